@@ -44,7 +44,7 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.rows import Counts
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
+COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
 TABLE = "project/rehearsal"
 NUM_TILES, TILE_PIXELS, BOX = 4, 8, (4.0, 4.0, 28.0, 28.0)
 FEWEST_CLASSES = 32  # of a role, in a share: at least as many as there are in a batch of the rows below

@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/serving.py --network resnet18     (embeddings only, images of 224 pixels)
 
 `dml serve` is started by its command, with batching and without, and queried over HTTP by 1, 8 and 32 clients in a separate process, each
-with one JPEG at a time. The peer is what the replica does with one image, without HTTP and Ray: decode, embed, search. Weights and the
+with one JPEG at a time. The peer is what the replica does with one image, without HTTP: decode, embed, search. Weights and the
 index's vectors are random: neither affects the cost of a request.
 """
 
@@ -108,7 +108,7 @@ def make(root: Path, network: str, num_items: int, approximate: str | None) -> N
 
 
 def in_process(root: Path, network: str, seconds: float) -> dict[str, float]:
-    """Process one image after another, without HTTP and Ray."""
+    """Process one image after another, without HTTP."""
     model = load_model(root / network, "cpu")
     index = Index.open(root / "index") if network == "small" else None
     data = (root / f"{network}.jpg").read_bytes()

@@ -44,7 +44,8 @@ class TrainedModel:
 
     Args:
         description: the network's description.
-        identity: identity of the training step, hexadecimal; indexes store it.
+        identity: identity of the training step, hexadecimal, followed by `-fp16` or `-int8` if the network is exported in that precision:
+            embeddings of two precisions differ, and indexes refuse those of another identity.
         forward: maps test views, uint8 (N, 3, H, W), to embeddings (N, D).
     """
 
@@ -141,6 +142,8 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
 
         _check(folder, description)
         identity = description.identity or _file_identity(folder / description.file)
+        if description.graph.precision != "fp32":
+            identity += f"-{description.graph.precision}"
         return TrainedModel(description, identity, open_graph(folder, description.graph))
     network = load_network(folder, description)
     try:

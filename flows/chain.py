@@ -1,7 +1,7 @@
 """One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is defined only here.
 
-A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused if the files of its record are still in the store with
-the recorded bytes; otherwise, or with `force`, it runs again. A step shared by several chains runs once: chains of one flow wait for the
+A finished step (`flows.planned`) is reused without a task: its record takes the place of the task's result. Others run, all with `force`. A
+step shared by several chains runs once: chains of one flow wait for the
 same task, and flows of several processes for its lock (`flows.step_lock`).
 """
 
@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,27 @@ from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
-from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Failure, Outcome
+from flows.planned import PlannedStep, plan_run
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
-from flows.step_cache import SealedJSON, finished_record, forget_failure
+from flows.step_cache import SealedJSON, forget_failure
 from flows.step_lock import StepLock
+from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records, ray_cluster
+from tasks.environment import Project, finished_records
 from tasks.plans.times import note_rate, num_images
 from tasks.runs import identity
-from tasks.runs.finished import finished_identities, record_provenance
-from tasks.runs.identity import StepIdentity, published_identity
+from tasks.runs.finished import finished_identities
+from tasks.runs.identity import published_identity
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
     EmbeddingRecord,
     RunReport,
     ScoreRecord,
+    StepRecord,
     describe_folder,
     read_scores,
 )
@@ -73,17 +74,14 @@ class Chain:
         self._services = services
         self._force = services.force or spec.is_smoke
         self._locks: dict[str, StepLock] = {}
-        self.must_train = False
-        trained = self._choose(train, identity.train_step(spec, dataset))
-        embedded = self._choose(embed, identity.embed_step(spec, trained.step.identity))
-        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.step.identity))
-        self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
-        self.network_key = f"train/{trained.step.identity}"
-        published_id = published_identity(spec, scored.step.identity)
+        planned = plan_run(spec, dataset, services.project.state, services.store, services.code, self._force, services.submitted)
+        self.must_train = planned.train.record is None and planned.train.of.identity not in services.submitted
+        self.network_key = f"train/{planned.train.of.identity}"
+        self._older_code, published_id = planned.older_code, planned.published_id
         must_publish = services.must_publish(spec, published_id) or bool(self._older_code)
-        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=self._force)
-        embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
-        scores = self._submit(evaluate, scored, spec, dataset, checkpoint, embeddings, services)
+        checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services, anew=self._force)
+        embeddings = self._submit(embed, planned.embed, spec, dataset, checkpoint, services)
+        scores = self._submit(evaluate, planned.evaluate, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
         if must_publish:
@@ -92,34 +90,22 @@ class Chain:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing.append(services.submitted[key])
 
-    def _choose(self, step: Any, of: StepIdentity) -> "_PlannedStep":
-        """Choose the step to submit; with `code` "keep" one made by other code, if the current code has made none."""
-        state, store = self._services.project.state, self._services.store
-        if self._force or of.identity in self._services.submitted:
-            return _PlannedStep(of, usable=False)
-        if finished_record(step, of.identity, store, self.spec.title) is not None:
-            record_provenance(state, of)
-            return _PlannedStep(of, usable=True)
-        older = finished_identities(state, of) if self._services.code == "keep" else {}
-        for name, files in older.items():
-            if name != of.identity and finished_record(step, name, store, self.spec.title) is not None:
-                return _PlannedStep(replace(of, identity=name), usable=True, older_code=files)
-        return _PlannedStep(of, usable=False)
-
-    def _submit(self, step: Any, planned: "_PlannedStep", *inputs: Any, **options: Any) -> Any:
-        """Submit a step, whose lock is released when its record is stored, or return another run's identical step of this flow."""
-        submitted, key = self._services.submitted, planned.step.identity
+    def _submit(self, step: Any, planned: PlannedStep, *inputs: Any, **options: Any) -> Any:
+        """Return a finished step's record; else submit it, whose lock is released when its record is stored, once in this flow."""
+        submitted, key = self._services.submitted, planned.of.identity
+        if planned.record is not None:
+            submitted.setdefault(key, planned.record)
         if key not in submitted:
-            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not planned.usable)
-            self.must_train |= step is train and not planned.usable
-            lock = self._locks[step.name] = StepLock(step, planned.step, self.spec.title, self._services, self._force)
-            submitted[key] = named.submit(key, *inputs, lock=lock, **options)
+            lock = self._locks[step.name] = StepLock(step, planned.of, self.spec.title, self._services, self._force)
+            submitted[key] = step.with_options(task_run_name=f"{step.name} {{spec.short}}").submit(key, *inputs, lock=lock, **options)
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; return the first failed step's error, or None."""
         for future in (*self._steps.values(), *self._publishing):
+            if isinstance(future, StepRecord):
+                continue
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
                 error = future.state.result(raise_on_failure=False)
@@ -134,26 +120,12 @@ class Chain:
         """
         ran = {step: self._ran(step) for step in self._steps}
         delivered = all(future.result() is not None for future in self._publishing)
-        trained, extracted, scores = (future.result() for future in self._steps.values())
-        seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, extracted) if ran[record.step])
-        store = self._services.store
-        network, figures = (str(store.folder(record.key)) for record in (trained, scores))
-        metrics = read_scores(scores, store.pull(scores.key))
-        training_seconds = trained.facts.get("seconds")
-        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, self._older_code, training_seconds, self._digest)
+        records = [step if isinstance(step, StepRecord) else step.result() for step in self._steps.values()]
+        return Outcome.of(self.spec, records, ran, delivered, self._services.store, self._digest, self._older_code)
 
     def _ran(self, step: str) -> bool:
         """Return whether this chain ran a step, which was not done before, by another run of this flow, or by another process meanwhile."""
-        return step in self._locks and not self._locks[step].taken_over and self._steps[step].state.name != "Cached"
-
-
-@dataclass(frozen=True)
-class _PlannedStep:
-    """A step to submit: its identity, whether it is finished, and the source files that differ from those that made it."""
-
-    step: StepIdentity
-    usable: bool
-    older_code: tuple[str, ...] = ()
+        return step in self._locks and not self._locks[step].taken_over
 
 
 def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
@@ -165,9 +137,9 @@ def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], s
         services: services of the flow.
 
     Raises:
-        ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
+        ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
     """
-    bring_weights(runs, prepared, services)
+    bring_weights(runs_to_train(runs, prepared, services), services.display.say)
     chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services)
@@ -208,31 +180,26 @@ def _show(outcome: Outcome, trained: bool, services: Services) -> None:
     logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)
 
 
-def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> None:
-    """Fetch the published weights of the runs to train, before Ray starts. On a cluster each node fetches its own.
+def runs_to_train(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[RunSpec]:
+    """Return the runs that have to be trained; runs on a dataset without a record all have to.
 
-    Raises:
-        ConfigError: a file is missing and cannot be downloaded, or damaged.
+    Args:
+        runs: runs of any comparisons.
+        prepared: dataset -> its record.
+        services: services of the flow.
     """
-    if ray_cluster() is not None:
-        return
-    to_train = [spec for spec in runs if services.force or not _is_trained(spec, prepared[spec.dataset], services)]
-    backbones = [spec.training.model.backbone for spec in to_train]
-    for name in dict.fromkeys(config.name for config in backbones if config.weights == "imagenet" and config.name in PUBLISHED):
-        if not is_kept(PUBLISHED[name]):
-            services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
-        fetch_published(name)
+    return [
+        spec for spec in runs if services.force or spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services)
+    ]
 
 
-def num_to_train(runs: Sequence[RunSpec], services: Services) -> int:
-    """Return how many runs have to be trained if no dataset changes; runs of one that is not prepared all have to."""
-    if services.force:
-        return len(runs)
+def prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, DatasetRecord]:
+    """Return the records of the runs' datasets as they are before DVC updates them; none of those that are not prepared."""
     prepared: dict[str, DatasetRecord] = {}
     for dataset in {spec.dataset for spec in runs if not spec.is_smoke}:
         with contextlib.suppress(DataError):
             prepared[dataset] = read_dataset(services.project, dataset)
-    return sum(spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services) for spec in runs)
+    return prepared
 
 
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:
@@ -256,7 +223,8 @@ def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
 
 
 _STEP_OPTIONS: dict[str, Any] = {
-    "cache_key_fn": _by_identity,
+    "cache_key_fn": _by_identity,  # the name of its record; a finished step is not submitted
+    "refresh_cache": True,
     "persist_result": True,
     "on_failure": [forget_failure],
     "result_serializer": SealedJSON(),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dml_core.errors import DmlError, TrainingError
-from tasks.runs.records import MetricRecord
+from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
+from tasks.storage import Store
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,29 @@ class Outcome:
     older_code: tuple[str, ...] = ()
     training_seconds: float | None = None
     digest: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        records: Sequence[StepRecord],
+        ran: dict[str, bool],
+        delivered: bool,
+        store: Store,
+        digest: str,
+        older_code: tuple[str, ...] = (),
+    ) -> "Outcome":
+        """Return the outcome of a run from its steps' records, with the numbers from the file whose hash was recorded.
+
+        Raises:
+            StoreError: that file has changed since.
+        """
+        trained, embedded, scored = records
+        assert isinstance(scored, ScoreRecord)
+        seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
+        metrics = read_scores(scored, store.pull(scored.key))
+        network, figures = (str(store.folder(record.key)) for record in (trained, scored))
+        return cls(spec, metrics, ran, delivered, network, figures, seconds, older_code, trained.facts.get("seconds"), digest)
 
     @property
     def line(self) -> str:

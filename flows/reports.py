@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
-
+from flows.backends import Backends
 from flows.outcomes import Failure, Outcome
-from flows.services import Services
-from tasks.environment import Project, shown
+from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs, load_result
@@ -32,6 +30,7 @@ class Report:
 
     Attributes:
         title: name of the table, or title of the comparison in MLflow.
+        key: its name on Prefect's pages.
         page: Markdown with the results, and with the failed runs; for a smoke run, the rows that ran.
         path: path of the page.
         outcomes, failures: its runs; a run shared by two tables is in both.
@@ -41,6 +40,7 @@ class Report:
     """
 
     title: str
+    key: str
     page: str
     path: Path
     outcomes: tuple[Outcome, ...]
@@ -57,28 +57,28 @@ class Report:
 
 
 def write_reports(
-    runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services
+    runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends
 ) -> list[Report]:
     """Write the results and pages of runs that have ended, and update their comparisons in MLflow.
 
-    Tables' pages are written together, so that the index of all tables is written once. This needs no workers: close the services first.
+    Tables' pages are written together, so that the index of all tables is written once. Close a flow's services first.
 
     Args:
         runs: the requested runs, all of tables or all of the standing comparison.
         outcomes, failures: the results of these runs.
         params: parameters of the project, with the overrides of the runs.
-        services: services of the flow.
+        backends: where the runs are kept and published.
     """
     if runs[0].table is None:
         if not runs[0].overrides:
-            _add_results(STANDING, outcomes, failures, services)
+            _add_results(STANDING, outcomes, failures, backends)
         datasets = [name for name in dict.fromkeys(spec.dataset for spec in runs) if any(name == run.spec.dataset for run in outcomes)]
         return [
             report_standing(
                 [outcome for outcome in outcomes if outcome.spec.dataset == name],
                 [failure for failure in failures if failure.spec.dataset == name],
                 params,
-                services,
+                backends,
             )
             for name in datasets
         ]
@@ -90,18 +90,18 @@ def write_reports(
         pages = {name: smoke_page(name, ran[name]) for name in names}
     else:
         for name in names:
-            _add_results(name, ran[name], failed[name], services)
-        written = dict(zip(names, write_site(services.project, params, names), strict=True))
+            _add_results(name, ran[name], failed[name], backends)
+        written = dict(zip(names, write_site(backends.project, params, names), strict=True))
         pages = {name: page.markdown for name, page in written.items()}
         for name in names:
-            num_waiting[name] += _publish_table(name, written[name], ran[name], params, services)
+            num_waiting[name] += _publish_table(name, written[name], ran[name], params, backends)
     reports = []
     for name in names:
         page = _with_failures(pages[name], failed[name])
-        path = services.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
+        path = backends.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
         write_whole(path, page)
-        create_markdown_artifact(page, key=f"table-{name.replace('/', '-').replace('_', '-')}", description=name)
-        reports.append(Report(name, page, path, ran[name], failed[name], num_waiting[name]))
+        key = f"table-{name.replace('/', '-').replace('_', '-')}"
+        reports.append(Report(name, key, page, path, ran[name], failed[name], num_waiting[name]))
     return reports
 
 
@@ -119,19 +119,19 @@ def _with_failures(page: str, failures: Sequence[Failure]) -> str:
     return page if not failures else "\n".join([page, "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
 
 
-def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
+def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
     """Add runs to the result of their table, from which its pages are written."""
     runs = [
         MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code) for outcome in outcomes
     ]
     failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures]
-    add_runs(services.project, table, runs, failed, services.tags.get("git_commit"))
+    add_runs(backends.project, table, runs, failed, backends.tags.get("git_commit"))
 
 
-def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, services: Services) -> int:
+def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, backends: Backends) -> int:
     """Update each of the table's comparisons in MLflow, with the table's page; return the number that must wait."""
-    tags = services.tags | {"paper": name.partition("/")[0], "table": name}
-    today = table_today(services.project, params, name, load_table(name), load_result(services.project, name))
+    tags = backends.tags | {"paper": name.partition("/")[0], "table": name}
+    today = table_today(backends.project, params, name, load_table(name), load_result(backends.project, name))
     first: dict[str, Outcome] = {}
     for outcome in outcomes:
         first.setdefault(outcome.spec.comparison, outcome)
@@ -149,7 +149,7 @@ def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], para
         )
         for title, outcome in first.items()
     ]
-    return sum(services.tracker.publish(report) is None for report in reports)
+    return sum(backends.tracker.publish(report) is None for report in reports)
 
 
 def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> Path:
@@ -168,12 +168,12 @@ def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> P
     return project.state / "reports" / first.dataset / f"{row_name(named)[:40]}-{counted}-{identity}"
 
 
-def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services) -> Report:
-    """Write the report of the standing comparison's runs on one dataset: files, artifacts of the flow run, MLflow.
+def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends) -> Report:
+    """Write the report of the standing comparison's runs on one dataset: files, MLflow.
 
     Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, has a separate folder.
     """
-    spec, project, reference = outcomes[0].spec, services.project, params.comparison.reference
+    spec, project, reference = outcomes[0].spec, backends.project, params.comparison.reference
     is_part = bool(failures) or not is_whole(params, (outcome.spec for outcome in outcomes))
     folder = report_folder(project, [*(outcome.spec for outcome in outcomes), *(failure.spec for failure in failures)], is_part)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
@@ -188,18 +188,25 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         dataset=spec.dataset,
         role=spec.evaluation.role,
         folder=None if is_part else str(folder),
-        tags=services.tags,
+        tags=backends.tags,
         reference=reference,
         digest=outcomes[0].digest,
         settings={variant: settings for (_, variant), settings in today.settings.items()},
         is_one_protocol=today.is_one_protocol,
     )
-    num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
-    create_markdown_artifact(page, key=f"comparison-{spec.dataset}", description=spec.comparison)
-    if project.tracking_uri.startswith("http"):
-        create_link_artifact(shown(project.tracking_uri), "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
+    num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (backends.tracker.publish(summary) is None)
     best, best_line = _best(outcomes)
-    return Report(spec.comparison, page, folder / REPORT_FILE, tuple(outcomes), tuple(failures), num_undelivered, best, best_line)
+    return Report(
+        spec.comparison,
+        f"comparison-{spec.dataset}",
+        page,
+        folder / REPORT_FILE,
+        tuple(outcomes),
+        tuple(failures),
+        num_undelivered,
+        best,
+        best_line,
+    )
 
 
 def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:

@@ -13,16 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from prefect import flow, runtime
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from flows.chain import STEPS_AT_ONCE, num_to_train, prepare, run_chains
+from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
+from flows.kept_reports import keep_reports
 from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
 from flows.services import Services
 from flows.step_cache import forget_failure
-from tasks.checks import check_before, check_parts, check_settings
+from tasks.checks import bring_weights, check_before, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
@@ -68,12 +69,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     if not runs:
         return []
     with closing(Services(project, params.scale, request.force, request.fail_fast, request.code)) as services:
-        services.start_workers_early(num_to_train(runs, services))
-        prepared = {
-            dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services)
-            for dataset in dict.fromkeys(spec.dataset for spec in runs)
-        }
-        run_all = partial(run_chains, prepared=prepared, services=services)
+        run_all = partial(run_chains, prepared=_prepare_all(runs, params, services), services=services)
         if request.until is None:
             outcomes, failures = run_all(runs)
         else:
@@ -81,6 +77,11 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
             outcomes, failures = run_until_resolved(runs, request.until, compared, run_all, services.display.say, request.fail_fast)
         services.display.say("writing the reports")
     reports = write_reports(runs, outcomes, failures, params, services)
+    keep_reports(reports, outcomes, services)
+    for report in reports:
+        create_markdown_artifact(report.page, key=report.key, description=report.title)
+    if project.tracking_uri.startswith("http"):
+        create_link_artifact(shown(project.tracking_uri), "MLflow", key="mlflow")
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports
@@ -99,6 +100,23 @@ def _compared(params: Params, spec: RunSpec) -> tuple[str, str | None] | None:
         variants = table.rows[table.reference].variants
         reference = run_label(table.reference, spec.variant if spec.variant in variants else variants[0])
     return table.flat_columns[first].metric, reference
+
+
+def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
+    """Update the datasets of all runs. Ray starts meanwhile, but not before weights and datasets that may be missing are there.
+
+    Raises:
+        ConfigError, DataError: weights or a dataset are missing, or as `_prepare`.
+    """
+    to_train = runs_to_train(runs, prepared_before(runs, services), services)
+    bring_weights(to_train, services.display.say)
+    by_dataset: dict[str, list[RunSpec]] = {}
+    for spec in runs:
+        by_dataset.setdefault(spec.dataset, []).append(spec)
+    here = {name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)}
+    prepared = {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name not in here}
+    services.start_workers_early(len(to_train))
+    return prepared | {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name in here}
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
@@ -145,8 +163,7 @@ def run(
     runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale, force, code=code)) as services:
-        services.start_workers_early(num_to_train(runs, services))
-        outcomes, failures = run_chains(runs, {dataset: _prepare(runs, params, services)}, services)
+        outcomes, failures = run_chains(runs, _prepare_all(runs, params, services), services)
     if failures:
         raise RunsFailedError(failures, 1, ())
     create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)

@@ -20,7 +20,7 @@ from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
-from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
+from tasks.runs.specs import Params, RunSpec, dropped_options, load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
@@ -156,6 +156,8 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
 
 def _standing(project: Project, request: Request, say: Callable[[str], None]) -> tuple[Params, list[RunSpec]]:
     params = load_params(project.params_file, request.overrides)
+    for line in dropped_options(project.params_file, request.overrides):
+        say(f"note: {line}")
     seeds = request.seeds if request.until is None else (0,)
     by_dataset = standing_runs(params, request.datasets, request.variants, seeds, request.overrides, request.whole)
     if request.changed_only:

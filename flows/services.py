@@ -1,4 +1,4 @@
-"""Resources shared by the steps of a flow: workers, store, MLflow, the terminal."""
+"""Resources shared by the steps of a flow: store, MLflow, workers, the terminal."""
 
 import logging
 import threading
@@ -9,21 +9,19 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
-from tasks.environment import Project, git_tags, ray_cluster
-from tasks.locks import running
+from flows.backends import Backends
+from tasks.environment import Project, ray_cluster
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
-from tasks.sealed import check_formats
-from tasks.storage import LOCKS, open_store
-from tasks.tracking.tracker import Tracker
-from tasks.workers.group import Workers
+from tasks.start_times import StartTimes
+from tasks.workers.group import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
 SCORED_AT_ONCE = 2
 
 
-class Services:
+class Services(Backends):
     """Resources shared by the steps of a flow; created once per flow and closed at its end.
 
     Args:
@@ -40,22 +38,18 @@ class Services:
 
     def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
         _log_to_prefect()
-        self.project, self.scale = project, scale
+        super().__init__(project)
+        self.scale = scale
         self.force, self.fail_fast, self.code = force, fail_fast, code
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
-        self.store = open_store(project)
-        self.store.check_writable()
-        check_formats(project.state)
-        self._running = running(self.store.folder(LOCKS))
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
-        self.tracker = Tracker(project.tracking_uri, project.state, self.store)
         self.display = ProgressDisplay()
-        self.workers = Workers(scale, project.state / "ray", say=self.display.say)
-        self.tags = git_tags(project)
+        self.starts = StartTimes(project.state, self.display.say)
+        self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self.is_announced = False  # whether the start of Ray was announced
         self._published: dict[str, frozenset[str]] = {}
         self._smoke_tables: set[str | None] = set()
@@ -98,7 +92,7 @@ class Services:
         """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
         if num_to_train and ray_cluster() is None:
             self.is_announced = True
-            self.display.say("starting Ray on this machine (about 25 s)")
+            self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
             self.workers.start_early(num_to_train)
 
     def announce(self, num_runs: int, num_to_train: int) -> None:
@@ -106,14 +100,14 @@ class Services:
         self.display.plan(num_runs, num_to_train)
         if not num_to_train:
             return
-        ray = "connecting to the Ray cluster" if ray_cluster() else "starting Ray on this machine (about 25 s)"
+        ray = "connecting to the Ray cluster" if ray_cluster() else f"starting Ray on this machine{self.starts.about(RAY)}"
         then = "" if self.is_announced else f"; {ray}"
         self.is_announced = True
         self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train{then}")
 
     def close(self) -> None:
         """End the workers and clear the display."""
-        self._running.release(remove=True)
+        super().close()
         self.workers.close()
         self.display.close()
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from flows.planned import finished_record
 from flows.services import Services
-from flows.step_cache import finished_record
 from tasks.locks import FileLock
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import StepIdentity
@@ -71,7 +71,7 @@ class StepLock:
         try:
             finished: Any = None
             if not self._anew:  # damage was reported when the step was submitted
-                finished = finished_record(self._step, self._of.identity, self._services.store, self._title, warn=False)
+                finished = finished_record(self._step.name, self._of.identity, self._services.store, self._title, warn=False)
             self.taken_over = finished is not None
             record = work() if finished is None else finished
             record_provenance(self._services.project.state, self._of)

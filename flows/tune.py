@@ -19,9 +19,11 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.chain import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
+from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
+from flows.planned import finished_record
 from flows.services import Services
-from flows.step_cache import finished_record, forget_failure
+from flows.step_cache import forget_failure
+from tasks.checks import bring_weights
 from tasks.environment import open_project
 from tasks.locks import alone
 from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
@@ -126,7 +128,8 @@ class Scores:
         specs = [[self._search.spec(trial.number, trial.params, pair) for pair in pairs] for trial in trials]
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
-        bring_weights(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
+        to_train = runs_to_train(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
+        bring_weights(to_train, self._services.display.say)
         chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
@@ -141,7 +144,7 @@ class Scores:
     def _finished(self, spec: RunSpec) -> float | None:
         """Return a finished run's score, or None. Its network and embeddings are already deleted."""
         store = self._services.store
-        record = finished_record(evaluate, evaluate_identity(spec, self._dataset), store, spec.title)
+        record = finished_record("evaluate", evaluate_identity(spec, self._dataset), store, spec.title)
         if not isinstance(record, ScoreRecord):
             return None
         return read_scores(record, store.pull(record.key)).metrics[self._search.metric]
@@ -201,7 +204,7 @@ def _publish(tuned: Tuned, services: Services) -> None:
     header, *lines = [f"| {' | '.join(row)} |" for row in tuned.rows]
     about = "\n".join(
         [
-            f"**{search.title}**: {tuned.file.says}.",
+            f"{search.title}: {tuned.file.says}.",
             "",
             header,
             "|---|---|---|---|",

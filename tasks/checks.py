@@ -5,7 +5,7 @@ is checked before the first one starts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,17 +18,23 @@ from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.errors import ConfigError, DataError
+from dml_core.files import file_sha256
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
+from dml_core.models.backbones.published import PUBLISHED, is_kept
+from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH
+from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, answers, prefect_server, ray_cluster, shown
+from tasks.data import read_packed
+from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
+from tasks.runs.identity import train_step
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
-from tasks.storage import open_store
+from tasks.storage import enable_s3_weights, open_store
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss  # imports torch
 
+DRAWN = "synthetic"  # reader that needs no files
 ENOUGH_CLASSES = 100  # whether parts fit does not depend on the number of classes, and a million would take memory
 
 
@@ -80,12 +86,16 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
-    """Build every run's loss, sampler and network to check them. Imports torch and the libraries of the losses and networks.
+    """Build the loss, sampler and network of every run that was not trained with these settings and this code, to check them.
+
+    Imports torch and the libraries of the losses and networks.
 
     Raises:
         ConfigError: a loss has wrong options, or parts do not fit each other.
     """
     for run in _one_of_each_variant(runs):
+        if packed is not None and (finished_records() / train_step(run, read_packed(packed, run.dataset)).identity).is_file():
+            continue
         with located(run.where):
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))
@@ -122,10 +132,51 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
     """
     spec, packed = params.datasets[name], project.packed(name)
     options = parse_dataset(spec.reader, spec.options)
-    if (packed / INFO_FILE).is_file():
-        return packed if read_info(packed).options == options.model_dump(mode="json") else None
+    if (packed / INFO_FILE).is_file() and read_info(packed).options == options.model_dump(mode="json"):
+        return packed
     _check_raw(name, spec, options, project.root / spec.raw)
     return None
+
+
+def is_at_hand(project: Project, params: Params, name: str) -> bool:
+    """Return whether a dataset is prepared, has raw files on this machine, or is drawn; if not, it is fetched, which can fail.
+
+    Raises:
+        DataError: as `prepared_folder`.
+    """
+    spec = params.datasets[name]
+    return spec.reader == DRAWN or _has_files(project.root / spec.raw) or prepared_folder(project, params, name) is not None
+
+
+def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:
+    """Fetch the weights from which runs start, and build each network once with them. On a cluster each node does so itself.
+
+    Args:
+        to_train: runs that will train.
+        say: reports a download.
+
+    Raises:
+        ConfigError: weights are missing, cannot be downloaded, are damaged, or are those of another network.
+    """
+    if ray_cluster() is not None:
+        return
+    for run in to_train:
+        backbone = run.training.model.backbone
+        if backbone.weights == "imagenet" and backbone.name in PUBLISHED and not is_kept(PUBLISHED[backbone.name]):
+            say(f"downloading the ImageNet weights of {backbone.name} to {PUBLISHED[backbone.name].path}")
+        with located(run.where):
+            _build_with_weights(backbone)
+
+
+@cache
+def _build_with_weights(backbone: BackboneConfig) -> None:
+    """Build a network that starts from weights; the same network is not built again in this process."""
+    if backbone.weights == "none":
+        return
+    from dml_core.models.backbones.registry import build_backbone
+
+    enable_s3_weights()
+    build_backbone(backbone)
 
 
 def check_places(project: Project) -> list[str]:
@@ -162,8 +213,26 @@ def _check_weights(training: TrainingConfig) -> None:
     weights = backbone.weights
     if weights == "imagenet" and backbone.name in BACKBONES and backbone.name not in TRAINED_WITH:
         raise ConfigError(f"model.backbone: '{backbone.name}' has no ImageNet weights; set weights: none, a file or an address")
-    if weights not in ("none", "imagenet") and "://" not in weights and not Path(weights).is_file():
+    if weights == "imagenet" and backbone.name in PUBLISHED:
+        is_kept(PUBLISHED[backbone.name])  # refuses a damaged file; a missing one is downloaded
+    if weights in ("none", "imagenet") or "://" in weights:
+        return
+    path = Path(weights)
+    if not path.is_file():
         raise ConfigError(f"model.backbone.weights: {weights}: no such file")
+    status = path.stat()
+    sha256 = backbone.weights_sha256 and _sha256(path, status.st_size, status.st_mtime_ns)
+    if sha256 != backbone.weights_sha256:
+        raise ConfigError(
+            f"model.backbone.weights: {weights} has SHA-256 {sha256}, weights_sha256 is {backbone.weights_sha256}: "
+            "the file is damaged, or another one"
+        )
+
+
+@cache
+def _sha256(path: Path, *_status: int) -> str:
+    """Return a file's SHA-256, cached by size and modification time."""
+    return file_sha256(path)
 
 
 def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
@@ -187,6 +256,7 @@ def loss_learns(training: TrainingConfig) -> bool:
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
+    _check_pixels(training)
     loss = _loss(training, num_classes)
     check_sampler(training.sampler, loss.needs, training.loss.name)
     if training.shard_classes:
@@ -203,6 +273,14 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
         from dml_core.training.parallel.batchnorm import check_batches
 
         check_batches(Embedder(training.without_weights().model, num_classes), num_images=1)
+
+
+def _check_pixels(training: TrainingConfig) -> None:
+    """Check that a timm model with weights gets pixels scaled as it was trained; `TrainingConfig` checks the other backbones."""
+    backbone, scaling = training.model.backbone, training.transform.scaling
+    expected = trained_on(backbone.name) if backbone.name.startswith(TIMM_PREFIX) and backbone.weights != "none" else None
+    if expected is not None and scaling != expected.scaling:
+        raise ConfigError(f"transform.scaling is '{scaling}', but {backbone.name} was trained with '{expected.scaling}': set that")
 
 
 def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
@@ -228,8 +306,12 @@ def _images_by_class(packed: Path) -> dict[str, int]:
     return dict(Counter(str(name) for name in rows["label_name"].to_pylist()))
 
 
+def _has_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) -> None:
-    if spec.mirror is not None or (raw.is_dir() and any(raw.iterdir())):
+    if spec.mirror is not None or _has_files(raw):
         return
     by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
     if isinstance(options, OfficialDataset):

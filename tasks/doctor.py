@@ -7,7 +7,6 @@ of an answer is not repeated.
 
 import base64
 import os
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -69,17 +68,25 @@ def _packages(project: Project) -> Finding:
     """Compare the installed versions with those that the project pins. Packages of an extra may be missing."""
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     try:
-        requirements = [(line.partition(";")[0].strip(), "extra ==" in line) for line in requires("dml-repro") or ()]
+        requirements = requires("dml-repro") or ()
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    pinned = [(re.sub(r"\[.*\]", "", text).split("=="), of_extra) for text, of_extra in requirements if "==" in text]
-    installed = {name: _version(name) for (name, _), _ in pinned}
-    expected = {name: wanted for (name, wanted), of_extra in pinned if not (of_extra and installed[name] == "missing")}
-    differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
+    installed, differing = dict[str, str](), []
+    for name, wanted, of_extra in filter(None, map(_pinned, requirements)):
+        installed[name] = _version(name)
+        if installed[name] not in ((wanted, "missing") if of_extra else (wanted,)):
+            differing.append(f"{name} is {installed[name]}, expected {wanted}")
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
     shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
     return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
+
+
+def _pinned(requirement: str) -> tuple[str, str, bool] | None:
+    """Return name, version and whether it belongs to an extra, of a requirement of one version; None for a range."""
+    package, _, condition = requirement.partition(";")
+    name, is_pinned, wanted = package.strip().partition("==")
+    return (name.partition("[")[0], wanted, "extra ==" in condition) if is_pinned else None
 
 
 def _version(name: str) -> str:
@@ -226,7 +233,7 @@ def _prefect(project: Project) -> Finding:
 
 
 def _pool(project: Project) -> Finding:
-    """Check that the work pool has a worker online for the server's scheduled flows."""
+    """Check that a worker is online for scheduled flows. Without the pool, nothing can be scheduled, which is no fault."""
     url = prefect_server()
     if url is None:
         return Finding("schedules", "", "ok", "none without a Prefect server")
@@ -239,7 +246,7 @@ def _pool(project: Project) -> Finding:
         return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
     num_online = sum(worker.get("status") == "ONLINE" for worker in workers)
     if not num_online:
-        return Finding("schedules", f"work pool {POOL}", "note", "no worker is online", f"prefect worker start --pool {POOL}")
+        return Finding("schedules", f"work pool {POOL}", "wrong", "no worker is online", f"prefect worker start --pool {POOL}")
     return Finding("schedules", f"work pool {POOL}", "ok", f"{num_online} of {len(workers)} workers online")
 
 

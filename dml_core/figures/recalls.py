@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.statistics.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 MAX_PANELS = 6
@@ -46,14 +47,16 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     figure.suptitle(plain_text(title), fontsize=11)
     most = max(len(values) for by_k in recalls.values() for values in by_k.values())
-    spread = f"dot: mean, line: its 95 % interval over {most} seeds, ticks: the seeds" if most > 1 else "one seed: there is no interval"
+    interval = f"line: its 95 % interval over {most} seeds" if most >= MIN_SEEDS else "too few seeds for an interval"
+    spread = f"dot: mean, {interval}{', ticks: the seeds' if most > 1 else ''}"
     figure.supxlabel(f"per cent; {spread}; number: rank of the mean", fontsize=8, color=NEUTRAL)
     return write_png(figure, path)
 
 
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
     """Draw one K: rows from the top as given, the best mean's row highlighted."""
-    means, half_widths = (100 * np.array(column) for column in zip(*(mean_over_seeds(values) for values in values_of), strict=True))
+    summaries = np.array([mean_and_half_width(values) for values in values_of], dtype=float)  # no interval is NaN, which is not drawn
+    means, half_widths = 100 * summaries.T
     ranks = 1 + (means[:, None] < means).sum(axis=1)  # equal means share a rank
     for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):
         colour = COLOURS[1] if rank == 1 else COLOURS[0]

@@ -68,7 +68,7 @@ class Index:
 
     @property
     def model_identity(self) -> str:
-        """Identity of the train step of the embeddings' network."""
+        """Identity of the embeddings' network, as `TrainedModel` has it."""
         return self.info.model_identity
 
     @property

@@ -61,7 +61,7 @@ class IndexInfo(Config):
     """Contents of `index.json`.
 
     Attributes:
-        model_identity: identity of the train step of the embeddings' network.
+        model_identity: identity of the embeddings' network, as `TrainedModel` has it.
         model_source: display name of the model when the index was built.
         metric: metric of the search.
         num_items, num_dimensions: N and D.

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from dml_core.config import parse, unknown_name
+from dml_core.config import unknown_name
 from dml_core.extras import require
+from dml_core.overrides import parse_overridden
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss, LossConfig  # these import torch
@@ -71,14 +72,14 @@ def losses_with(attribute: str) -> str:
 
 
 def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> "LossConfig":
-    """Return the named loss's options as its typed configuration.
+    """Return the named loss's options as its typed configuration; null gives an option's default where it cannot be null.
 
     Raises:
         ConfigError: unknown loss, unknown option, or an option outside its range.
     """
     if name.startswith(PML_PREFIX):
         options = {"target": name.removeprefix(PML_PREFIX), "options": dict(options)}
-    return parse(loss_class(name).Config, options, f"{where} '{name}'")
+    return parse_overridden(loss_class(name).Config, f"{where} '{name}'", options)
 
 
 def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embedding_dim: int) -> "Loss":

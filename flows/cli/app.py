@@ -9,31 +9,45 @@ from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
+from typer._click.core import Context
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-VERBS = {  # verb -> its module and the first line of its help, in the order of the help
-    "look": ("report", "Write pages to inspect a run or a comparison."),
-    "embed": ("models", "Embed any images with a trained network."),
-    "plan": ("plan", "Print the runs of tables that `dml reproduce` would start."),
-    "report": ("report", "Write the tables as pages for a browser."),
-    "reproduce": ("run", "Run the standing comparison, or tables of the papers."),
-    "run": ("run", "Run one variant on one dataset with one seed."),
-    "evaluate": ("scores", "Score embeddings from files with every metric."),
-    "search": ("search", "Find the images of an index that are nearest to query images."),
-    "serve": ("serve", "Embed and search over HTTP, with a page to drop an image on."),
-    "doctor": ("stack", "Check the configuration and the servers, and print what to fix."),
-    "gc": ("stack", "List finished steps that nothing uses, or delete them."),
-    "compare": ("tracking", "Show a comparison's variants side by side, best first."),
-    "sync": ("tracking", "Deliver records that wait because MLflow was down."),
-    "ui": ("tracking", "Open the MLflow UI for the local results; stop it with Ctrl-C."),
-    "tune": ("tune", "Search a row's settings on folds of the training classes."),
-    "index": ("search", "Build and show indexes: dml index MODEL SOURCE -o INDEX."),
-    "tables": ("tables", "List and show the tables and figures of the five papers."),
-    "models": ("models", "List, promote and export trained networks."),
-    "data": ("data", "Add, fetch, check, pack and show datasets."),
-    "stack": ("stack", "Start and stop a team's servers on this machine."),
+GROUPS = {  # title in the help -> verb -> its module and the first line of its help
+    "Train": {
+        "reproduce": ("run", "Run the standing comparison, or tables of the papers."),
+        "run": ("run", "Run one variant on one dataset with one seed."),
+        "tune": ("tune", "Search a row's settings on folds of the training classes."),
+    },
+    "Look at results": {
+        "compare": ("tracking", "Show a comparison's variants side by side, best first."),
+        "look": ("report", "Write pages to inspect a run or a comparison."),
+        "ui": ("tracking", "Show a comparison in MLflow, best variant first; stop it with Ctrl-C."),
+    },
+    "Use networks": {
+        "models": ("models", "List, promote and export trained networks."),
+        "embed": ("models", "Embed any images with a trained network."),
+        "evaluate": ("scores", "Score embeddings from files with every metric."),
+        "index": ("search", "Build, change and show indexes of images."),
+        "search": ("search", "Find the images of an index that are nearest to query images."),
+        "serve": ("serve", "Embed and search over HTTP, with a page to drop an image on."),
+    },
+    "Papers": {
+        "tables": ("tables", "List and show the tables and figures of the five papers."),
+        "plan": ("plan", "Print the runs of tables that `dml reproduce` would start."),
+        "report": ("report", "Write the tables as pages for a browser."),
+    },
+    "Data": {
+        "data": ("data", "Add, fetch, check, pack and show datasets."),
+    },
+    "Operations": {
+        "doctor": ("stack", "Check the configuration and the servers, and print what to fix."),
+        "stack": ("stack", "Start and stop a team's servers on this machine."),
+        "gc": ("stack", "List finished steps that nothing uses, or delete them."),
+        "sync": ("tracking", "Deliver records that wait because MLflow was down."),
+    },
 }
+VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
 
 
 class HiddenError(Exception):
@@ -56,6 +70,13 @@ class Verbs(TyperGroup):
         verb, _, rest = super().resolve_command(ctx, args)
         return verb, load_verb(verb) if verb else None, rest
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs in their groups."""
+        width = max(map(len, VERBS))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:{width}}", line) for verb, (_, line) in verbs.items()])
+
     def invoke(self, ctx: Any) -> Any:
         """Invoke as typer does, but hide errors of these two kinds, after which it would exit with 1."""
         try:
@@ -65,15 +86,44 @@ class Verbs(TyperGroup):
 
 
 class FirstByDefault(TyperGroup):
-    """A group whose first verb is the default: other first words are that verb's arguments."""
+    """A group whose first verb is the default: other first words are that verb's arguments. Its help has that verb's options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default verb if none is given, then parse as typer does."""
         is_named = args[0] in {*self.commands, "--help"} if args else self.no_args_is_help
         return super().parse_args(ctx, args if is_named else [next(iter(self.commands)), *args])
 
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage of the default verb, then that of the others."""
+        name, verb = next(iter(self.commands.items()))
+        formatter.write_usage(ctx.command_path, " ".join([f"[{name}]", *verb.collect_usage_pieces(Context(verb, parent=ctx))]))
+        formatter.write_usage(ctx.command_path, self.subcommand_metavar, prefix=" " * len("Usage: "))
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs, then the arguments and options of the default verb."""
+        name, verb = next(iter(self.commands.items()))
+        self.format_commands(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(f"The default verb is {name}.")
+        verb.format_options(Context(verb, parent=ctx), formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples of the default verb."""
+        next(iter(self.commands.values())).format_epilog(ctx, formatter)
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a verb's help: complete commands, a line each, which are not wrapped."""
+    return "\n".join(["\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {command}" for command in commands)])
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog=examples("dml reproduce --dataset fashion-mnist", "dml compare fashion-mnist"),
+)
 
 
 @cache

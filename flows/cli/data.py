@@ -3,32 +3,33 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from dml_core.data.registry import DATASETS
-from dml_core.data.store.rows import Counts
+from dml_core.data.store.rows import Counts, Role
 from dml_core.errors import DataError
-from flows.cli.app import new_group
-from flows.cli.session import open_project, print_table
+from flows.cli.app import examples, new_group
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 from tasks.data import check_raw, dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, is_published
-from tasks.runs.specs import DatasetSpec, load_params
+from tasks.runs.specs import DatasetSpec, load_params, standing_runs
 
 if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import CheckReport
 
 data_app = new_group("data", no_args_is_help=True)
+SMALL_COMPARISON = ("untrained", "softtriple")  # a first look: what training gains over the initial network
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
 
-@data_app.command("list")
+@data_app.command("list", epilog=examples("dml data list"))
 def data_list() -> None:
     """List the datasets and their state.
 
@@ -45,7 +46,7 @@ def data_list() -> None:
     print(f"readers: {', '.join(DATASETS)}")
 
 
-@data_app.command("add")
+@data_app.command("add", epilog=examples("dml data add birds images", "dml data add cub200 CUB_200_2011.tgz"))
 def data_add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the dataset.")],
     path: Annotated[
@@ -54,27 +55,63 @@ def data_add(
             metavar="PATH", help="Folder with one subfolder of images per class, list of images, or archive of a published dataset."
         ),
     ],
-    reader: Annotated[str | None, typer.Option(help="folder or manifest. Default: detected from PATH.")] = None,
+    reader: Annotated[Literal["folder", "manifest"] | None, typer.Option(help="Kind of PATH. Default: detected.")] = None,
     part: Annotated[bool, typer.Option("--part", help="PATH has only a part of a published dataset; do not check its counts.")] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Fine-tune this pretrained backbone: resnet50, timm:<model> and others. Default: train the protocol's network."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of --backbone, saved by torch. Default: its ImageNet weights.")
+    ] = None,
 ) -> None:
     """Add your own images, or a published dataset, to params.yaml.
 
-    Checks every image and writes the dataset with suitable settings (crop, sampler, epochs). The images stay in place. If NAME is a
-    published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the papers' tables.
+    Checks every image and writes the dataset with suitable settings (crop, sampler, epochs; with --backbone those of fine-tuning). The
+    images stay in place. If NAME is a published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the
+    papers' tables.
     """
     project = open_project()
+    if weights is not None and backbone is None:
+        raise typer.BadParameter("needs --backbone", param_hint="--weights")
     if reader is None and is_published(name):
+        if backbone is not None:
+            raise typer.BadParameter(f"'{name}' is a published dataset; its tables name their backbones", param_hint="--backbone")
         _add_published(project, name, path, part)
         return
     if part:
         raise typer.BadParameter(f"'{name}' is not a published dataset", param_hint="--part")
-    if reader not in (None, "folder", "manifest"):
-        raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
+    pretrained = None
+    if backbone is not None:
+        from tasks.own_images.fine_tuning import pretrained_backbone
+
+        pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:
-        added = add_images(project, name, path, reader, progress)
+        added = add_images(project, name, path, reader, progress, pretrained)
     print(added.diff)
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
-    print(f"next: dml reproduce --dataset {name}")
+    _print_next(project, name, added.counts)
+
+
+def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> None:
+    """Print the commands of a small comparison and of the whole one, with the time that each takes here."""
+    from flows.cli.plan import time_of
+    from tasks.plans.speed import comparison_times
+
+    params = load_params(project.params_file)
+    runs = standing_runs(params, [name])[name]
+    few = [run for run in runs if run.variant in SMALL_COMPARISON and run.seed == runs[0].seed]
+    options = "".join(f" --variant {run.variant}" for run in few)
+    comparisons = {"the comparison": (runs, "")}
+    if 1 < len(few) < len(runs):
+        comparisons = {"a first look": (few, f"{options} --seed {runs[0].seed}"), **comparisons}
+    images = {role: count.num_images for role, count in counts.items()}
+    times = comparison_times([chosen for chosen, _ in comparisons.values()], images, params.scale)
+    for (title, (chosen, options)), estimate in zip(comparisons.items(), times, strict=True):
+        num_variants, num_seeds = len({run.variant for run in chosen}), len({run.seed for run in chosen})
+        seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
+        print(f"next: {title}, {num_variants} variants with {seeds}, {time_of(estimate)} on this machine:")
+        print(f"  dml reproduce --dataset {name}{options}")
 
 
 def _add_published(project: Project, name: str, path: Path, is_part: bool) -> None:
@@ -88,7 +125,7 @@ def _images_of(counts: Mapping[str, Counts]) -> str:
     return ", ".join(f"{count.num_images} {role} images of {count.num_classes} classes" for role, count in counts.items())
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", epilog=examples("dml data fetch synthetic"))
 def data_fetch(name: DatasetName) -> None:
     """Fetch raw files, or print how to get them.
 
@@ -99,7 +136,7 @@ def data_fetch(name: DatasetName) -> None:
     print(f"{name}: raw files are in {raw}")
 
 
-@data_app.command("check")
+@data_app.command("check", epilog=examples("dml data check synthetic"))
 def data_check(name: DatasetName) -> None:
     """Check every raw image and list problems.
 
@@ -108,28 +145,32 @@ def data_check(name: DatasetName) -> None:
     with _working_on(name, "checking") as (project, spec, progress):
         report = check_raw(project, spec, progress)
 
-    print_table(_check_table(name, report))
+    _print_check(name, report)
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")
 
 
-def _check_table(name: str, report: "CheckReport") -> Table:
-    """Return the result of a check of raw files: counts and published counts, notes, violations."""
-    from rich.table import Column, Table
-
-    table = Table("what", "files", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
+def _print_check(name: str, report: "CheckReport") -> None:
+    """Print the result of a check of raw files: counts and published counts, notes, violations."""
+    rows: list[tuple[str, str, str]] = []
     for role, counts in report.counts.items():
         published = report.published.get(role)
         expected = f"{published.num_images} images of {published.num_classes} classes" if published else "no published counts"
         sizes = " to ".join(str(size) for size in dict.fromkeys(report.class_sizes[role]))
-        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {sizes} per class", expected)
+        rows.append((role, f"{counts.num_images} images of {counts.num_classes} classes, {sizes} per class", expected))
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
-            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples))
-    return table
+            rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples)))
+    what, files, expected_or_examples = zip(*rows, strict=True)
+    print_table(
+        Column("what", what, wraps=True),
+        Column("files", files, wraps=True),
+        Column("published or examples", expected_or_examples, wraps=True),
+        title=f"{name}: raw files",
+    )
 
 
-@data_app.command("prepare")
+@data_app.command("prepare", epilog=examples("dml data prepare synthetic"))
 def data_prepare(name: DatasetName) -> None:
     """Pack raw files into the dataset's store.
 
@@ -140,13 +181,13 @@ def data_prepare(name: DatasetName) -> None:
     print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
 
 
-@data_app.command("show")
+@data_app.command("show", epilog=examples("dml data show synthetic --role test -o sheet.png"))
 def data_show(
     name: DatasetName,
-    role: Annotated[str, typer.Option(help="train, test, query or gallery.")] = "train",
+    role: Annotated[Role, typer.Option(help="Role of the images.")] = "train",
     classes: Annotated[int, typer.Option(min=1, help="Number of classes, one per row.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Number of images per class.")] = 8,
-    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("contact_sheet.png"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="PNG file to write.")] = Path("contact_sheet.png"),
 ) -> None:
     """Draw a contact sheet of a prepared dataset.
 
@@ -154,7 +195,7 @@ def data_show(
     """
     project = open_project()
     dataset_spec(load_params(project.params_file), name)  # raises a clear error if params.yaml lacks the name
-    print(show_dataset(project, name, role, classes, samples, out))
+    print(show_dataset(project, name, role, classes, samples, output))
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
+from typer._click.exceptions import NoArgsIsHelpError, UsageError
+
 from dml_core.errors import ConfigError, DmlError, StoreError
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
@@ -31,10 +33,11 @@ def run_and_exit() -> None:
         _make_streams_safe()
         log = _supervised() if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv else None
         try:
-            app()
-            code: int | str | None = DONE
-        except SystemExit as ended:  # from a usage error, --help, or typer after each verb
+            code: int | str | None = app(standalone_mode=False) or DONE
+        except SystemExit as ended:  # from a verb or from completion
             code = ended.code
+        except UsageError as error:
+            code = _say_usage(error)
         _flush_output()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -93,6 +96,16 @@ def _say(line: str, code: int) -> int:
     with contextlib.suppress(OSError):  # standard error itself may be closed or full
         print(f"error: {' '.join(without_secrets(line).split())}", file=sys.stderr, flush=True)
     return code
+
+
+def _say_usage(error: UsageError) -> int:
+    """Print what is wrong with the command's words as one line, or the help of a group without a verb; return the exit code."""
+    if isinstance(error, NoArgsIsHelpError):
+        error.show()
+        return MENDABLE
+    message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+    end = "" if message.endswith((".", "?")) else "."
+    return _say(f"{message}{end} See {error.ctx.command_path if error.ctx else 'dml'} --help", MENDABLE)
 
 
 def _write_traceback(error: BaseException, log: Path | None) -> Path:

@@ -4,14 +4,14 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from dml_core.errors import ConfigError
-from flows.cli.app import FirstByDefault, app, new_group
-from flows.cli.session import open_project, open_project_of, print_table
+from flows.cli.app import FirstByDefault, app, examples, new_group
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project, open_project_of
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -21,7 +21,7 @@ models_app = new_group("models", cls=FirstByDefault)
 RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
 
 
-@models_app.command("list")
+@models_app.command("list", epilog=examples("dml models", "dml models synthetic --all"))
 def list_(
     dataset: Annotated[str | None, typer.Argument(help="List only networks of this dataset.")] = None,
     every_seed: Annotated[bool, typer.Option("--all", help="List every seed, not only the one that dataset/variant selects.")] = False,
@@ -39,12 +39,21 @@ def list_(
         raise ConfigError(
             f"no trained networks{f' on {dataset}' if dataset else ''}; train those of the standing comparison: dml reproduce"
         )
-    table = Table("run", "seeds", "validation recall@1", "recall@1", "map@r", "parameters", "checkpoint", "identity")
-    for model in listing.models:
-        scores = [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for name in (VALIDATION, "recall@1", "map@r")]
-        size = f"{model.num_bytes / 1e6:.1f} MB"
-        table.add_row(model.run, str(model.num_seeds), *scores, f"{model.num_parameters:,}", size, model.identity)
-    print_table(table)
+    models = listing.models
+    validation, recall, map_at_r = (
+        [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for model in models]
+        for name in (VALIDATION, "recall@1", "map@r")
+    )
+    print_table(
+        Column("run", [model.run for model in models]),
+        Column("seeds", [str(model.num_seeds) for model in models], drop=5),
+        Column("validation recall@1", validation),
+        Column("recall@1", recall),
+        Column("map@r", map_at_r, drop=4),
+        Column("parameters", [f"{model.num_parameters:,}" for model in models], drop=3),
+        Column("checkpoint", [f"{model.num_bytes / 1e6:.1f} MB" for model in models], drop=2),
+        Column("identity", [model.identity for model in models], drop=1),
+    )
     for name, line in listing.best.items():
         print(f"{name}: {line}")
     if project.is_tracked:
@@ -53,17 +62,18 @@ def list_(
 
 def _print_registry(uri: str, dataset: str | None) -> None:
     """Print the versions in the registry."""
-    from tasks.tracking.registered import Registry
+    from tasks.tracking.versions import registered_versions
 
-    versions = Registry(uri).versions(f"dml-{dataset or ''}")
+    versions = registered_versions(uri, f"dml-{dataset or ''}")
     if versions:
-        table = Table("registered model", "aliases", "why")
-        for version in versions:
-            table.add_row(f"models:/{version.name}/{version.number}", ", ".join(version.aliases), version.gate or "")
-        print_table(table)
+        print_table(
+            Column("registered model", [f"models:/{version.name}/{version.number}" for version in versions]),
+            Column("aliases", [", ".join(version.aliases) for version in versions], wraps=True),
+            Column("why", [version.gate or "" for version in versions], wraps=True),
+        )
 
 
-@models_app.command()
+@models_app.command(epilog=examples("dml models promote synthetic/softtriple"))
 def promote(
     run: RUN,
     alias: Annotated[str, typer.Option(help="Alias that points to it in the registry.")] = "champion",
@@ -85,12 +95,12 @@ def promote(
     print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.said}")
 
 
-@models_app.command()
+@models_app.command(epilog=examples("dml models export synthetic/softtriple --format onnx -o exported"))
 def export(
     run: Annotated[str, typer.Argument(help="A run, an identity, or models:/name@alias.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
-    graph_format: Annotated[str, typer.Option("--format", help="onnx or torch-export.")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8 (int8 only for ONNX).")] = "fp32",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    graph_format: Annotated[Literal["onnx", "torch-export"], typer.Option("--format", help="Format of the graph.")] = "onnx",
+    precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="Precision of the weights; int8 only for ONNX.")] = "fp32",
 ) -> None:
     """Export a network as a graph, and measure it.
 
@@ -100,9 +110,9 @@ def export(
     from tasks.models.export import MEASURED_FILE
     from tasks.models.export import export as export_run
 
-    graph = export_run(project, run, graph_format, precision, out)
+    graph = export_run(project, run, graph_format, precision, output)
     print(
-        f"{out}: {graph.format} {graph.precision} of {graph.run}\n"
+        f"{output}: {graph.format} {graph.precision} of {graph.run}\n"
         f"Recall@1 {100 * graph.recall_at_1:.2f} % (the run: {100 * graph.recall_at_1_of_run:.2f} %) "
         f"on {graph.num_images} test images; embeddings differ by up to {graph.largest_difference:.1e}\n"
         f"{graph.num_bytes / 1e6:.2f} MB (the run's weights: {graph.num_bytes_of_run / 1e6:.2f} MB); "
@@ -110,11 +120,13 @@ def export(
     )
 
 
-@app.command()
+@app.command(epilog=examples("dml embed synthetic/softtriple images -o embeddings"))
 def embed(
     model: Annotated[str, typer.Argument(help="A run as dataset/variant[/seed], an identity, a folder, or models:/name@alias.")],
     source: Annotated[str, typer.Argument(help="A folder of images, a .csv or .parquet list of paths, or s3://bucket/prefix.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder, .npz file or .parquet file to write; resumed if it was interrupted.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder, .npz file or .parquet file to write; resumed if it was interrupted.")
+    ],
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and list files that are not images; by default they are an error.")
     ] = False,
@@ -139,9 +151,11 @@ def embed(
     def tell(done: int, of: int) -> None:
         print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    embedded = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
+    embedded = embed_to(network, images, output, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
-    print(f"{out}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
+    print(
+        f"{output}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}"
+    )
     if embedded.bad:
         print(f"skipped: {len(embedded.bad):,} bad images")
         for name, why in embedded.bad:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.app import app
-from flows.cli.session import open_project, print_table
+from flows.cli.app import app, examples
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 from flows.cli.table_options import Datasets, NumSeeds, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
 
 
-@app.command()
+@app.command(epilog=examples("dml plan softtriple/table1 --row softtriple --seeds 5", "dml plan 'softtriple/*' --json"))
 def plan(
     tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
@@ -93,25 +94,37 @@ def print_needs(needs: "Sequence[Need]") -> None:
 
 
 def _print_runs(plans: "Sequence[TablePlan]") -> None:
-    from rich.table import Table
-
-    shown = Table("table", "row", "dataset", "seed", "train", "embed", "evaluate", "time")
-    for plan in plans:
-        for run in plan.runs:
-            took = time_of(run.estimate) if "run" in (run.steps["train"], run.steps["embed"]) else ""
-            shown.add_row(plan.name, run.spec.label, run.dataset, str(run.spec.seed), *run.steps.values(), took)
-    print_table(shown)
+    runs = [(plan.name, run) for plan in plans for run in plan.runs]
+    print_table(
+        Column("table", [name for name, _ in runs], drop=1 if len(plans) == 1 else None),
+        Column("row", [run.spec.label for _, run in runs], wraps=True),
+        Column("dataset", [run.dataset for _, run in runs]),
+        Column("seed", [str(run.spec.seed) for _, run in runs]),
+        Column("train", [run.steps["train"] for _, run in runs]),
+        Column("embed", [run.steps["embed"] for _, run in runs], drop=2),
+        Column("evaluate", [run.steps["evaluate"] for _, run in runs], drop=3),
+        Column(
+            "time",
+            [time_of(run.estimate) if "run" in (run.steps["train"], run.steps["embed"]) else "" for _, run in runs],
+            drop=4,
+            wraps=True,
+        ),
+    )
 
 
 def _print_tables(plans: "Sequence[TablePlan]") -> None:
-    from rich.table import Table
-
-    shown = Table("table", "runs", "to train", "reused", "shared with one above", "time", "needs")
-    for plan in plans:
-        kinds = [str(sum(run.steps["train"] == kind for run in plan.runs)) for kind in ("run", "reused", "shared")]
-        needs = ", ".join(need.what for need in plan.needs)
-        shown.add_row(plan.name, str(len(plan.runs)), *kinds, time_of(plan.estimate) if plan.runs else "", needs)
-    print_table(shown)
+    to_train, reused, shared = (
+        [str(sum(run.steps["train"] == kind for run in plan.runs)) for plan in plans] for kind in ("run", "reused", "shared")
+    )
+    print_table(
+        Column("table", [plan.name for plan in plans]),
+        Column("runs", [str(len(plan.runs)) for plan in plans]),
+        Column("to train", to_train),
+        Column("reused", reused, drop=3),
+        Column("shared with one above", shared, drop=2),
+        Column("time", [time_of(plan.estimate) if plan.runs else "" for plan in plans], wraps=True),
+        Column("needs", [", ".join(need.what for need in plan.needs) for plan in plans], drop=1, wraps=True),
+    )
 
 
 def _entry(plan: "TablePlan") -> dict[str, Any]:

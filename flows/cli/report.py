@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.cli.app import app
+from flows.cli.app import app, examples
 from flows.cli.session import open_project
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
 
 
-@app.command()
+@app.command(epilog=examples("dml report softtriple/table1 -o pages"))
 def report(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables, for example softtriple/table1. Default: all.")
@@ -36,7 +36,7 @@ def report(
     print(f"{len(pages)} page{'' if len(pages) == 1 else 's'}; index: {folder / INDEX}")
 
 
-@app.command()
+@app.command(epilog=examples("dml look synthetic", "dml look synthetic/softtriple/0 -o pages"))
 def look(
     what: Annotated[
         str, typer.Argument(metavar="RUN|COMPARISON", help="A run as DATASET/VARIANT[/SEED], or all variants of a dataset as DATASET.")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flows.cli.app import app
-from flows.cli.session import open_project, prefect_starting
+from flows.cli.app import app, examples
+from flows.cli.columns import print_page
+from flows.cli.session import open_project, prefect_starting, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from flows.reports import Report
     from flows.request import Request
     from tasks.environment import Project
+    from tasks.runs.specs import Params, RunSpec
 
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
@@ -33,7 +35,7 @@ Overrides = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog=examples("dml reproduce --dataset synthetic --seed 0 --seed 1", "dml reproduce softtriple/table1 --seeds 3"))
 def reproduce(
     tables: Annotated[
         list[str] | None,
@@ -84,8 +86,16 @@ def reproduce(
         code=code,
     )
     project = open_project()
-    _check("reproduce", project, request)
-    with prefect_starting():
+    params, runs = _check("reproduce", project, request)
+    if not (force or request.until):
+        from flows.reused import reused_reports
+
+        reports = reused_reports(project, params, runs)
+        if reports is not None:
+            say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
+            _print_reports(reports, project)
+            return
+    with prefect_starting(project):
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
@@ -96,7 +106,7 @@ def reproduce(
         raise
 
 
-@app.command()
+@app.command(epilog=examples("dml run synthetic softtriple --seed 3"))
 def run(
     dataset: Annotated[str, typer.Argument(help="Dataset of the comparison.")],
     variant: Annotated[str, typer.Argument(help="Variant of the comparison.")],
@@ -110,12 +120,23 @@ def run(
     Finished work is reused.
     """
     project = open_project()
-    _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
-    with prefect_starting():
-        from flows.reproduce import run as flow
-        from tasks.runs.finished import made_by_older_code
+    _, runs = _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
+    outcome = None
+    if not force:
+        from flows.reused import reused_run
 
-    outcome = flow(dataset, variant, seed, force, set_, code)
+        outcome = reused_run(project, runs[0])
+    if outcome is None:
+        with prefect_starting(project):
+            from flows.reproduce import run as flow
+        outcome = flow(dataset, variant, seed, force, set_, code)
+    _print_outcome(outcome, project)
+
+
+def _print_outcome(outcome: "Outcome", project: "Project") -> None:
+    """Print a run's steps, scores and places."""
+    from tasks.runs.finished import made_by_older_code
+
     for step, did_run in outcome.ran.items():
         print(f"{step}: {'ran' if did_run else 'reused'}")
     for name, value in outcome.scores.metrics.items():
@@ -126,21 +147,16 @@ def run(
     _print_mlflow(project)
 
 
-def _say(text: str) -> None:
-    """Print a line on standard error at once."""
-    typer.echo(text, err=True)
-
-
-def _check(verb: str, project: "Project", request: "Request") -> None:
-    """Check the runs before anything heavy is loaded or started, and print what follows."""
+def _check(verb: str, project: "Project", request: "Request") -> "tuple[Params, list[RunSpec]]":
+    """Return the parameters and the runs, checked before anything heavy is loaded or started; print what follows."""
     from flows.request import requested_runs
     from tasks.checks import check_places
 
-    _say(f"dml {verb}: checking parameters")
-    requested_runs(project, request, _say)
+    say(f"dml {verb}: checking parameters")
+    params, runs = requested_runs(project, request, say)
     for note in check_places(project):
-        _say(f"note: {note}")
-    _say("starting Prefect and loading the libraries (about 15 s)")
+        say(f"note: {note}")
+    return params, runs
 
 
 def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
@@ -150,7 +166,7 @@ def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
             print(report.line)
             continue
         links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files next to the report
-        print(links.sub("", report.page).rstrip() + "\n")
+        print_page(links.sub("", report.page).rstrip() + "\n")
         print(f"steps run: {_counts(report, did_run=True)}; reused: {_counts(report, did_run=False)}")
         print(f"report: {report.path}")
         if report.best_line:

@@ -3,18 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from dml_core.evaluation.config import EvaluationConfig
-from flows.cli.app import app
+from dml_core.evaluation.config import EvaluationConfig, Metric
+from flows.cli.app import app, examples
 from tasks.files import write_whole
 
 
-@app.command()
+@app.command(epilog=examples("dml evaluate --embeddings embeddings", "dml evaluate --embeddings e.npy --labels l.npy --metric euclidean"))
 def evaluate(
     embeddings: Annotated[
         Path,
@@ -26,21 +26,21 @@ def evaluate(
     query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
     query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
     k: Annotated[str, typer.Option("--k", help="Values of K for Recall@K, separated by commas.")] = "1,2,4,8",
-    metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    metric: Annotated[Metric, typer.Option(help="Similarity of two embeddings.")] = "cosine",
     stream: Annotated[
         bool, typer.Option("--stream", help="Hold one shard at a time in memory; computes only the retrieval metrics.")
     ] = False,
     approximate: Annotated[
-        str | None, typer.Option(help="Search with an approximate index: ivf, pq or hnsw; computes only Recall@K.")
+        Literal["ivf", "pq", "hnsw"] | None, typer.Option(help="Search with an approximate index; computes only Recall@K.")
     ] = None,
     index_option: Annotated[
         list[str] | None, typer.Option(help="Option of the index, for example num_probes=64; repeat for several.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the metrics to this file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="JSON file to write the metrics to as well.")] = None,
 ) -> None:
     """Score embeddings from files with every metric.
 
-    Prints retrieval and clustering metrics as fractions.
+    Prints retrieval and clustering metrics as fractions, as JSON.
     """
     from tasks.scores.scoring import Files, approximation_of, score_files
 
@@ -61,6 +61,6 @@ def evaluate(
             file=sys.stderr,
         )
     text = json.dumps(metrics, indent=2)
-    if json_file is not None:
-        write_whole(json_file, f"{text}\n")
+    if output is not None:
+        write_whole(output, f"{text}\n")
     print(text)

@@ -5,17 +5,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.index.index import Index
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
-from flows.cli.app import FirstByDefault, app, new_group
-from flows.cli.session import open_project_of, print_table
+from flows.cli.app import FirstByDefault, app, examples, new_group
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project_of
 from tasks.files import write_whole
 from tasks.models.sources import find_images
 
@@ -36,21 +35,21 @@ Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@index_app.command()
+@index_app.command(epilog=examples("dml index synthetic/softtriple images -o my.index"))
 def build(
     model: Annotated[str, typer.Argument(help="A run as dataset/variant, an identity, a folder, or models:/name@alias.")],
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the index to.")],
     approximate: Annotated[
-        str | None,
-        typer.Option(metavar="ivf|pq|hnsw|auto", help="Search approximately: faster, but misses some neighbours. Default: exact."),
+        Literal["ivf", "pq", "hnsw", "auto"] | None,
+        typer.Option(help="Search approximately: faster, but misses some neighbours. Default: exact."),
     ] = None,
     images: Images = None,
     thumbnail: Pixels = 160,
     skip_bad: SkipBad = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
-    """Build an index of images; the default verb."""
+    """Build an index of images."""
     _, trained = _open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
     bad: list[str] | None = [] if skip_bad else None
@@ -64,7 +63,7 @@ def build(
     _print_index(index)
 
 
-@index_app.command()
+@index_app.command(epilog=examples("dml index add my.index more-images"))
 def add(
     folder: Folder,
     source: Source,
@@ -82,7 +81,7 @@ def add(
     _print_index(changed)
 
 
-@index_app.command()
+@index_app.command(epilog=examples("dml index remove my.index blurred.jpg"))
 def remove(
     folder: Folder,
     names: Annotated[list[str], typer.Argument(help="Names of items, as printed by `dml search`.")],
@@ -91,7 +90,7 @@ def remove(
     _print_index(remove_items(folder, names))
 
 
-@index_app.command()
+@index_app.command(epilog=examples("dml index show my.index --json"))
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show an index's size, model and, if it is approximate, recall."""
     index = Index.open(folder)
@@ -101,7 +100,7 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
         _print_index(index)
 
 
-@app.command()
+@app.command(epilog=examples("dml search my.index query.jpg -k 5", "dml search my.index queries --html found.html"))
 def search(
     folder: Folder,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Query images; a folder means all of its images.")],
@@ -198,9 +197,14 @@ def _print_answers(index: Index, answers: "list[Answer]") -> None:
 
     for answer in answers:
         print(f"{answer.name}:")
-        shown = Table("", "cosine" if index.metric == "cosine" else "distance", "class", "name")
-        for hit in answer.hits:
-            score = f"{hit.score:.4f}" if index.metric == "cosine" else f"{-hit.score:.4g}"
-            shown.add_row(str(hit.rank), score, escape(hit.item.class_name or ""), escape(hit.item.name))
-        print_table(shown)
+        is_cosine = index.metric == "cosine"
+        print_table(
+            Column("rank", [str(hit.rank) for hit in answer.hits]),
+            Column(
+                "cosine" if is_cosine else "distance",
+                [f"{hit.score:.4f}" if is_cosine else f"{-hit.score:.4g}" for hit in answer.hits],
+            ),
+            Column("class", [hit.item.class_name or "" for hit in answer.hits], wraps=True),
+            Column("name", [hit.item.name for hit in answer.hits], wraps=True),
+        )
     print(kind_line(index))

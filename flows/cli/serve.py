@@ -1,6 +1,7 @@
 """`dml serve`: a trained network, or an index, behind HTTP."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -9,19 +10,22 @@ import typer
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
-from flows.cli.app import app
+from flows.cli.app import app, examples
 from flows.cli.search import open_index_model
-from flows.cli.session import open_project
+from flows.cli.session import open_project, say
+from tasks.start_times import StartTimes
 
 TOKEN = "DML_SERVE_TOKEN"
 
 
-@app.command()
+@app.command(epilog=examples("dml serve my.index", "dml serve synthetic/softtriple --port 8000"))
 def serve(
     what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="Folder of an index, or a model as listed by `dml models`.")],
     host: Annotated[str, typer.Option(help="Address to listen on; any other than loopback requires a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8321,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network. Default: one per GPU, or one without GPUs.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies of the network, several on Ray. Default: one per GPU, or one.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Maximum number of images per forward pass.")] = 32,
     model: Annotated[str | None, typer.Option(help="Model of the index, if it has moved since the index was built.")] = None,
     token_env: Annotated[str, typer.Option(help="Environment variable with the token that requests must contain.")] = TOKEN,
@@ -32,28 +36,38 @@ def serve(
     """
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
-    project = open_project()  # sets the environment that Ray reads when it is imported
-    from dml_core.trained import read_description
-    from tasks.models.lookup import resolve_model
-    from tasks.serving.application import Served
-    from tasks.serving.service import run_service
+    project = open_project()  # sets the environment that libraries read when they are imported
+    kind = "the service" if replicas in (None, 1) else f"the service with {replicas} replicas"
+    starts = StartTimes(project.state, say)
+    print(f"opening {what}{starts.about(kind)}", flush=True)
+    with ExitStack() as start:
+        start.enter_context(starts.timed(kind))
 
-    index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
-    folder = resolve_model(model or what, project) if index is None else open_index_model(index, model, "cpu")[0]
-    description = read_description(folder)
-    num_items = index.num_items if index is not None else None
-    identity = index.model_identity if index is not None else description.identity or ""
-    served = Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items)
-    about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
-    print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
-    run_service(
-        folder,
-        index.folder if index is not None else None,
-        served,
-        host=host,
-        port=port,
-        num_replicas=replicas,
-        max_batch=batch,
-        token=os.environ.get(token_env) or None,
-        report=lambda address: print(f"listening at {address}; end with Ctrl-C", flush=True),
-    )
+        def report(address: str) -> None:
+            start.close()
+            print(f"listening at {address}; end with Ctrl-C", flush=True)
+
+        from dml_core.trained import load_model
+        from tasks.models.lookup import resolve_model
+        from tasks.serving.service import needs_ray, run_service
+
+        device = "cpu" if needs_ray(replicas) else None  # Ray's replicas open the network themselves
+        index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
+        if index is None:
+            folder = resolve_model(model or what, project)
+            network = load_model(folder, device)
+        else:
+            folder, network = open_index_model(index, model, device)
+        about = f"an index of {index.num_items:,} images" if index is not None else "embeddings only, no index"
+        print(f"{network.title or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True)
+        run_service(
+            folder,
+            network,
+            index,
+            host=host,
+            port=port,
+            num_replicas=replicas,
+            max_batch=batch,
+            token=os.environ.get(token_env) or None,
+            report=report,
+        )

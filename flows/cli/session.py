@@ -1,20 +1,18 @@
-"""Helpers of several verbs: open the project, start Prefect's server during imports, print tables on a terminal or into a pipe."""
+"""Helpers of several verbs: open the project, start Prefect's server during imports."""
 
 import atexit
 import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from flows.local_database import set_aside_if_damaged
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, overridden, stack_environment
 from tasks.processes import watch_children
+from tasks.start_times import StartTimes
 
 PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
 
@@ -41,12 +39,30 @@ def open_project_of(model: str) -> Project | None:
     return None if (Path(model) / DESCRIPTION_FILE).is_file() else open_project()
 
 
+def announced_start(project: Project, what: str, text: str) -> AbstractContextManager[None]:
+    """Print a start with the time that it took last on this machine; return a context that measures it."""
+    starts = StartTimes(project.state, say)
+    say(f"{text}{starts.about(what)}")
+    return starts.timed(what)
+
+
+def say(line: str) -> None:
+    """Print a line on standard error at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def prefect_starting() -> Iterator[None]:
+def prefect_starting(project: Project) -> Iterator[None]:
     """Let Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
 
     Prefect itself is imported first: two concurrent imports share one interpreter lock, and the server would wait for both.
     """
+    with announced_start(project, "Prefect", "starting Prefect and loading the libraries"), _server_starting():
+        yield
+
+
+@contextmanager
+def _server_starting() -> Iterator[None]:
     from prefect import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
@@ -65,11 +81,3 @@ def prefect_starting() -> Iterator[None]:
         yield
     finally:
         thread.join()
-
-
-def print_table(table: Table) -> None:
-    """Print a table fitted to the terminal, or in a pipe at its full width."""
-    console = Console(width=None if sys.stdout.isatty() else 1000)
-    with console.capture() as text:  # rich itself ends the process with 1 where the reader of a pipe has closed it
-        console.print(table)
-    sys.stdout.write(text.get())

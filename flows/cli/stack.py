@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dml_core.errors import ConfigError, StoreError
-from flows.cli.app import app, new_group
-from flows.cli.session import open_project, print_table
+from flows.cli.app import app, examples, new_group
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 from tasks.doctor import examine
 from tasks.environment import find_project, set_environment
 from tasks.gc import delete as delete_steps
@@ -21,7 +21,7 @@ from tasks.stack import lifecycle
 stack_app = new_group("stack", no_args_is_help=True)
 
 
-@app.command()
+@app.command(epilog=examples("dml doctor"))
 def doctor() -> None:
     """Check the configuration and the servers, and print what to fix.
 
@@ -31,18 +31,22 @@ def doctor() -> None:
     with suppress(StoreError):  # the table reports it
         set_environment(project)
     findings = examine(project)
-    table = Table(title="dml doctor")
-    for name in ("what", "where", "", "found", "to do"):
-        table.add_column(name, overflow="fold")
+    print_table(
+        Column("what", [finding.what for finding in findings]),
+        Column("where", [finding.where for finding in findings], drop=1, wraps=True),
+        Column("status", [finding.status for finding in findings]),
+        Column("found", [finding.result for finding in findings], wraps=True),
+        title="dml doctor",
+    )
     for finding in findings:
-        table.add_row(finding.what, finding.where, finding.status, finding.result, finding.remedy)
-    print_table(table)
+        if finding.remedy:
+            print(f"{finding.what}: {finding.remedy}")
     wrong = [finding.what for finding in findings if finding.status == "wrong"]
     if wrong:
-        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")
+        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see above for what to do")
 
 
-@app.command()
+@app.command(epilog=examples("dml gc --days 30", "dml gc --delete"))
 def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete the listed steps. Default: only list them.")] = False,
     days: Annotated[float, typer.Option(help="Keep steps written or used within this many days.")] = 7.0,
@@ -53,13 +57,13 @@ def gc(
     """
     project = open_project()
     steps = find_unused(project, days)
-    table = Table(title="dml gc")
-    for name in ("step", "MB", "last written"):
-        table.add_column(name)
-    for step in steps.unused:
-        table.add_row(step.key, f"{step.num_bytes / 1e6:.1f}", time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)))
     if steps.unused:
-        print_table(table)
+        print_table(
+            Column("step", [step.key for step in steps.unused]),
+            Column("MB", [f"{step.num_bytes / 1e6:.1f}" for step in steps.unused]),
+            Column("last written", [time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)) for step in steps.unused], drop=1),
+            title="dml gc",
+        )
     recent = f" ({steps.num_recent} of them only because they are younger than {days:g} days)" if steps.num_recent else ""
     print(f"{len(steps.unused)} unused steps; {steps.num_kept} kept{recent}")
     if delete:
@@ -68,7 +72,7 @@ def gc(
         print(f"{sum(step.num_bytes for step in steps.unused) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
 
 
-@stack_app.command()
+@stack_app.command(epilog=examples("dml stack up"))
 def up(
     s3: Annotated[
         str | None,
@@ -84,21 +88,23 @@ def up(
     print(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
 
 
-@stack_app.command()
+@stack_app.command(epilog=examples("dml stack status"))
 def status() -> None:
     """Show the state of each server; exit code 2 unless all are up."""
-    table = Table(title="dml stack")
-    for name in ("server", "", "process", "at", "log"):
-        table.add_column(name, overflow="fold")
     servers = lifecycle.status(find_project())
-    for server in servers:
-        table.add_row(server.name, server.state, str(server.pid or ""), server.address, str(server.log))
-    print_table(table)
+    print_table(
+        Column("server", [server.name for server in servers]),
+        Column("state", [server.state for server in servers]),
+        Column("process", [str(server.pid or "") for server in servers], drop=1),
+        Column("at", [server.address for server in servers], wraps=True),
+        Column("log", [str(server.log) for server in servers], wraps=True),
+        title="dml stack",
+    )
     if any(server.state != "up" for server in servers):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 
 
-@stack_app.command()
+@stack_app.command(epilog=examples("dml stack logs mlflow --follow"))
 def logs(
     server: Annotated[str, typer.Argument(help="Server, as listed by `dml stack status`.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines; stop with Ctrl-C.")] = False,
@@ -111,7 +117,7 @@ def logs(
     os.execvp("tail", ["tail", "-n", "200", *(["-f"] if follow else []), str(log)])
 
 
-@stack_app.command()
+@stack_app.command(epilog=examples("dml stack down"))
 def down() -> None:
     """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     num_killed = lifecycle.down(find_project())

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.app import FirstByDefault, new_group
-from flows.cli.session import open_project, print_table
+from flows.cli.app import FirstByDefault, examples, new_group
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +18,14 @@ tables_app = new_group("tables", cls=FirstByDefault)
 Name = Annotated[str, typer.Argument(help="Table or figure, for example softtriple/table1.")]
 
 
-@tables_app.command("list")
+@tables_app.command("list", epilog=examples("dml tables", "dml tables softtriple"))
 def list_tables(
     paper: Annotated[
         str | None, typer.Argument(help="List only this paper's tables, for example softtriple; project: the project's own.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List tables with their state, needs and time; the default verb.
+    """List tables with their state, needs and time.
 
     Prints for each table how many of its rows are run, which requirements are missing, and how long one seed would take.
     """
@@ -83,26 +84,22 @@ def _entry(state: "TableState") -> dict[str, Any]:
 
 
 def _print_states(states: "Sequence[TableState]") -> None:
-    from rich.table import Table
-
     from flows.cli.plan import print_needs, time_of
 
-    shown = Table("table", "own data", "stand-in", "rows", "run", "quoted", "not yet", "needs", "time", "what it shows")
-    for state in states:
-        entry = _entry(state)
-        waiting = entry["rows"] - entry["can_be_run"] - entry["quoted"]
-        counts = [str(count) for count in (entry["rows"], entry["can_be_run"], entry["quoted"], waiting)]
-        needs = ", ".join(need.what for need in state.plan.needs)
-        shown.add_row(
-            state.name,
-            _how(state),
-            _stand_in(state),
-            *counts,
-            needs,
-            time_of(state.plan.estimate) if state.plan.runs else "",
-            state.table.title,
-        )
-    print_table(shown)
+    entries = [_entry(state) for state in states]
+    waiting = [entry["rows"] - entry["can_be_run"] - entry["quoted"] for entry in entries]
+    print_table(
+        Column("table", [state.name for state in states]),
+        Column("own data", list(map(_how, states)), wraps=True),
+        Column("stand-in", list(map(_stand_in, states)), drop=7, style="magenta"),
+        Column("rows", [str(entry["rows"]) for entry in entries], drop=4),
+        Column("run", [str(entry["can_be_run"]) for entry in entries], drop=5),
+        Column("quoted", [str(entry["quoted"]) for entry in entries], drop=1),
+        Column("not yet", list(map(str, waiting)), drop=2),
+        Column("needs", [", ".join(need.what for need in state.plan.needs) for state in states], drop=6, wraps=True),
+        Column("time", [time_of(state.plan.estimate) if state.plan.runs else "" for state in states], drop=3, wraps=True),
+        Column("what it shows", [state.table.title for state in states], wraps=True),
+    )
     print_needs([need for state in states for need in state.plan.needs])
 
 
@@ -117,23 +114,23 @@ def _how(state: "TableState") -> str:
 
 
 def _stand_in(state: "TableState") -> str:
-    """Return how much was measured on stand-ins for the paper's data, in a separate colour; empty if the table has none."""
+    """Return how much was measured on stand-ins for the paper's data; empty if the table has none."""
     measured = state.stand_in
     stale = f", {measured.stale} stale" if measured.stale else ""
-    return f"[magenta]{measured.done} of {measured.runs}{stale}[/magenta]" if measured.runs else ""
+    return f"{measured.done} of {measured.runs}{stale}" if measured.runs else ""
 
 
-@tables_app.command()
+@tables_app.command(epilog=examples("dml tables show softtriple/table1"))
 def show(
     name: Name,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; docs/reference/tables.md describes it.")] = False,
 ) -> None:
     """Show a table's printed values and those measured so far."""
     project = open_project()
-    from rich.table import Table
+    from rich.text import Text
 
     from tasks.plans.results import load_result
-    from tasks.reports.table_text import RICH, STAND_IN, UNRESOLVED, claim_lines, conclusion_lines, count_lines, lines
+    from tasks.reports.table_text import STAND_IN, UNRESOLVED, claim_lines, conclusion_lines, count_lines, remark_lines, terminal_lines
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
@@ -144,16 +141,16 @@ def show(
     if as_json:
         print(found.model_dump_json(indent=1))
         return
-    header, *rows = lines(found, RICH)
     for line in conclusion_lines(found):
         print(line)
     page = f", page {found.page}" if found.page is not None else ""
-    header = [f"[magenta]{title}[/magenta]" if STAND_IN in title else title for title in header]
-    shown = Table(*header, title=f"{name}{page}: {found.title}")
-    for row in rows:
-        shown.add_row(*row)
-    print_table(shown)
+    rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*terminal_lines(found), strict=True))
+    others = [
+        Column(title, texts, drop=len(measured) - place if place else None, wraps=True, style="magenta" if STAND_IN in title else "")
+        for place, (title, texts) in enumerate(measured)
+    ]
+    print_table(Column(*rows, wraps=True), Column(*values, wraps=True), *others, title=f"{name}{page}: {found.title}")
     print(f"The paper: {found.states}" if found.page is not None else found.states)
     unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
-    for line in (*count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
+    for line in (*remark_lines(found), *count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
         print(f"- {line}")

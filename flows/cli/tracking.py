@@ -3,24 +3,34 @@
 import os
 import socket
 import sys
-from typing import Annotated
+import time
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from dml_core.config import check_name
 from dml_core.errors import ConfigError, TrackingError
-from flows.cli.app import app
-from flows.cli.session import open_project, print_table
+from dml_core.evaluation.statistics.comparing import Comparison
+from flows.cli.app import app, examples
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
-from tasks.tracking.connection import check_available
+from tasks.tracking.child_run import WORKFLOW, view_link
 from tasks.tracking.outbox import OUTBOX
-from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
+from tasks.tracking.published import comparable_runs, compare_published, comparison_rows, published_runs, standing_comparisons
+
+if TYPE_CHECKING:
+    from tasks.environment import Project
 
 
-@app.command()
+@app.command(epilog=examples("dml compare synthetic", "dml compare synthetic | less -S"))
 def compare(
     dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison. Default: the first default one of params.yaml.")] = None,
     override: Annotated[
@@ -49,12 +59,28 @@ def compare(
     comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
         print(comparison.sentence)
-    print_table(comparison_table(title, runs, comparison))
+    _print_comparison(title, comparison_rows(runs, comparison), comparison)
     if comparison is not None and comparison.limits is not None:
         print(f"{comparison.bold_says} {comparison.limits}")
 
 
-@app.command()
+def _print_comparison(title: str, rows: Sequence[Sequence[str]], comparison: Comparison | None) -> None:
+    """Print the rows of `comparison_rows` with the confidence set of the best in bold.
+
+    The first metric and the differences are never omitted; of the other columns, the last metric is omitted first, the seeds last.
+    """
+    best = comparison.best_set if comparison is not None else frozenset()
+    num_columns = len(rows[0])
+    drops = {1: num_columns} | {place: num_columns - place for place in range(3, num_columns - bool(best))}
+    styles = ["bold" if variant in best else "" for variant, *_ in rows[1:]]
+    columns = [
+        Column(name, [Text(value, style) for value, style in zip(values, styles, strict=True)], drop=drops.get(place))
+        for place, (name, *values) in enumerate(zip(*rows, strict=True))
+    ]
+    print_table(*columns, title=title)
+
+
+@app.command(epilog=examples("dml sync"))
 def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
@@ -66,16 +92,29 @@ def sync() -> None:
     print(f"{num_delivered} records delivered to {shown(project.tracking_uri)}")
 
 
-@app.command()
-def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000) -> None:
-    """Open the MLflow UI for the local results; stop it with Ctrl-C.
+@app.command(epilog=examples("dml ui", "dml ui synthetic --port 5001"))
+def ui(
+    dataset: Annotated[
+        str | None, typer.Argument(help="Dataset of the comparison. Default: the first one of params.yaml that has results.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Only print the page's address. At a terminal with a display a browser opens it, too.")
+    ] = False,
+) -> None:
+    """Show a comparison in MLflow, best variant first; stop it with Ctrl-C.
 
-    Only this machine can reach it.
+    Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is started.
     """
     project = open_project()
+    link = _comparison_link(project, dataset)
+    has_browser = not no_open and _has_display()
     if project.tracking_uri.startswith("http"):
-        raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
-    check_available(project.tracking_uri)
+        page = f"{shown(project.tracking_uri).rstrip('/')}/{link}"
+        print(f"MLflow: {page}")
+        if has_browser:
+            webbrowser.open(page)
+        return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a server that just ended is still in TIME_WAIT
         try:
@@ -85,7 +124,41 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
     os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
     # Not as options: a database's address may have a password, and every user of the machine can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
-    page = f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning"
-    print(f"MLflow UI, ready in about 10 s: {page}   (stop it with Ctrl-C)", flush=True)
+    page = f"http://127.0.0.1:{port}/{link}"
+    print(f"starting the MLflow UI: {page}   (stop it with Ctrl-C)", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    if has_browser and os.fork() == 0:  # the parent becomes the server
+        _open_when_ready(page, port)
+        os._exit(0)
     os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])
+
+
+def _comparison_link(project: "Project", dataset: str | None) -> str:
+    """Return the link, relative to MLflow's address, to a dataset's comparison, by default the first with results; else to all experiments.
+
+    Raises:
+        TrackingError: MLflow cannot be used, or has no comparison on the named dataset.
+    """
+    experiments = standing_comparisons(project.tracking_uri)
+    if dataset is not None and dataset not in experiments:
+        has = f"it has: {', '.join(sorted(experiments))}" if experiments else "it has none"
+        raise TrackingError(f"MLflow has no comparison on '{dataset}'; {has}; run dml reproduce --dataset {dataset}")
+    if dataset is None and experiments:
+        comparison = load_params(project.params_file).comparison
+        dataset = next((name for name in (*comparison.default_datasets, *comparison.datasets) if name in experiments), None)
+    return f"#/experiments?{WORKFLOW}" if dataset is None else view_link(experiments[dataset])
+
+
+def _has_display() -> bool:
+    """Return whether the output is a terminal, and a browser has a display."""
+    return sys.stdout.isatty() and (sys.platform == "darwin" or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ))
+
+
+def _open_when_ready(page: str, port: int) -> None:
+    """Open a page in a browser once its server, the parent process, listens; return without if that ends."""
+    server = os.getppid()
+    while os.getppid() == server:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            webbrowser.open(page)
+            return
+        time.sleep(0.2)

@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.app import app
-from flows.cli.session import open_project, prefect_starting, print_table
+from flows.cli.app import app, examples
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project, prefect_starting
 
 if TYPE_CHECKING:
     from flows.tune import Tuned
 
 
-@app.command()
+@app.command(epilog=examples("dml tune project/standing/softtriple --dataset synthetic --trials 8"))
 def tune(
     rows: Annotated[list[str], typer.Argument(help="Rows of tables, for example project/standing/softtriple.")],
     dataset: Annotated[
@@ -39,8 +40,7 @@ def tune(
         typer.echo(f"note: {note}", err=True)
     for search in searches:
         typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)
-    typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
-    with prefect_starting():
+    with prefect_starting(project):
         from flows.tune import tune as flow
 
     for tuned in flow(rows, dataset, trials, folds, parallel, seed, metric):
@@ -48,16 +48,11 @@ def tune(
 
 
 def _print_tuned(tuned: "Tuned") -> None:
-    from rich.table import Table
-
     from tasks.runs.tuned import STANDING
 
     search = tuned.search
-    header, *rows = tuned.rows
-    shown = Table(*header, title=search.title)
-    for row in rows:
-        shown.add_row(*row)
-    print_table(shown)
+    trial, pairs, score, settings = ((title, values) for title, *values in zip(*tuned.rows, strict=True))
+    print_table(Column(*trial), Column(*pairs, drop=1), Column(*score), Column(*settings, wraps=True), title=search.title)
     print(tuned.file.says)
     print(f"settings: {tuned.path}")
     if search.table == STANDING:

@@ -7,7 +7,7 @@ from typing import Any
 from typer._click.core import Context
 
 from flows.cli import exit_codes
-from flows.cli.app import VERBS, load_verb
+from flows.cli.app import GROUPS, VERBS, FirstByDefault, load_verb
 
 INTRODUCTION = """# Command line
 
@@ -15,19 +15,27 @@ For everyone who uses `dml`: all verbs with their arguments, options and default
 Run verbs inside a project: a folder with a `params.yaml`, or a folder below it.
 
 `dml --version` prints the version, `dml VERB --help` a verb's help.
+
+Tables fit the terminal: columns that do not fit are omitted and named below the table. In a pipe, for example `dml compare | less -S`,
+tables have all columns, and each row is one line.
 """
 
 
 def page() -> str:
     """Return the page."""
-    parts = [INTRODUCTION, "## Exit codes\n", _exit_codes(), "## Verbs\n", "| verb | purpose |\n|---|---|"]
-    parts += [f"| [`dml {verb}`](#dml-{verb}) | {line} |" for verb, (_, line) in VERBS.items()]
+    parts = [INTRODUCTION, "## Exit codes\n", _exit_codes(), "## Verbs"]
+    for title, verbs in GROUPS.items():
+        parts += [f"\n{title}:\n", "| verb | purpose |\n|---|---|"]
+        parts += [f"| [`dml {verb}`](#dml-{verb}) | {line} |" for verb, (_, line) in verbs.items()]
     for verb in VERBS:
         command = load_verb(verb)
         if not hasattr(command, "commands"):
             parts += _section(command, f"dml {verb}", "##")
             continue
         parts += [f"\n## dml {verb}\n", _text(command.help)]
+        if isinstance(command, FirstByDefault):
+            first = next(iter(command.commands))
+            parts.append(f"\n`{first}` is the default verb: `dml {verb} ...` is `dml {verb} {first} ...`.")
         for name, part in command.commands.items():
             parts += _section(part, f"dml {verb} {name}", "###")
     return "\n".join(parts) + "\n"
@@ -56,6 +64,13 @@ def _section(command: Any, title: str, level: str) -> Iterator[str]:
         if rows:
             yield f"\n| {title_of_kind} | meaning | default |\n|---|---|---|"
             yield from (_row(*record) for record in rows)
+    if examples := examples_of(command):
+        yield "\n".join(["\n```sh", *examples, "```"])
+
+
+def examples_of(command: Any) -> list[str]:
+    """Return the commands at the end of a verb's help."""
+    return [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
 
 
 def _row(names: str, meaning: str) -> str:

@@ -18,7 +18,8 @@ from dml_core.exported import FILES, write_graph
 from dml_core.network_description import GraphFile
 from dml_core.trained import TrainedModel, load_model, load_network, read_description, write_description, write_folder
 from tasks.environment import Project
-from tasks.models.lookup import TrainedRun, resolve_model, run_of
+from tasks.models.lookup import resolve_model
+from tasks.models.trained_runs import TrainedRun, run_of
 from tasks.workers.work import scored_datasets
 
 MEASURED_FILE = "measured.json"

@@ -2,16 +2,16 @@
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from dml_core.errors import StoreError
-from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
-from tasks.environment import Project
-from tasks.models.lookup import TrainedRun, run_scores, trained_runs
+from tasks.environment import Project, finished_records
+from tasks.models.trained_runs import TrainedRun, run_scores, trained_runs
 from tasks.runs.best import VALIDATION, best_seed, said_best
+from tasks.runs.finished import read_finished
 from tasks.storage import Store, open_store
 
+CHECKPOINT_FILE = "checkpoint.pt"  # that of `dml_core.training.checkpoints.file`, which imports torch
 logger = logging.getLogger(__name__)
 
 
@@ -86,13 +86,31 @@ def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
 
 
 def _listed(store: Store, run: TrainedRun, scores: dict[str, float], num_seeds: int) -> ListedModel:
-    folder = store.pull(f"train/{run.trained}")
-    checkpoint = load_checkpoint(folder)
-    weights = weights_of(checkpoint, "last")[0] if checkpoint is not None else {}
-    num_parameters = sum(value.numel() for name, value in weights.items() if name.startswith("model."))
     name = f"{run.spec.dataset}/{run.spec.variant}/{run.spec.seed}"
-    return ListedModel(name, scores, num_parameters, _size(folder / CHECKPOINT_FILE), run.trained, num_seeds)
+    num_parameters, num_bytes = _recorded_sizes(run.trained) or _measured_sizes(store, run.trained)
+    return ListedModel(name, scores, num_parameters, num_bytes, run.trained, num_seeds)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def _recorded_sizes(trained: str) -> tuple[int, int] | None:
+    """Return number of parameters and checkpoint size by the record of a training; None if it is missing, damaged or lacks the number."""
+    try:
+        record = read_finished(finished_records(), "train", trained)
+    except StoreError as error:
+        logger.warning("%s", error)
+        return None
+    if record is None or "num_parameters" not in record.facts:
+        return None
+    return record.facts["num_parameters"], sum(file.num_bytes for file in record.files if file.name == CHECKPOINT_FILE)
+
+
+def _measured_sizes(store: Store, trained: str) -> tuple[int, int]:
+    """Return number of parameters and size by the checkpoint, as for a run that another machine left in a bucket."""
+    from dml_core.training.checkpoints.file import load_checkpoint, weights_of
+
+    folder = store.pull(f"train/{trained}")
+    checkpoint = load_checkpoint(folder)
+    if checkpoint is None:
+        return 0, 0
+    weights, _ = weights_of(checkpoint, "last")
+    num_parameters = sum(value.numel() for name, value in weights.items() if name.startswith("model."))
+    return num_parameters, (folder / CHECKPOINT_FILE).stat().st_size

@@ -5,11 +5,8 @@ without the optimiser's state, and with all that is needed to embed an image.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from dml_core.data.store.info import INFO_FILE
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
 from dml_core.network_description import DESCRIPTION_FILE
@@ -18,33 +15,15 @@ from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint,
 from tasks.data import read_dataset
 from tasks.environment import Project, find_project, open_project, set_environment
 from tasks.locks import alone
+from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_among
 from tasks.runs.best import VALIDATION, best_seed
-from tasks.runs.finished import finished_identities, finished_scores, parse_run_name
-from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
-from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
-from tasks.storage import Store, open_store
+from tasks.runs.finished import parse_run_name
+from tasks.runs.specs import comparison_runs, load_params
+from tasks.storage import open_store
 
 REGISTRY_PREFIX = "models:/"
 IDENTITY = re.compile(r"[0-9a-f]{32}")
 MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a folder, or models:/name@alias"
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """A finished run of the standing comparison in the store.
-
-    Attributes:
-        spec: its specification.
-        dataset: its dataset.
-        trained, embedded, scored: identities of its steps, made by the current code or older code; None if a step is missing.
-    """
-
-    spec: RunSpec
-    dataset: DatasetRecord
-    trained: str
-    embedded: str | None
-    scored: str | None
 
 
 def resolve_model(text: str, project: Project | None = None) -> Path:
@@ -110,7 +89,7 @@ def find_run(project: Project, text: str) -> TrainedRun:
         raise ConfigError(f"{text}: does not name a trained network; expected {MODEL_FORMS}")
     seeds = None if name.seed is None else (name.seed,)
     specs = comparison_runs(load_params(project.params_file), name.dataset, (name.variant,), seeds)
-    trained = _trained(project, specs, read_dataset(project, name.dataset))
+    trained = trained_among(project, specs, read_dataset(project, name.dataset))
     runs = {run.spec.seed: run for run in trained if seeds or run.scored}
     if not runs:
         option = "" if name.seed is None else f" --seed {name.seed}"
@@ -118,49 +97,6 @@ def find_run(project: Project, text: str) -> TrainedRun:
     store = open_store(project)
     scores = {seed: run_scores(store, run).get(VALIDATION, -1.0) for seed, run in runs.items()} if len(runs) > 1 else {}
     return runs[best_seed(runs, scores)]
-
-
-def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    """Return a run's metrics; empty if it is not scored.
-
-    Raises:
-        StoreError: they are damaged.
-    """
-    return {} if run.scored is None else finished_scores(store.pull(f"evaluate/{run.scored}"), run.scored) or {}
-
-
-def trained_runs(project: Project) -> list[TrainedRun]:
-    """Return every trained run of the standing comparison, in the order of `params.yaml`."""
-    params = load_params(project.params_file)
-    prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
-    return [run for name in prepared for run in _trained(project, comparison_runs(params, name), read_dataset(project, name))]
-
-
-def _trained(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:
-    """Yield those of the runs whose networks are in the store, made by the current code or older code. Their files are not checked."""
-    store = open_store(project)
-
-    def stored(kind: str, step: StepIdentity) -> str | None:
-        """Return the identity under which a step's files are in the store, or None."""
-        identities = finished_identities(project.state, step)
-        return next((identity for identity in identities if _is_stored(store, f"{kind}/{identity}")), None)
-
-    for spec in specs:
-        trained = stored("train", train_step(spec, dataset))
-        if trained is None:
-            continue
-        embedded = stored("embed", embed_step(spec, trained))
-        scored = None if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
-        yield TrainedRun(spec, dataset, trained, embedded, scored)
-
-
-def _is_stored(store: Store, key: str) -> bool:
-    return any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir()
-
-
-def run_of(project: Project, identity: str) -> TrainedRun | None:
-    """Return the run of the standing comparison whose training has this identity, or None."""
-    return next((run for run in trained_runs(project) if run.trained == identity), None)
 
 
 def network_of(project: Project, identity: str) -> Path:

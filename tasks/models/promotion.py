@@ -30,7 +30,8 @@ from tasks.models.lookup import IDENTITY, find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.specs import load_params
 from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork, Registry, Version, registered_name
+from tasks.tracking.registered import LoggedNetwork, Registry, registered_name
+from tasks.tracking.versions import Version
 
 CHAMPION = "champion"
 LEVEL = 0.05  # over all attempts at one place

@@ -18,8 +18,11 @@ from dml_core.data.readers.shared.own import guess_reader
 from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import writing
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.trained_on import trained_on
 from tasks.environment import Project
 from tasks.locks import alone
+from tasks.own_images.fine_tuning import fine_tuning_settings
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
 from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
@@ -41,7 +44,12 @@ class Added:
 
 
 def add_images(
-    project: Project, name: str, path: Path, reader: str | None = None, progress: Callable[[int, int], None] | None = None
+    project: Project,
+    name: str,
+    path: Path,
+    reader: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    backbone: BackboneConfig | None = None,
 ) -> Added:
     """Write a dataset of a user's images into `params.yaml`, with settings that fit them.
 
@@ -51,6 +59,7 @@ def add_images(
         path: the folder, or the list (CSV or Parquet) of a manifest.
         reader: "folder" or "manifest"; None detects it from `path`.
         progress: called with (images checked, total images).
+        backbone: pretrained backbone to fine-tune; None keeps the protocol's network.
 
     Raises:
         ConfigError: the name or place cannot be used, or `params.yaml` is invalid already.
@@ -64,8 +73,10 @@ def add_images(
     check_raw_places(project.root, params.datasets | {name: spec})
     report = _check_images(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
-        spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
-    return Added(spec, report.counts, write_dataset(project, name, spec, report))
+        images = trained_on(backbone.name) if backbone is not None else None
+        stored = max(_STORED_PIXELS, images.resize if images is not None else 0)
+        spec = spec.model_copy(update={"options": spec.options | {"stored_size": stored}})
+    return Added(spec, report.counts, write_dataset(project, name, spec, report, backbone))
 
 
 def check_new_name(name: str, params: Params) -> None:
@@ -112,7 +123,9 @@ def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], N
     return report
 
 
-def write_dataset(project: Project, name: str, spec: DatasetSpec, report: "CheckReport | None" = None) -> str:
+def write_dataset(
+    project: Project, name: str, spec: DatasetSpec, report: "CheckReport | None" = None, backbone: BackboneConfig | None = None
+) -> str:
     """Write a dataset's block, and with a report its settings in the comparison, into `params.yaml`, all or nothing; no other byte changes.
 
     Returns:
@@ -130,7 +143,10 @@ def write_dataset(project: Project, name: str, spec: DatasetSpec, report: "Check
         before, expected = path.read_bytes().decode(), read_yaml(path)
         blocks: dict[tuple[str, ...], dict[str, Any]] = {("datasets",): spec.model_dump(exclude_defaults=True)}
         if report is not None:
-            blocks["comparison", "datasets"] = fitted_settings(expected["comparison"]["protocol"], report)
+            protocol = expected["comparison"]["protocol"]
+            blocks["comparison", "datasets"] = (
+                fitted_settings(protocol, report) if backbone is None else fine_tuning_settings(protocol, report, backbone)
+            )
         after = before
         for keys, block in blocks.items():
             after = with_entry(after, keys, [f"{name}:{'' if block else ' {}'}", *_lines(block)])

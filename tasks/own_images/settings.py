@@ -27,18 +27,34 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
     Raises:
         ConfigError: a setting of the protocol is invalid.
     """
-    train = report.counts["train"]
-    sampler = _sampler(protocol, train.num_images, _num_classes(protocol, train.num_classes))
-    batch_size = sampler.get("batch_size", parse(SamplerConfig, protocol.get("sampler", {}), "sampler").batch_size)
+    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
+    fitted = fitted_sampler(protocol, report)
+    sampler = {key: value for key, value in fitted.items() if value != getattr(planned, key)}
     settings = {"transform": _transform(protocol, report), "sampler": sampler}
-    num_epochs = _num_epochs(protocol["num_epochs"], -(-train.num_images // batch_size))
+    num_epochs = _num_epochs(protocol["num_epochs"], -(-report.counts["train"].num_images // fitted["batch_size"]))
     return {key: value for key, value in settings.items() if value} | num_epochs
+
+
+def fitted_sampler(protocol: dict[str, Any], report: "CheckReport") -> dict[str, int]:
+    """Return batches of about the protocol's size, with no more classes and images per class than the dataset has.
+
+    Raises:
+        ConfigError: a setting of the protocol is invalid.
+    """
+    train = report.counts["train"]
+    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
+    return _sampler(planned, train.num_images, _num_classes(protocol, train.num_classes))
+
+
+def has_all_boxes(report: "CheckReport") -> bool:
+    """Return whether every image has a box."""
+    return report.num_boxes == sum(counts.num_images for counts in report.counts.values())
 
 
 def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
     """Return settings that resize images to the network's input size, or to their median if smaller; other crops resize automatically."""
     planned = parse(TransformConfig, protocol.get("transform", {}), "transform")
-    boxes = {"crop_to_box": True} if report.num_boxes == sum(counts.num_images for counts in report.counts.values()) else {}
+    boxes = {"crop_to_box": True} if has_all_boxes(report) else {}
     if planned.crop != "padded" or planned.crop_size is None:
         return boxes
     smallest, middle, largest = report.short_sides
@@ -54,19 +70,16 @@ def _num_classes(protocol: dict[str, Any], num_classes: int) -> int:
     return max(2, num_classes - num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), num_classes))
 
 
-def _sampler(protocol: dict[str, Any], num_images: int, num_classes: int) -> dict[str, Any]:
-    """Fit batches of about the protocol's size, with no more classes and images per class than the dataset has."""
-    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
+def _sampler(planned: SamplerConfig, num_images: int, num_classes: int) -> dict[str, int]:
     balanced = planned.num_classes_per_batch * planned.num_samples_per_class
     samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
     if num_classes >= planned.num_classes_per_batch:
         samples = min(samples, planned.num_samples_per_class)
-    wanted = {
+    return {
         "batch_size": _batch_size(planned.batch_size, num_images),
         "num_classes_per_batch": max(2, min(num_classes, balanced // samples)),
         "num_samples_per_class": samples,
     }
-    return {key: value for key, value in wanted.items() if value != getattr(planned, key)}
 
 
 def _batch_size(planned: int, num_images: int) -> int:

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary, summarise
+from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
+from dml_core.evaluation.statistics.over_seeds import says_seeds, summarise_seeds
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, difference_over_classes
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
@@ -25,7 +26,7 @@ from tasks.runs.finished import made_by_older_code
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 
-METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
+METRICS_FOLDER, SCORES_FILE = "metrics", "scores.csv"
 REPORT_FILE, FIGURE_FILE, EPOCHS_FILE = "report.md", "recall.png", "epochs.png"
 DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.md", "ranks.png"
 Summaries = dict[str, dict[str, Summary]]
@@ -44,7 +45,7 @@ def summarise_runs(runs: Scored) -> Summaries:
     names = {spec.variant: metrics.keys() for spec, metrics in reversed(runs)}
     scores = {name: _scores(runs, name) for name in dict.fromkeys(name for _, metrics in runs for name in metrics)}
     return {
-        variant: {name: summarise(list(scores[name][variant].values())) for name in names[variant]}
+        variant: {name: summarise_seeds(list(scores[name][variant].values())) for name in names[variant]}
         for variant in dict.fromkeys(spec.variant for spec, _ in runs)
     }
 
@@ -83,10 +84,9 @@ def write_report(
 ) -> str:
     """Write a comparison's files into `folder` and return the report's text. They do not depend on when or where the runs were made.
 
-    `metrics/<variant>.json`: means of the HEADLINES, for `dvc metrics`, which shows one row per file; `recall.csv`: means of Recall@K, for
-    `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md`, `recall.png` and, if the runs measured it,
-    `epochs.png` (Recall@1 over epochs): for readers, starting with the significant differences; `differences/`: every pair of variants, and
-    their ranks.
+    `metrics/<variant>.json`: means of the HEADLINES, for `dvc metrics`, which shows one row per file; `scores.csv`: every metric with its
+    mean, interval and seeds; `report.md`, `recall.png` (of `dvc plots`, too) and, if the runs measured it, `epochs.png` (Recall@1 over
+    epochs): for readers, starting with the significant differences; `differences/`: every pair of variants, and their ranks.
 
     Args:
         title: title of the comparison.
@@ -99,10 +99,7 @@ def write_report(
     summaries, comparison = summarise_runs(scored), compare_runs(scored, reference)
     folder.mkdir(parents=True, exist_ok=True)
     _write_metrics(summaries, folder / METRICS_FOLDER)
-    recalls = {variant: _recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
-    mean_recalls = ([variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
-    _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *mean_recalls])
-    _write_csv(folder / SCORES_FILE, _score_rows(scored, summaries))
+    _write_scores(scored, summaries, folder / SCORES_FILE)
     has_curves = _draw_figures(title, runs, folder)
     over_classes = {} if comparison is None else _over_classes(runs, comparison)
     _write_differences(title, scored, comparison, over_classes, folder / DIFFERENCES_FOLDER)
@@ -112,7 +109,7 @@ def write_report(
         title=title,
         conclusions=[] if comparison is None else [comparison.sentence, _other_classes(comparison, over_classes), comparison.limits],
         role=runs[0][0].evaluation.role,
-        spread=f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed",
+        spread=says_seeds(num_seeds),
         bold_says=comparison.bold_says if comparison is not None and comparison.best_set else "",
         rows=_rows(summaries, comparison, older_code or {}),
         older_code={variant: made_by_older_code(files) for variant, files in (older_code or {}).items()},
@@ -126,11 +123,6 @@ def write_report(
 # ---------------------------------------------------------------- for DVC
 
 
-def _recall_by_k(metrics: Mapping[str, float]) -> dict[int, float]:
-    """Return K -> Recall@K, in ascending order of K."""
-    return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
-
-
 def _write_metrics(summaries: Summaries, folder: Path) -> None:
     """Write one file per variant; remove files of variants that are no longer in the comparison."""
     folder.mkdir(exist_ok=True)
@@ -142,8 +134,8 @@ def _write_metrics(summaries: Summaries, folder: Path) -> None:
         write_whole(folder / f"{variant}.json", json.dumps(means, indent=2) + "\n")
 
 
-def _score_rows(runs: Scored, summaries: Summaries) -> list[list[str]]:
-    """Return a header and a row per variant and metric: mean, half of the 95 % interval, each seed's value; missing values are empty."""
+def _write_scores(runs: Scored, summaries: Summaries, path: Path) -> None:
+    """Write a header and a row per variant and metric: mean, half of the 95 % interval, each seed's value; missing values are empty."""
     seeds = sorted({spec.seed for spec, _ in runs})
     measured = {(spec.variant, spec.seed): metrics for spec, metrics in runs}
     rows = [["variant", "metric", "mean", "half_width", *(f"seed_{seed}" for seed in seeds)]]
@@ -151,16 +143,17 @@ def _score_rows(runs: Scored, summaries: Summaries) -> list[list[str]]:
         for name, summary in metrics.items():
             values = [summary.mean, summary.half_width, *(measured.get((variant, seed), {}).get(name) for seed in seeds)]
             rows.append([variant, name, *("" if value is None else f"{value:.6f}" for value in values)])
-    return rows
-
-
-def _write_csv(path: Path, rows: Iterable[list[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     write_whole(path, text.getvalue())
 
 
 # ---------------------------------------------------------------- for readers
+
+
+def _recall_by_k(metrics: Mapping[str, float]) -> dict[int, float]:
+    """Return K -> Recall@K, in ascending order of K."""
+    return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
 
 
 def _draw_figures(title: str, runs: Recorded, folder: Path) -> bool:

@@ -26,7 +26,8 @@ from tasks.reports import run_evaluation
 from tasks.reports.album import CELLS, COLUMNS, Album
 from tasks.reports.compare import Summaries, compare_runs, summarise_runs
 from tasks.reports.finished_runs import SelectedRuns, open_sides
-from tasks.reports.kit import load_picture, picture_files, render
+from tasks.reports.kit import render
+from tasks.reports.pictures import load_picture, picture_files
 from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method
 from tasks.runs.specs import row_name
 from tasks.scores.figures import Side

@@ -1,6 +1,8 @@
 """Details of a row of a table's page: how its runs were trained, where they are stored, and their pictures."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,12 @@ from dml_core.config import flatten
 from dml_core.errors import ConfigError, StoreError
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
-from tasks.reports.kit import Picture, load_picture, picture_files
-from tasks.runs.protocols import load_protocol
+from tasks.reports.pictures import KeptPictures, Picture, load_picture, picture_files
 from tasks.runs.tuned import TUNED, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import row_training
+from tasks.tables.runs import cached_protocol, row_training
 
 LineKey = tuple[str, str, Epoch]
 Difference = tuple[str, str, str]  # setting, value in the run, value in the other settings; "-" if missing
@@ -46,7 +47,7 @@ class Details:
     unavailable: str | None
 
 
-def line_details(name: str, table: TableFile, result: TableResult, store: Store) -> dict[LineKey, list[Details]]:
+def line_details(name: str, table: TableFile, result: TableResult, store: Store, kept: KeptPictures) -> dict[LineKey, list[Details]]:
     """Return the details of every line of a table, by dataset; their pictures share the space of a page."""
     groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
     for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
@@ -55,7 +56,11 @@ def line_details(name: str, table: TableFile, result: TableResult, store: Store)
     folders = {runs[0].figures: _folder(store, runs[0].figures) for runs in groups.values()}
     files = {folder: picture_files(folder) for folder in folders.values() if isinstance(folder, Path)}
     num_pictures = sum(map(len, files.values()))
-    pictures = {folder: tuple(load_picture(path, folder, num_pictures) for path in paths) for folder, paths in files.items()}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow encodes without Python's lock
+        loads = {
+            folder: [threads.submit(load_picture, path, folder, num_pictures, kept) for path in paths] for folder, paths in files.items()
+        }
+        pictures = {folder: tuple(load.result() for load in of_folder) for folder, of_folder in loads.items()}
     details: dict[LineKey, list[Details]] = {}
     for (line, _), runs in groups.items():
         folder = folders[runs[0].figures]
@@ -68,7 +73,7 @@ def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures:
     run, row = runs[0], table.rows[runs[0].row]
     variant = row.variants[0] if run.variant == TUNED else run.variant
     protocol = row.protocol or name.partition("/")[0]
-    from_protocol = _differences(run, lambda: load_protocol(protocol).training_config(run.dataset, variant))
+    from_protocol = _differences(run, lambda: cached_protocol(protocol).training_config(run.dataset, variant))
     changed = _differences(run, lambda: row_training(name, row, run.dataset, run.variant, called=run.row))
     return Details(
         run=run,

@@ -3,32 +3,39 @@
 A page is one file with its style, scripts and pictures; its policy forbids loading anything.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
 from dml_core.errors import ConfigError, DataError, TrackingError
 from tasks.checks import check_before
 from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
+from tasks.own_images.published import is_published
 from tasks.plans.results import load_result
-from tasks.reports.kit import diagram_picture, render
+from tasks.reports.kit import render
+from tasks.reports.pictures import KeptPictures, diagram_picture
 from tasks.reports.table_details import line_details
 from tasks.reports.table_text import as_markdown, as_note
 from tasks.runs.specs import Params, RunSpec, table_comparison
+from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
-from tasks.tables.file import PROJECT, TableFile, load_table, table_names
+from tasks.tables.file import PROJECT, TableFile, load_table, paper_tables, table_names
 from tasks.tables.present import table_today
 from tasks.tables.result import TableResult
-from tasks.tables.runs import is_run, project_dataset, row_training, scoring_of
+from tasks.tables.runs import datasets_of, is_run, project_dataset, row_training, scoring_of
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 from tasks.tables.view import comparable, shown_table, unmeasured
+from tasks.tracking.child_run import WORKFLOW
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
-SITE_LOCK = ".site.lock"  # in the state folder
+SITE_LOCK, PICTURES = ".site.lock", "pictures"  # in the state folder
 INDEX = "index.html"
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0  # pixels of a cell's drawing
 SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
@@ -85,34 +92,80 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     result, _ = comparable(measured, today)
     table = shown_table(name, file, measured, _waiting(project, params, name, file, result), today)
     page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
+    pictures = KeptPictures(project.state / PICTURES / f"{name}.json")
     html = render(
         "table.html",
         table=table,
         blocks=[
             (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
         ],
-        details=line_details(name, file, result, store),
+        details=line_details(name, file, result, store, pictures),
         links=_links(project, table),
-        diagram=None if table.ranking is None else diagram_picture(table.ranking),
+        diagram=None if table.ranking is None else diagram_picture(table.ranking, pictures),
         scales=[column_scale(table, index) for index in range(len(table.columns))],
         scale_of=cell_scale,
         describe=describe_cell,
         glyph_size=(WIDTH, HEIGHT),
         json_name=page.json.name,
     )
+    pictures.save()
     write_whole(page.html, html)
     write_whole(page.json, table.model_dump_json(indent=1) + "\n")
     write_whole(page.html.with_suffix(".md"), page.markdown)
     return page
 
 
+@dataclass(frozen=True)
+class IndexEntry:
+    """A table in the index.
+
+    Attributes:
+        name, title: as in the tables' folder and in the table's file.
+        table: content of its page; None without a page, or if another version wrote it.
+        has_page: whether there is a page to link to.
+        needs: datasets of the paper that the user provides (`dml data add`).
+    """
+
+    name: str
+    title: str
+    table: ShownTable | None
+    has_page: bool
+    needs: tuple[str, ...]
+
+    @property
+    def paper(self) -> str:
+        """Folder of the paper, or of the project's own tables."""
+        return self.name.partition("/")[0]
+
+    @property
+    def measured_on(self) -> Literal["own data", "stand-in", "nothing"]:
+        """Data with measurements: the paper's own, or stand-ins only."""
+        if self.table is not None and self.table.own_data.rows:
+            return "own data"
+        return "stand-in" if self.table is not None and self.table.stand_in.rows else "nothing"
+
+
 def index_page(folder: Path) -> str:
-    """Return the HTML index of a folder's pages, read from their JSON; tables without a page are listed with the command that writes it."""
-    papers: dict[str, list[tuple[str, str, ShownTable | None, bool]]] = {}
-    for name in table_names():
-        entry = name, load_table(name).title, _written(folder, name), (folder / f"{name}.html").is_file()
-        papers.setdefault(name.partition("/")[0], []).append(entry)
-    return render("index.html", papers=papers, project=PROJECT)
+    """Return the HTML index of a folder's pages, read from their JSON: what is measured first, the other tables folded with their needs."""
+    entries = [_index_entry(folder, name) for name in table_names()]
+    measured = [entry for entry in entries if entry.measured_on != "nothing"]
+    of_papers = [entry for entry in measured if entry.paper != PROJECT]
+    waiting = [entry for entry in entries if entry.measured_on == "nothing" and entry.name != STANDING]  # whose results are elsewhere, too
+    return render(
+        "index.html",
+        own_data=[entry for entry in of_papers if entry.measured_on == "own data"],
+        stand_in=[entry for entry in of_papers if entry.measured_on == "stand-in"],
+        of_project=[entry for entry in measured if entry.paper == PROJECT],
+        waiting={paper: list(of_paper) for paper, of_paper in groupby(waiting, attrgetter("paper"))},
+        needs=Counter(dataset for entry in waiting for dataset in entry.needs).most_common(),
+        num_tables=len(paper_tables()),
+    )
+
+
+def _index_entry(folder: Path, name: str) -> IndexEntry:
+    table = load_table(name)
+    needs = tuple(dataset for dataset in datasets_of(table) if is_published(dataset) and dataset not in table.stand_ins)
+    return IndexEntry(name, table.title, _written(folder, name), (folder / f"{name}.html").is_file(), needs)
 
 
 def _written(folder: Path, name: str) -> ShownTable | None:
@@ -148,7 +201,9 @@ def _links(project: Project, table: ShownTable) -> Mapping[tuple[str, str, int],
             runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
         except TrackingError:
             continue  # it has none of them, or is down: the page still names the runs
-        links |= {(dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}" for run in runs}
+        links |= {
+            (dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}?{WORKFLOW}" for run in runs
+        }
     return links
 
 

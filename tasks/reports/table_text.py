@@ -1,24 +1,43 @@
 """A table as text: lines for the terminal, and Markdown for files, Prefect and MLflow."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tasks.runs.finished import made_by_older_code
 from tasks.tables.shown import Counted, JudgedClaim, ShownColumn, ShownLine, ShownRow, ShownTable
 
-MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
+MARKDOWN, TERMINAL = "**{}**", "\x1b[1m{}\x1b[0m"  # bold
 STAND_IN = "stand-in for"
 UNRESOLVED = "Published values that differ by no more than their tolerance"
 
 
-def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
-    """Return the whole table: a header, then for each row its published values, values from other sources, and its measured lines.
+def lines(table: ShownTable) -> list[list[str]]:
+    """Return the whole table: a header, then for each row its values, and why others are missing."""
+    blank = [""] * len(table.columns)
+    rows = [
+        line for row in table.rows for line in [*_value_lines(row, table, MARKDOWN), *(["", remark, *blank] for remark in _remarks(row))]
+    ]
+    return [_header(table), *rows]
 
-    Args:
-        table: the table to show.
-        bold: format of values in the confidence set of the best.
-    """
-    header = ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
-    return [header, *(line for row in table.rows for line in _row_lines(row, table, bold))]
+
+def terminal_lines(table: ShownTable) -> list[list[str]]:
+    """Return the table for a terminal: as `lines`, but with "not run" for rows without values; `remark_lines` has the reasons."""
+    blank = [""] * len(table.columns)
+    rows = [line for row in table.rows for line in _value_lines(row, table, TERMINAL) or [[row.label, "not run", *blank]]]
+    return [_header(table), *rows]
+
+
+def remark_lines(table: ShownTable) -> list[str]:
+    """Return why values are missing: a line for each reason, with the rows that it concerns."""
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for row in table.rows:
+        for remark in _remarks(row):
+            rows[remark].append(row.label)
+    return [f"{', '.join(dict.fromkeys(labels))}: {remark}" for remark, labels in rows.items()]
+
+
+def _header(table: ShownTable) -> list[str]:
+    return ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
 
 
 def _dataset(column: ShownColumn) -> str:
@@ -26,17 +45,21 @@ def _dataset(column: ShownColumn) -> str:
     return column.dataset if column.stands_in_for is None else f"{column.dataset} ({STAND_IN} {column.stands_in_for})"
 
 
-def _row_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
+def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
+    """Return a row's published values, values from other sources and measured lines; `bold` formats the confidence set of the best."""
     kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
     rows = [
         [label, what, *(column.printed(value) for column, value in zip(table.columns, values, strict=True))]
         for label, what, values in ((row.label, kind, row.published), ("", "released", row.released), ("", "independent", row.independent))
         if values is not None
     ]
-    rows += [["", line.label, *_measured(line, table, bold)] for line in row.lines]
+    return rows + [["", line.label, *_measured(line, table, bold)] for line in row.lines]
+
+
+def _remarks(row: ShownRow) -> list[str]:
+    """Return why the row was not run or a run failed."""
     remarks = [f"not run on {', '.join(datasets)}: {why}" if row.lines else f"not run: {why}" for why, datasets in row.waiting.items()]
-    remarks += [f"FAILED, {run}: {why}" for run, why in row.failures.items()]
-    return rows + [["", remark, *([""] * len(table.columns))] for remark in remarks]
+    return remarks + [f"FAILED, {run}: {why}" for run, why in row.failures.items()]
 
 
 def _measured(line: ShownLine, table: ShownTable, bold: str) -> list[str]:
@@ -130,7 +153,7 @@ def as_note(table: ShownTable) -> str:
     """Return the description of a table and its results for MLflow's page."""
     page = f", page {table.page} of the paper" if table.page is not None else ""
     paragraphs = [
-        f"**{table.name}**{page}: {table.title}.",
+        f"{table.name}{page}: {table.title}.",
         table.states if table.page is None else f"The paper states: {table.states}",
         *count_lines(table),
         *table.conclusions,

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from dml_core.config import Config, Name, merge, parse, read_yaml, unknown_name
+from dml_core.config import Config, Name, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
+from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
 
@@ -64,8 +65,8 @@ class Protocol(Config):
             if name not in known:
                 raise unknown_name(f"{kind} of protocol '{self.paper}'", name, list(known))
         changes = self.variants[variant]
-        values = merge(merge(self.training, self.datasets[dataset]), merge(changes.training, changes.datasets.get(dataset, {})))
-        return parse(TrainingConfig, values, f"protocol {self.paper}: {dataset} / {variant}")
+        layers = self.datasets[dataset], changes.training, changes.datasets.get(dataset, {})
+        return parse_overridden(TrainingConfig, f"protocol {self.paper}: {dataset} / {variant}", self.training, *layers)
 
 
 def protocol_names() -> list[str]:

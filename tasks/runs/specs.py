@@ -1,7 +1,7 @@
 """Specifications of runs: `params.yaml` as typed, frozen objects. Specifications flow down, records flow up.
 
 The standing comparison is the product of datasets, variants and seeds. A run's training configuration is the comparison's protocol,
-overridden by the dataset's part and then the variant's; every value is written once.
+overridden by the dataset's part and then the variant's (`dml_core.overrides`); every value is written once.
 """
 
 import os
@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from dml_core.config import Config, Name, located, merge, parse, read_value, read_yaml, refuse_repeats, unknown_name
+from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
+from dml_core.overrides import override, parse_overridden
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
@@ -272,7 +273,7 @@ def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> 
     Runs scored on validation classes and runs with other settings are separate comparisons: they replace nothing in the standing one.
     """
     validation = [] if role == "test" else [f"{role} classes"]
-    settings = sorted(override.replace("'", '"') for override in overrides if changes_results(override))  # MLflow's filters have no escape
+    settings = sorted(setting.replace("'", '"') for setting in overrides if changes_results(setting))  # MLflow's filters have no escape
     return ", ".join([f"comparison on {dataset}", *validation, *settings])
 
 
@@ -289,9 +290,9 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         ConfigError: the first error, in one line.
     """
     values = read_yaml(path)
-    for override in overrides:
-        values = merge(values, _override(values, override))
-    params = parse(Params, values, path.name)
+    for setting in overrides:
+        values = override(values, _set_value(values, setting))
+    params = parse_overridden(Params, path.name, values)
     for name, dataset in params.datasets.items():
         with located(f"{path.name}: datasets.{name}"):
             parse_dataset(dataset.reader, dataset.options)
@@ -309,6 +310,23 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         for variant in variants:
             _training(params, name, variant, tuned=False)  # `dml tune` reads this file too: only runs refuse an untuned variant
     return params
+
+
+def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Return a line for each setting that names another part and thereby drops options of the file's: `--set a.name=b drops a.width: 16`.
+
+    Args:
+        path: `params.yaml`.
+        overrides: settings that `load_params` has accepted.
+    """
+    values, lines = read_yaml(path), []
+    for setting in overrides:
+        before = flatten(values)
+        values = override(values, _set_value(values, setting))
+        after = flatten(values)
+        gone = [f"{name}: {value}" for name, value in before.items() if name not in after and f"{name.rpartition('.')[0]}.name" in after]
+        lines += [f"--set {setting} drops {', '.join(gone)}"] if gone else []
+    return lines
 
 
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
@@ -364,9 +382,9 @@ def check_seeds(seeds: Iterable[int]) -> None:
             raise ConfigError(f"--seed: {error}") from None
 
 
-def changes_results(override: str) -> bool:
-    """Return whether a `--set` override can change a result; those below `scale` cannot."""
-    return not override.startswith("scale.")
+def changes_results(setting: str) -> bool:
+    """Return whether a `--set` setting can change a result; those below `scale` cannot."""
+    return not setting.startswith("scale.")
 
 
 def standing_runs(
@@ -430,12 +448,14 @@ def comparison_runs(
     for variant in variants or ():
         if variant not in comparison.variants:
             raise unknown_name("variant", variant, list(comparison.variants))
-    named = tuple(override for override in overrides if changes_results(override))
+    named = tuple(setting for setting in overrides if changes_results(setting))
     runs = []
     for variant in comparison.variants:
         if variants and variant not in variants:
             continue
         training = _training(params, dataset, variant, tuned)
+        with located(f"params.yaml: comparison: {dataset} / {variant}"):
+            _check_scored(training, params.evaluation, dataset)
         runs += [
             RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation, overrides=named)
             for seed in seeds or comparison.seeds
@@ -455,22 +475,26 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     for name, value in ((TUNED, asks_tuned), (BY_DEFAULT, of_variant.get(BY_DEFAULT, True))):
         if not isinstance(value, bool):
             raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")
-    settings = merge(merge(comparison.protocol, of_dataset), {key: value for key, value in of_variant.items() if key != BY_DEFAULT})
-    settings.pop(TUNED, None)
+    layers = [{key: value for key, value in block.items() if key not in (TUNED, BY_DEFAULT)} for block in (of_dataset, of_variant)]
     if tuned and asks_tuned:
         with located(where):
             try:
-                settings = merge(settings, read_tuned(STANDING, row_name(variant), dataset).training)
+                layers.append(read_tuned(STANDING, row_name(variant), dataset).training)
             except ConfigError as error:
                 raise ConfigError(f"{error}, or set tuned: false for this variant") from None
-    training = parse(TrainingConfig, settings, where)
+    training = parse_overridden(TrainingConfig, where, comparison.protocol, *layers)
     with located(where):
         check_loss_name(training.loss.name)
         backbone_module(training.model.backbone.name)
-        if params.evaluation.role == "validation" and training.validation is None:
-            raise ConfigError("evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}")
-        _check_epoch(training, params.evaluation.epoch)
     return training
+
+
+def _check_scored(training: TrainingConfig, evaluation: EvaluationConfig, dataset: str) -> None:
+    """Check that a run of the comparison has the held-out classes and the epoch that are scored."""
+    if evaluation.role == "validation" and training.validation is None:
+        setting = f"comparison.datasets.{dataset}.validation={{share: 0.2}}"
+        raise ConfigError(f"evaluation.role is 'validation', but no classes are held out; add --set '{setting}', or set it in params.yaml")
+    _check_epoch(training, evaluation.epoch)
 
 
 def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
@@ -480,18 +504,18 @@ def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
         raise ConfigError(f"evaluation.epoch is '{epoch}', which the run does not keep; set keep_epochs: [{epoch}]")
 
 
-def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
+def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
     """Return a `--set` as nested settings; an unknown name on its path is refused here, an unknown last key by the parser."""
-    path, equals, text = override.partition("=")
+    path, equals, text = setting.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: write it as key=value, for example --set comparison.protocol.num_epochs=3")
+        raise ConfigError(f"--set {setting}: write it as key=value, for example --set comparison.protocol.num_epochs=3")
     if keys[0] == "datasets":
-        raise ConfigError(f"--set {override}: DVC prepares datasets from params.yaml; change it there")
+        raise ConfigError(f"--set {setting}: DVC prepares datasets from params.yaml; change it there")
     for kind, at in (("dataset of the comparison", ["comparison", "datasets"]), ("variant", ["comparison", "variants"])):
         known = list(_within(values, at))
         if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
-            raise ConfigError(f"--set {override}: {unknown_name(kind, keys[2], known)}")
+            raise ConfigError(f"--set {setting}: {unknown_name(kind, keys[2], known)}")
     nested: Any = read_value(text, f"--set {path.strip()}")
     for key in reversed(keys):
         nested = {key: nested}

@@ -1,40 +1,60 @@
-"""The HTTP interface of the service: its paths, requests and responses, and the page at `/`."""
+"""The HTTP interface of the service: its paths, requests and responses; `pages` has what a browser shows."""
 
-import base64
-import hashlib
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from tasks.serving import limits, metrics
+from dml_core.network_description import Metric
+from tasks.serving import limits, metrics, pages
 from tasks.serving.replica import Hit
 from tasks.serving.replicas import Replicas
 
-PAGE = Path(__file__).parent / "page"
 RequestT = TypeVar("RequestT", bound="EmbedRequest")
 STATUS = {"json_invalid": 400, "bytes_invalid_encoding": 400, "too_long": 413}  # of pydantic's errors; 422 for all others
+DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
+
+
+def _without_prefix(image: Any) -> Any:
+    """Return the base64 text of a `data:` URL, and any other value unchanged."""
+    if not isinstance(image, str) or image[:5].lower() != "data:":
+        return image
+    prefix = DATA_URL.match(image)
+    if prefix is None:
+        raise PydanticCustomError("bytes_invalid_encoding", "a data: URL must contain its image in base64")
+    return image[prefix.end() :]
+
+
+# Not strict, since what a validator returns counts as Python's text, in which strict mode sees no bytes.
+EncodedImage = Annotated[bytes, Strict(False), BeforeValidator(_without_prefix)]
+Neighbours = Annotated[int, Field(ge=1, le=limits.NEIGHBOURS, description="Number of neighbours.")]
+Thumbnails = Annotated[bool, Field(description="Whether to return thumbnails of the hits.")]
 
 
 class EmbedRequest(BaseModel):
     """Images to embed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64", ser_json_bytes="base64")
-    images: list[bytes] = Field(min_length=1, max_length=limits.IMAGES, description="Base64-encoded image files.")
+    images: list[EncodedImage] = Field(
+        min_length=1, max_length=limits.IMAGES, description="Image files in base64, with or without the prefix of a data: URL."
+    )
 
 
 class SearchRequest(EmbedRequest):
     """Images to search with."""
 
-    k: int = Field(10, ge=1, le=limits.NEIGHBOURS, description="Number of neighbours per image.")
-    thumbnails: bool = Field(False, description="Whether to return thumbnails of the hits.")
+    k: Neighbours = 10
+    thumbnails: Thumbnails = False
 
 
 class EmbedResponse(BaseModel):
@@ -58,6 +78,7 @@ class Served(BaseModel):
     model: str
     title: str
     num_dimensions: int
+    metric: Metric = Field(description="Metric of the search.")
     num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
 
 
@@ -74,21 +95,24 @@ class Problem(BaseModel):
     error: str
 
 
-def make_app(served: Served, replicas: Replicas) -> FastAPI:
-    """Return the application, which must be put behind a `Guard`."""
+def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
+    """Return the application, which must be put behind a `Guard`.
+
+    Args:
+        served: facts about what is served.
+        replicas: what computes the answers.
+        has_token: whether the guard requires a token; the OpenAPI description then says so.
+    """
     app = FastAPI(
         title="dml serve",
         description="Embeddings of images, and the images of an index that are nearest to them.",
         version="1",
-        docs_url=None,  # its page would load scripts from another site
+        docs_url=None,  # its page would load scripts from another site; `pages` has one that loads nothing
         redoc_url=None,
         responses={"4XX": {"model": Problem}, "5XX": {"model": Problem}},
     )
-    page, policy = read_page()
-
-    @app.get("/", include_in_schema=False)
-    async def show() -> HTMLResponse:
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+    token = [Depends(HTTPBearer(scheme_name="token", auto_error=False))] if has_token else []  # describes; the guard checks
+    _add_pages(app)
 
     @app.get("/v1/health")
     async def health() -> Health:
@@ -97,7 +121,7 @@ def make_app(served: Served, replicas: Replicas) -> FastAPI:
             raise HTTPException(503, "no replica answers")
         return Health(**served.model_dump())
 
-    @app.post("/v1/embed", openapi_extra=_body_schema(EmbedRequest))
+    @app.post("/v1/embed", openapi_extra=_body_schema(EmbedRequest), dependencies=token)
     async def embed(request: Request) -> EmbedResponse:
         """Embed images."""
         wanted = await _read_request(request, EmbedRequest)
@@ -105,16 +129,28 @@ def make_app(served: Served, replicas: Replicas) -> FastAPI:
         assert answer.embeddings is not None
         return EmbedResponse(embeddings=answer.embeddings.tolist(), num_dimensions=served.num_dimensions, model=served.model)
 
-    @app.post("/v1/search", openapi_extra=_body_schema(SearchRequest))
+    @app.post("/v1/search", openapi_extra=_body_schema(SearchRequest), dependencies=token)
     async def search(request: Request) -> SearchResponse:
-        """Find the items of the index that are nearest to the images."""
-        if served.num_items is None:
-            raise HTTPException(404, "the service has no index to search, only a model; start it with an index")
+        """Find the items of the index that are nearest to images."""
+        _num_items(served)
         wanted = await _read_request(request, SearchRequest)
         answer = await replicas.answer(wanted.images, wanted.k, wanted.thumbnails)
         return SearchResponse(results=answer.hits, model=served.model)
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/v1/neighbours", dependencies=token)
+    async def neighbours(
+        position: Annotated[int, Query(ge=0, description="Position of the item, as hits have it.")],
+        k: Neighbours = 10,
+        thumbnails: Thumbnails = False,
+    ) -> SearchResponse:
+        """Find the items of the index that are nearest to one of its items, without that item."""
+        num_items = _num_items(served)
+        if position >= num_items:
+            raise HTTPException(404, f"position {position}: the index has {num_items} items, from 0 to {num_items - 1}")
+        answer = await replicas.neighbours(position, k, thumbnails)
+        return SearchResponse(results=answer.hits, model=served.model)
+
+    @app.get("/metrics", response_class=PlainTextResponse, dependencies=token)
     async def read_metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
@@ -123,11 +159,38 @@ def make_app(served: Served, replicas: Replicas) -> FastAPI:
     async def refuse(_: Request, error: HTTPException) -> JSONResponse:
         return limits.refusal(error)
 
+    @app.exception_handler(RequestValidationError)
+    async def refuse_value(_: Request, error: RequestValidationError) -> JSONResponse:
+        return limits.refusal(_as_refusal(error.errors()))
+
     @app.exception_handler(Exception)
     async def report_bug(_: Request, __: Exception) -> JSONResponse:
         return limits.refusal(HTTPException(500, "internal error; see the service's log"))
 
     return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def show_search() -> HTMLResponse:
+        page, policy = pages.search_page()
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_interface(request: Request) -> HTMLResponse:
+        page, policy = pages.interface_page(app.openapi(), str(request.base_url).rstrip("/"))
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+
+def _num_items(served: Served) -> int:
+    """Return the number of items of the index.
+
+    Raises:
+        HTTPException: 404, there is no index.
+    """
+    if served.num_items is None:
+        raise HTTPException(404, "the service has no index to search, only a model; start it with an index")
+    return served.num_items
 
 
 async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
@@ -145,12 +208,16 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
         else:
             raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise HTTPException(STATUS.get(problem["type"], 422), f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+        raise _as_refusal(error.errors(include_url=False, include_input=False)) from None
     for number, data in enumerate(wanted.images, 1):
         limits.check_image(data, f"image {number}")
     return wanted
+
+
+def _as_refusal(problems: Sequence[Any]) -> HTTPException:
+    """Return the first of pydantic's errors as a refusal."""
+    where = ".".join(str(part) for part in problems[0]["loc"])
+    return HTTPException(STATUS.get(problems[0]["type"], 422), f"{where}: {problems[0]['msg']}" if where else problems[0]["msg"])
 
 
 async def _read_form(request: Request) -> dict[str, Any]:
@@ -188,16 +255,3 @@ def _body_schema(kind: type[BaseModel]) -> dict[str, Any]:
     fields = {name: field for name, field in schema["properties"].items() if name != "images"}
     form = {"type": "object", "required": ["image"], "properties": {"image": files, **fields}}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}}}
-
-
-@cache
-def read_page() -> tuple[str, str]:
-    """Return the page at `/`, a single file, and a Content-Security-Policy that allows only its own script and style."""
-    style, script = ((PAGE / name).read_text() for name in ("page.css", "page.js"))
-    page = (PAGE / "page.html").read_text().replace("/* page.css */", style).replace("/* page.js */", script)
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data: blob:; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return page, policy

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tasks.serving import limits, metrics
 
-OPEN_PATHS = ("/", "/v1/health")  # a token would protect nothing there
-KNOWN_PATHS = (*OPEN_PATHS, "/v1/embed", "/v1/search", "/metrics", "/openapi.json")
+OPEN_PATHS = ("/", "/docs", "/openapi.json", "/v1/health")  # a token would protect nothing there
+KNOWN_PATHS = (*OPEN_PATHS, "/v1/embed", "/v1/search", "/v1/neighbours", "/metrics")
 LINGER_SECONDS = 2.0  # a refused client reads its answer only after sending for a while
 HEADERS = {
     "x-content-type-options": "nosniff",

@@ -19,6 +19,7 @@ HEAD_SECONDS = 10.0  # for a request's first line and headers
 QUIET_SECONDS = 10.0  # between two pieces of a body
 BODY_SECONDS = 60.0  # for a whole body
 ANSWER_SECONDS = 60.0  # once the request has arrived
+DRAIN_SECONDS = 5  # for requests in progress when the service ends
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 LONGEST_LINE = 300

@@ -1,4 +1,4 @@
-"""A replica of the service: it decodes images, embeds them in batches and searches.
+"""A replica of the service: it decodes images, embeds them in batches and searches, in the server's process or on Ray (`ray_replicas`).
 
 Threads decode each image as it arrives (the decoders release Python's lock), so that the network never waits for another request's large
 file, and a damaged file never reaches a batch. Images of different requests share a forward pass: during one pass the next batch gathers,
@@ -12,7 +12,6 @@ import base64
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -22,15 +21,15 @@ from torch import Tensor
 
 from dml_core.errors import DataError
 from dml_core.index.index import Index
-from dml_core.trained import load_model
+from dml_core.trained import TrainedModel
 
 
 @dataclass(frozen=True)
 class Hit:
     """An item of the index, as a neighbour of an image."""
 
-    position: Annotated[int, Field(description="Position in the index, from 0.")]
-    score: Annotated[float, Field(description="Larger is nearer: the cosine, or minus the distance.")]
+    position: Annotated[int, Field(description="Position in the index, from 0; /v1/neighbours takes it.")]
+    score: Annotated[float, Field(description="The cosine, or the negative Euclidean distance; larger is nearer.")]
     name: str
     class_name: str | None
     thumbnail: Annotated[str | None, Field(description="A data: URL, if requested and available.")]
@@ -74,30 +73,26 @@ class Replica:
     """One copy of the network, with the index mapped into memory.
 
     Args:
-        model: folder of the network.
-        index: folder of the index, or None.
+        model: the network.
+        index: index of the network's embeddings, or None.
         num_threads: decoder threads; network and search use OMP_NUM_THREADS.
         max_batch: maximum number of images per forward pass.
-        on_loopback: whether Ray runs only on this machine and must not be reachable from others.
+
+    Raises:
+        ConfigError: the index is of another network.
     """
 
-    def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int, on_loopback: bool = False) -> None:
-        if on_loopback:
-            _keep_to_loopback()
-        self._model = load_model(model)
-        self._index = Index.open(Path(index)) if index is not None else None
-        if self._index is not None:
-            self._index.check_model(self._model.identity)
+    def __init__(self, model: TrainedModel, index: Index | None, num_threads: int, max_batch: int) -> None:
+        if index is not None:
+            index.check_model(model.identity)
+        self._model = model
+        self._index = index
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._max_batch = max_batch
         self._waiting: list[tuple[_Query, asyncio.Future[_Result]]] = []
         self._working: asyncio.Task[None] | None = None
         self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
-
-    async def check(self) -> bool:
-        """Return True, as a sign of life."""
-        return True
 
     async def answer(self, images: Sequence[bytes], k: int, with_thumbnails: bool) -> Answer:
         """Embed a request's images, or find each one's neighbours.
@@ -122,7 +117,23 @@ class Replica:
         batch_sizes = tuple(result.batch_size for result in results if result.batch_size is not None)
         if k == 0:
             return Answer(embeddings=np.stack([result.row for result in results]), batch_sizes=batch_sizes)
-        return Answer(hits=tuple(self._hits(result, with_thumbnails) for result in results), batch_sizes=batch_sizes)
+        hits = tuple(self._hits(result.scores, result.positions, with_thumbnails) for result in results)
+        return Answer(hits=hits, batch_sizes=batch_sizes)
+
+    async def neighbours(self, position: int, k: int, with_thumbnails: bool) -> Answer:
+        """Find the neighbours of an item of the index, without the item, by its stored vector.
+
+        Args:
+            position: position of the item, 0 to N - 1.
+            k: number of neighbours; fewer if the index has fewer other items.
+            with_thumbnails: whether hits include their pictures.
+        """
+        assert self._index is not None
+        vectors_1D = self._index.vectors_ND[position : position + 1]
+        found = await asyncio.get_running_loop().run_in_executor(self._computer, self._index.search, vectors_1D, k + 1)
+        scores_K, positions_K = found[0][0], found[1][0]
+        others = np.flatnonzero(positions_K != position)[:k]
+        return Answer(hits=(self._hits(scores_K[others], positions_K[others], with_thumbnails),))
 
     async def _in_a_batch(self, query: _Query) -> _Result:
         """Compute one image with all others waiting. Serve's own `batch` closes a batch on arrival, before the network is free."""
@@ -164,30 +175,18 @@ class Replica:
                 results[number].scores, results[number].positions = scores[row, :k], positions[row, :k]
         return results
 
-    def _hits(self, result: _Result, with_thumbnails: bool) -> tuple[Hit, ...]:
+    def _hits(self, scores_K: NDArray[np.float32] | None, positions_K: NDArray[np.int64] | None, with_thumbnails: bool) -> tuple[Hit, ...]:
         assert self._index is not None
-        assert result.scores is not None
-        assert result.positions is not None
+        assert scores_K is not None
+        assert positions_K is not None
         hits = []
-        for score, position in zip(result.scores.tolist(), result.positions.tolist(), strict=True):
+        for score, position in zip(scores_K.tolist(), positions_K.tolist(), strict=True):
             item = self._index.item(position)
             picture = None
             if with_thumbnails and item.thumbnail is not None:
                 picture = "data:image/webp;base64," + base64.b64encode(item.thumbnail).decode()
             hits.append(Hit(position, score, item.name, item.class_name, picture))
         return tuple(hits)
-
-
-def _keep_to_loopback() -> None:
-    """Restrict the port that Serve opens in each replica, for deployments that call each other, to loopback.
-
-    Serve opens it on every interface, after the replica is created, used or not, without a setting for it and without Ray's token. This is
-    private to Ray 2.60: check it when Ray is upgraded; a test checks every listening port.
-    """
-    from ray.serve._private import replica
-
-    add_port = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", "127.0.0.1"))
 
 
 def _why_not(row_D: NDArray[np.float32], needs_direction: bool) -> str | None:

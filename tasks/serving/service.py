@@ -1,37 +1,45 @@
 """The service's HTTP server and its replicas: started, watched and ended here.
 
 The HTTP server is ours (uvicorn with FastAPI), because Serve's proxy accepts bodies of any size before calling our code, and does not limit
-the time for headers. It calls the replicas through Serve's handle.
+the time for headers. It calls one replica in its own process, or several on Ray through Serve's handle.
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-import ray
+import torch
 import uvicorn
-from ray import serve
 from starlette.types import ASGIApp
 
 from dml_core.errors import ConfigError
+from dml_core.index.index import Index
+from dml_core.trained import TrainedModel
 from tasks.environment import ray_cluster
+from tasks.serving import limits
 from tasks.serving.application import Served, make_app
 from tasks.serving.guard import Guard, PatientProtocol
-from tasks.serving.replicas import DRAIN_SECONDS, ServiceError, start_replicas
+from tasks.serving.replica import Replica
+from tasks.serving.replicas import OwnReplica, Replicas, ServiceError
 
 SHORTEST_TOKEN = 16
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
+def needs_ray(num_replicas: int | None) -> bool:
+    """Return whether Ray has to start the replicas: several of them (None: one per GPU), or any on a cluster."""
+    return ray_cluster() is not None or (num_replicas or torch.cuda.device_count()) > 1
+
+
 def run_service(
-    model: Path,
-    index: Path | None,
-    served: Served,
+    folder: Path,
+    model: TrainedModel,
+    index: Index | None,
     *,
     host: str,
     port: int,
@@ -43,9 +51,9 @@ def run_service(
     """Serve until SIGINT or SIGTERM, then stop everything.
 
     Args:
-        model: folder of the network.
-        index: folder of the index, or None.
-        served: facts about both for clients.
+        folder: folder of the network; replicas on Ray open it again.
+        model: the network.
+        index: the index, or None.
         host: address to listen at.
         port: port to listen at; 0 means any free one.
         num_replicas: copies of the network; None is one per GPU, or one.
@@ -57,18 +65,32 @@ def run_service(
         ConfigError: the host is not loopback and no token is set, or the port is in use.
         ServiceError: Ray or the replicas do not start.
     """
-    with listen(host, port, token) as listener:
-        address, name = ray_cluster() or "local", f"dml-serve-{os.getpid()}"
-        try:
-            app = make_app(served, start_replicas(model, index, num_replicas, max_batch, address, name))
-            hosts = LOCAL_NAMES | {host} if token is None else None
-            asyncio.run(serve_http(Guard(app, token, hosts), listener, report))
-        finally:
-            if ray.is_initialized():
-                if address != "local":
-                    with suppress(Exception):
-                        serve.delete(name)
-                ray.shutdown()
+    with listen(host, port, token) as listener, _replicas(folder, model, index, num_replicas, max_batch) as replicas:
+        served = Served(
+            model=model.identity,
+            title=model.title,
+            num_dimensions=model.num_dimensions,
+            metric=model.metric,
+            num_items=index.num_items if index is not None else None,
+        )
+        app = make_app(served, replicas, has_token=token is not None)
+        hosts = LOCAL_NAMES | {host} if token is None else None
+        asyncio.run(serve_http(Guard(app, token, hosts), listener, report))
+
+
+@contextmanager
+def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int) -> Iterator[Replicas]:
+    """Start the replicas, and end them afterwards."""
+    if not needs_ray(num_replicas):
+        yield OwnReplica(Replica(model, index, os.cpu_count() or 1, max_batch))
+        return
+    from tasks.serving.ray_replicas import start_replicas, stop_replicas  # takes seconds to import
+
+    address, name = ray_cluster() or "local", f"dml-serve-{os.getpid()}"
+    try:
+        yield start_replicas(folder, index.folder if index is not None else None, num_replicas, max_batch, address, name)
+    finally:
+        stop_replicas(address, name)
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
@@ -129,7 +151,7 @@ async def serve_http(app: ASGIApp, listener: socket.socket, report: Callable[[st
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=limits.DRAIN_SECONDS,
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     try:

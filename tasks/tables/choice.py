@@ -1,6 +1,6 @@
 """Selection of a table's runs: filters on rows, datasets, variants and seeds."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -9,7 +9,6 @@ from dml_core.config import refuse_repeats
 from dml_core.training.epochs import Epoch
 
 Track = Literal["paper", "common"]
-TRACKS: tuple[Track, ...] = get_args(Track)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ paper's authors trained) or *quoted* (taken by the paper from elsewhere: shown, 
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -325,7 +325,14 @@ def load_table(name: str) -> TableFile:
         raise _unknown_table(name)
     if name == STANDING:
         return standing_table(load_params(find_project().params_file))
-    table = parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
+    path = TABLES / f"{name}.yaml"
+    return _parsed_table(name, path, path.read_bytes() if path.is_file() else b"")
+
+
+@lru_cache(maxsize=256)
+def _parsed_table(name: str, path: Path, content: bytes) -> TableFile:
+    """Return the table of a file with this content; parsing takes a tenth of a second, and commands need each table several times."""
+    table = parse(TableFile, read_yaml(path), f"{name}.yaml")
     if (table.page is None) != (name.partition("/")[0] == PROJECT):
         raise ConfigError(f"{name}.yaml: page: required for a table of a paper, not allowed for one of the project's own")
     return table

@@ -8,11 +8,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from dml_core.config import merge, parse, refuse_repeats, unknown_name
+from dml_core.config import refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import metric_info, recall_k
+from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
@@ -147,7 +148,7 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             if why_not is not None:
                 reasons[why_not] = None
             elif is_run(entry) or choice.rows:
-                measured = merge(table.measurements, entry.measurements)
+                measured = override(table.measurements, entry.measurements)
                 variant, training, epochs = _training(name, row, entry, dataset, choice)
                 for epoch in epochs:
                     spec = RunSpec(
@@ -190,10 +191,10 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     if choice.track == "paper":
         lacks = choice.variant not in (None, TUNED, *row.variants)
         return f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})" if lacks else None
-    if dataset not in _protocol(COMMON).datasets:
+    if dataset not in cached_protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    return None if loss in _protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    return None if loss in cached_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
 def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
@@ -201,7 +202,7 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
-    listed = row.epochs or _protocol(row.protocol or name.partition("/")[0]).epochs
+    listed = row.epochs or cached_protocol(row.protocol or name.partition("/")[0]).epochs
     variant = choice.variant or row.variants[0]
     if variant == TUNED and not row_training(name, row, dataset).num_epochs:
         variant = row.variants[0]  # a row without training cannot be tuned
@@ -233,16 +234,15 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
     untuned = row.variants[0] if variant == TUNED else variant
-    values = _protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
+    values = cached_protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     own = row.by_variant.get(untuned, Variant())
-    for changes in (row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})):
-        values = merge(values, changes)
+    layers = [row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})]
     if variant == TUNED:
         assert called is not None
-        values = merge(values, read_tuned(table, called, dataset).training)
-    return parse(TrainingConfig, values, f"{table}: {row.label}, {dataset}, {variant}")
+        layers.append(read_tuned(table, called, dataset).training)
+    return parse_overridden(TrainingConfig, f"{table}: {row.label}, {dataset}, {variant}", values, *layers)
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
@@ -252,10 +252,10 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
         ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
     """
     name = row_training(table, row, dataset).loss.name
-    values = _protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
-    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
-    loss = merge(merge(values["loss"], row.loss or {}), changes)
-    return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")
+    values = cached_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
+    losses = row.loss or {}, row.training.get("loss", {}), row.datasets.get(dataset, {}).get("loss", {})
+    where = f"{table}: {row.label}, {dataset}, {COMMON} track"
+    return parse_overridden(TrainingConfig, where, values, *({"loss": loss} for loss in losses))
 
 
 @cache
@@ -263,7 +263,7 @@ def _read_protocol(name: str, tables: Path) -> Protocol:
     return read_protocol(name)
 
 
-def _protocol(name: str) -> Protocol:
+def cached_protocol(name: str) -> Protocol:
     """Return a protocol, read once for all the rows that it trains."""
     return _read_protocol(name, protocols.TABLES)
 
@@ -271,13 +271,13 @@ def _protocol(name: str) -> Protocol:
 def printed_epoch(name: str) -> Epoch:
     """Return the epoch of a table's published values, as stated by the protocol of its paper."""
     paper = name.partition("/")[0]
-    return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
+    return cached_protocol(paper).prints if paper in protocols.protocol_names() else "last"
 
 
 def independent_figures(name: str) -> str | None:
     """Return the findings about re-evaluations by others, for rows without an independent value; None for the project's own tables."""
     paper = name.partition("/")[0]
-    return _protocol(paper).independent if paper in protocols.protocol_names() else None
+    return cached_protocol(paper).independent if paper in protocols.protocol_names() else None
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
@@ -285,7 +285,7 @@ def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) ->
     keep = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
     if keep == list(training.keep_epochs):
         return training
-    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": keep}), where)
+    return parse_overridden(TrainingConfig, where, training.model_dump(mode="json"), {"keep_epochs": keep})
 
 
 def is_run(row: Row) -> bool:
@@ -309,8 +309,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
-    settings = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
-    return parse(EvaluationConfig, merge(settings, values), f"{name}: evaluation")
+    protocol = cached_protocol(name.partition("/")[0])
+    return parse_overridden(EvaluationConfig, f"{name}: evaluation", protocol.evaluation, table.evaluation, values)
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
@@ -363,7 +363,7 @@ def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
     first, *others = tables
     if not first.scale or any(table.scale != first.scale for table in others):
         return params
-    scale = parse(ScaleSpec, merge(params.scale.model_dump(), first.scale), f"{first.title}: scale")
+    scale = parse_overridden(ScaleSpec, f"{first.title}: scale", params.scale.model_dump(), first.scale)
     return params.model_copy(update={"scale": scale})
 
 

@@ -56,7 +56,7 @@ class ShownCell(Record):
 
     Attributes:
         values: seed -> value.
-        mean, half_width: mean, and half of its 95 % interval over seeds; the latter is None for one seed.
+        mean, half_width: mean, and half of its 95 % interval over seeds; the latter is None for fewer than three seeds.
         tolerance: tolerance of the equivalence test; None if there is none.
         verdict: whether the published value may be one of the measured runs; None if the paper has no value.
         low, high: ends of the prediction interval of one run; None for fewer than three seeds.
@@ -79,7 +79,7 @@ class ShownCell(Record):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the 95 % interval of the mean; the mean twice for one seed."""
+        """Ends of the 95 % interval of the mean; the mean twice for fewer than three seeds."""
         return self.mean - (self.half_width or 0.0), self.mean + (self.half_width or 0.0)
 
 

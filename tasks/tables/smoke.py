@@ -4,8 +4,8 @@ Backbone, head, loss, sampler, schedule and transforms are kept; images, classes
 the pipeline works and nothing else, and are never compared with published values.
 """
 
-from dml_core.config import merge, parse
 from dml_core.errors import ConfigError
+from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.locks import alone
@@ -34,7 +34,7 @@ def make_small(spec: RunSpec) -> RunSpec:
     """
     if spec.dataset not in LAYOUTS:
         raise ConfigError(f"--smoke supports only the papers' tables: it cannot draw images in the layout of '{spec.dataset}'")
-    training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
+    training = parse_overridden(TrainingConfig, spec.where, spec.training.model_dump(mode="json"), CHANGES)
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
     changes = {"dataset": f"{spec.dataset}-{SMOKE}", "is_smoke": True, "training": training, "evaluation": evaluation}
     return spec.model_copy(update=changes)

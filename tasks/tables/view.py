@@ -8,7 +8,7 @@ from math import floor, log10
 
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import tested_on
-from dml_core.evaluation.statistics.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
@@ -233,10 +233,10 @@ def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence
     if not measured:
         return None
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
-    mean, half_width = mean_over_seeds(list(values.values()))
+    mean, half_width = mean_and_half_width(list(values.values()))
     tolerance = table.tolerance_of(row, column)
     tested = tested_on(measured[0].scores)
-    cell = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None, **tested)
+    cell = ShownCell(values=values, mean=mean, half_width=half_width, **tested)
     if printed is None or tolerance is None:
         return cell
     num_queries = tested["num_queries"] if metric_info(column.metric).is_share_of_queries else None

@@ -47,7 +47,9 @@ DEFAULTS_TAG = "dml.defaults"
 NOTE_TAG = "mlflow.note.content"
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
 DETAIL = "detail/"  # prefix of metrics that explain the others
-ORACLE_NOTE = "**Oracle**: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
+ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
+WORKFLOW = "workflowType=machine_learning"  # without it in a link MLflow's menu is that of agents and prompts
+VIEW = "variants"  # saved view of an experiment
 
 
 @dataclass
@@ -91,9 +93,14 @@ def run_title(dataset: str, variant: str, seed: int) -> str:
     return f"{dataset} / {variant} / seed {seed}"
 
 
-def run_link(experiment_id: str, run_id: str) -> str:
-    """Return the link to a run's page, relative to the UI's address."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}"
+def run_link(experiment_id: str, run_id: str, tab: str = "") -> str:
+    """Return the link to a run's page or a tab of it ("/artifacts"), relative to the UI's address."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}{tab}?{WORKFLOW}"
+
+
+def view_link(experiment_id: str) -> str:
+    """Return the link to the saved view of a dataset's standing comparison: a row for each variant, best first."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
 
 
 def metric_name(name: str) -> str:
@@ -190,10 +197,10 @@ def has_ended(process: str) -> bool:
 
 
 def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str) -> str:
-    """Return the description of one run, in Markdown."""
+    """Return the description of one run, in Markdown. Its beginning has no marks: MLflow's lists show it unformatted."""
     return (
         f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
-        f"**{variant}** trained on *{dataset}* with seed {seed}; "
+        f"{variant} trained on {dataset} with seed {seed}; "
         f"part of the [{dataset} comparison]({parent_link}).\n\n"
         "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
         "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "

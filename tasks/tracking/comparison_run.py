@@ -12,6 +12,7 @@ from mlflow.entities import Metric
 from dml_core.evaluation.metric_info import TABLE_METRICS
 from dml_core.evaluation.statistics.comparing import Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
@@ -21,24 +22,32 @@ from tasks.tracking.child_run import (
     PART_TAG,
     PROCESS_TAG,
     VARIANT_TAG,
+    VIEW,
+    WORKFLOW,
     PublishedRun,
     current_tags,
     has_ended,
     metric_name,
     mlflow_tags,
+    plain_name,
     run_link,
+    view_link,
 )
 from tasks.tracking.connection import log_metrics, project_runs, set_tags, tag_filter
 from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
-VIEW = "variants"
+RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 
 
 def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
-    """Update a parent run from its current runs: means, description, report, registered model. Adds what has changed."""
+    """Update a parent run from its current runs: description, report, registered model. Adds what has changed.
+
+    The parent has no metrics: its page would draw a chart of one bar for each. Means are in the description, and metrics of the runs that
+    the saved view shows.
+    """
     _mark_killed(client, report.comparison)
     if report.is_search:
         _describe_parent(client, parent, report, report.about or "")
@@ -50,7 +59,7 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     runs, experiment = selection.runs, client.get_run(parent).info.experiment_id
     summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
     validation = validation_scores(runs)
-    _log_means(client, parent, summary_metrics(summaries))
+    _log_means(client, parent, {})
     model = _register(client, report, runs, validation)
     note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, selection.left_out)
     _describe_parent(client, parent, report, note)
@@ -112,7 +121,8 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
     name = registered_name(report.dataset, report.role)
     version = register_best(client, name, client.get_run(run_id), str(best))
-    return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
+    link = f"#/models/{name}/versions/{version}?{WORKFLOW}"
+    return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {said_best(validation)}"
 
 
 def _mark_killed(client: MlflowClient, comparison: str) -> None:
@@ -120,11 +130,6 @@ def _mark_killed(client: MlflowClient, comparison: str) -> None:
     for run in project_runs(client, {PART_TAG: comparison}):
         if run.info.status == "RUNNING" and has_ended(run.data.tags.get(PROCESS_TAG, "")):
             client.set_terminated(run.info.run_id, "KILLED")
-
-
-def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:
-    """Return the means of a comparison as metrics of its parent run, named `recall_at_1/softtriple` so that a chart shows one metric."""
-    return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
 
 
 def describe_comparison(
@@ -138,15 +143,16 @@ def describe_comparison(
     model: str,
     left_out: Sequence[str],
 ) -> str:
-    """Return the description of a comparison's parent run: a table, highest mean first, a link to one run per variant, and the model.
+    """Return the description of a comparison's parent run, in Markdown.
 
-    A paper's table begins with its description and results (`report.about`); its report is its page. A statistical statement about the
-    variants (`comparison`) follows; variants in the confidence set of the best are bold. The run of a variant is its best by validation
-    scores (`tasks.runs.best`), else its lowest seed. Omitted runs are listed at the end (`left_out`).
+    It begins with the sentence that names the best variant and the table of all, of which MLflow's page shows the first lines: highest mean
+    first, the confidence set of the best bold, a link to one run for each variant (its best by validation scores (`tasks.runs.best`), else
+    its lowest seed). Then follow the other statements about the variants, the description of a paper's table (`report.about`), omitted runs
+    (`left_out`), and links to the report and the model.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "run"]
+    head = ["variant", *map(plain_name, names), "seeds", "run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
     for variant, metrics in summaries.items():
         seeds = {run.seed: run for run in runs if run.variant == variant}
@@ -157,39 +163,45 @@ def describe_comparison(
         lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
     is_table = report.about is not None
     files = "the table's page, Markdown and JSON" if is_table else "`report.md` and its figure"
+    best, stop, others = say_best(report.role, summaries, comparison).partition(". ")
+    bold_says = f" {comparison.bold_says}" if comparison is not None and bold else ""
     return "\n".join(
         [
-            *([report.about, ""] if report.about is not None else []),
-            *([comparison.sentence, ""] if comparison is not None else []),
-            f"**{report.comparison}**: per cent on {report.role} images; mean ± half of the 95 % interval over the seeds, best first.",
+            f"{best}{stop}".strip(),
             "",
             *lines,
             "",
+            *([others, ""] if others else []),
+            f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval "
+            f"(from {MIN_SEEDS} seeds on).{bold_says}",
+            "",
+            *([report.about, ""] if report.about is not None else []),
             *(f"- {line}" for line in left_out),
-            *([] if is_table else [f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds"]),
-            f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
+            *([] if is_table else [f"- [Variants side by side]({view_link(experiment_id)}): means over seeds, best first"]),
+            f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})",
             f"- {model}",
         ]
     )
 
 
-def view_link(experiment_id: str) -> str:
-    """Return the link to the page with the saved view. Without the workflow in it the page's menu shows agents and prompts."""
-    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
+def say_best(role: str, summaries: dict[str, dict[str, Summary]], comparison: Comparison | None) -> str:
+    """Return the sentences that name the best variant and compare the others with it. MLflow's lists show them unformatted."""
+    if comparison is not None:
+        return comparison.sentence
+    if not summaries:
+        return "No run has the present data and settings."
+    variant, metrics = next(iter(summaries.items()))
+    if not metrics:
+        return "The runs have no scores that compare variants."
+    name, score = next(iter(metrics.items()))
+    return f"The only variant is {variant}: {plain_name(name)} {score} per cent on the {role} classes."
 
 
 def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], best: str, comparison: Comparison | None) -> str:
     """Return the line above an experiment's runs that names the best loss, in Markdown; `run` and `view` are links in it."""
     links = f"[Side by side]({view}) · [table and report]({run})"
-    if not summaries:
-        return f"No run has the present data and settings. {links}"
-    differences = f"{comparison.sentence} " if comparison is not None else ""
-    highest, metrics = next(iter(summaries.items()))
-    score = next(iter(metrics.values()))
-    return (
-        f"Highest mean Recall@1 on the test classes: **{highest}**, {score} per cent over {score.num_seeds} "
-        f"seed{'s' if score.num_seeds > 1 else ''}, of {len(summaries)} variants. {differences}{best[0].upper()}{best[1:]}. {links}"
-    )
+    chosen = f"{best[0].upper()}{best[1:]}. " if summaries else ""
+    return f"{say_best('test', summaries, comparison)} {chosen}{links}"
 
 
 def experiment_tags(comparison: str) -> dict[str, str]:
@@ -198,13 +210,16 @@ def experiment_tags(comparison: str) -> dict[str, str]:
     The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
     itself averages only the 100 runs that its page has loaded, and those of every comparison.
 
-    MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
-    prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
+    MLflow's table shows no metric by default, sorts columns by name and keeps their choice in the browser; its charts begin with metrics
+    that have a prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
     """
+    columns = [f"metrics.`{name}`" for name in (VIEW_METRICS[0], NUM_SEEDS, *VIEW_METRICS[1:])]
     section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
     chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
     state = {
-        "selectedColumns": [f"metrics.`{name}`" for name in (*VIEW_METRICS, NUM_SEEDS)],
+        "selectedColumns": columns,
+        "columnOrder": [RUN_NAME, *columns],
+        "columnWidths": {RUN_NAME: 260} | dict.fromkeys(columns, 100),
         "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,

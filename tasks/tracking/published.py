@@ -1,28 +1,23 @@
-"""The runs of a comparison as MLflow has them: read without importing MLflow, selected, averaged over seeds and compared.
-
-`dml compare` answers in 1.4 s; with MLflow's client it takes 4 s, 3 of CPU. So a server is queried over its REST interface, and a local
-database is read as an SQLite file of exactly the installed MLflow's tables (`check_database`). If a server requires a login, or results are
-in another database, MLflow's own client is used.
+"""The runs of a comparison as MLflow has them: read without importing MLflow where possible (`tasks.tracking.queries`), selected, averaged
+over seeds and compared.
 """
 
-import os
-import re
-import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary, summarise
-from tasks.environment import shown, without_secrets
+from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
+from tasks.environment import shown
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.tracking.child_run import (
     DETAIL,
     IDENTITY_TAG,
+    NOTE_TAG,
+    OLDER_CODE_TAG,
     PART_TAG,
     PUBLISHED_TAG,
     PublishedRun,
@@ -31,20 +26,20 @@ from tasks.tracking.child_run import (
     metric_name,
     plain_name,
 )
-from tasks.tracking.connection import SQLITE, check_available, one_line_errors, open_database, project_runs, tag_filter
+from tasks.tracking.connection import EXPERIMENT_PREFIX, all_pages, one_line_errors, project_runs, tag_filter
+from tasks.tracking.queries import available_way, query_database, query_server
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-PAGE_SIZE = 1000
-TIMEOUT_SECONDS = 10
-# With one of these in the environment the client must authenticate; only MLflow's own client supports all of them.
-LOGIN_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+")
 DATABASE_RUNS = """
     SELECT runs.run_uuid FROM runs JOIN experiments USING (experiment_id)
     JOIN tags part ON part.run_uuid = runs.run_uuid AND part.key = ? AND part.value = ?
     JOIN tags published ON published.run_uuid = runs.run_uuid AND published.key = ? AND published.value = 'true'
     WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
+"""
+PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"
+DATABASE_EXPERIMENTS = """
+    SELECT name, experiments.experiment_id FROM experiments
+    JOIN experiment_tags note ON note.experiment_id = experiments.experiment_id
+    WHERE name LIKE ? AND note.key = ? AND lifecycle_stage = 'active'
 """
 
 
@@ -57,16 +52,23 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     Raises:
         TrackingError: MLflow cannot be reached, or has no such runs.
     """
-    check_available(uri)
-    if uri.startswith(SQLITE):
-        runs = _read_database(Path(uri.removeprefix(SQLITE)), dataset, comparison)
-    elif uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ):
-        runs = _query_server(uri.rstrip("/"), dataset, comparison)
+    way = available_way(uri)
+    if way == "database":
+        runs = _read_database(uri, dataset, comparison)
     else:
-        runs = search_published(uri, comparison)
+        runs = _query_server(uri, dataset, comparison) if way == "server" else search_published(uri, comparison)
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return in_order(runs)
+
+
+def current_identities(uri: str, dataset: str, comparison: str) -> frozenset[str]:
+    """Return the identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
+    try:
+        runs = published_runs(uri, dataset, comparison)
+    except TrackingError:
+        return frozenset()  # publishing tries again and reports it
+    return frozenset(run.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.tags)
 
 
 def search_published(uri: str, comparison: str) -> list[PublishedRun]:
@@ -90,60 +92,55 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
     return {run[IDENTITY_TAG] for run in tags if IDENTITY_TAG in run}, {run[PART_TAG] for run in tags if PART_TAG in run}
 
 
+def standing_comparisons(uri: str) -> dict[str, str]:
+    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows.
+
+    Raises:
+        TrackingError: MLflow cannot be queried.
+    """
+    way = available_way(uri)
+    if way == "database":
+        names = dict(query_database(uri, DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", NOTE_TAG)))
+    elif way == "server":
+        experiments = query_server(uri, "experiments/search", "experiments", filter=PROJECT_EXPERIMENTS)
+        described = [entry for entry in experiments if NOTE_TAG in {tag["key"] for tag in entry.get("tags", [])}]
+        names = {entry["name"]: entry["experiment_id"] for entry in described}
+    else:
+        with one_line_errors(uri):
+            from mlflow import MlflowClient
+
+            found = all_pages(partial(MlflowClient(uri).search_experiments, filter_string=PROJECT_EXPERIMENTS))
+        names = {entry.name: entry.experiment_id for entry in found if NOTE_TAG in entry.tags}
+    return {name.removeprefix(EXPERIMENT_PREFIX): str(number) for name, number in names.items()}
+
+
 def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
     """Sort runs by variant and seed: the last bit of a mean depends on the order, and MLflow sorts by start time."""
     return sorted(runs, key=lambda run: (run.variant, run.seed))
 
 
-def _read_database(path: Path, dataset: str, comparison: str) -> list[PublishedRun]:
+def _read_database(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
     runs: dict[str, PublishedRun] = {}
     values = (PART_TAG, comparison, PUBLISHED_TAG, experiment_name(dataset))
-    if not path.exists():
-        return []
-    try:
-        with closing(open_database(path)) as database:
-            for run_id, key, value in database.execute(
-                f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN ({DATABASE_RUNS})", values
-            ):
-                runs.setdefault(run_id, PublishedRun(run_id)).tags[key] = value
-            scores = f"SELECT run_uuid, key, value FROM latest_metrics WHERE NOT is_nan AND run_uuid IN ({DATABASE_RUNS})"
-            for run_id, key, value in database.execute(scores, values):
-                runs[run_id].metrics[key] = value
-    except sqlite3.Error as error:
-        raise TrackingError(f"MLflow's database {path} cannot be read: {error}") from None
+    for run_id, key, value in query_database(uri, f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN ({DATABASE_RUNS})", values):
+        runs.setdefault(run_id, PublishedRun(run_id)).tags[key] = value
+    scores = f"SELECT run_uuid, key, value FROM latest_metrics WHERE NOT is_nan AND run_uuid IN ({DATABASE_RUNS})"
+    for run_id, key, value in query_database(uri, scores, values):
+        if run_id in runs:  # else published since the first query
+            runs[run_id].metrics[key] = value
     return list(runs.values())
 
 
 def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    experiments = _post(uri, "experiments/search", filter=f"name = '{experiment_name(dataset)}'", max_results=1).get("experiments", [])
-    query: dict[str, Any] = {
-        "experiment_ids": [experiment["experiment_id"] for experiment in experiments],
-        "filter": tag_filter(current_tags(comparison)),
-        "max_results": PAGE_SIZE,
-    }
+    named = query_server(uri, "experiments/search", "experiments", filter=f"name = '{experiment_name(dataset)}'")
+    experiments = [experiment["experiment_id"] for experiment in named]
+    if not experiments:
+        return []
     runs: list[PublishedRun] = []
-    while experiments:
-        page = _post(uri, "runs/search", **query)
-        for run in page.get("runs", []):
-            metrics, tags = ({entry["key"]: entry["value"] for entry in run["data"].get(part, [])} for part in ("metrics", "tags"))
-            runs.append(PublishedRun(run["info"]["run_id"], {name: float(value) for name, value in metrics.items()}, tags))
-        if not page.get("next_page_token"):
-            break
-        query["page_token"] = page["next_page_token"]
+    for run in query_server(uri, "runs/search", "runs", experiment_ids=experiments, filter=tag_filter(current_tags(comparison))):
+        metrics, tags = ({entry["key"]: entry["value"] for entry in run["data"].get(part, [])} for part in ("metrics", "tags"))
+        runs.append(PublishedRun(run["info"]["run_id"], {name: float(value) for name, value in metrics.items()}, tags))
     return runs
-
-
-def _post(uri: str, call: str, **body: Any) -> dict[str, Any]:
-    import requests
-
-    try:
-        answer = requests.post(f"{uri}/api/2.0/mlflow/{call}", json=body, timeout=TIMEOUT_SECONDS)
-        answer.raise_for_status()
-        return dict(answer.json())
-    except (requests.ConnectionError, requests.Timeout):
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer") from None
-    except (requests.RequestException, ValueError) as error:
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {without_secrets(str(error)).splitlines()[0][:200]}") from None
 
 
 # ---------------------------------------------------------------- means and differences
@@ -180,7 +177,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     summaries: dict[str, dict[str, Summary]] = {run.variant: {} for run in runs}
     for name in columns:
         for variant, by_seed in _scores(runs, name).items():
-            summaries[variant][name] = summarise(list(by_seed.values()))
+            summaries[variant][name] = summarise_seeds(list(by_seed.values()))
     first = columns[0] if columns else ""
     return dict(sorted(summaries.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 
@@ -204,25 +201,19 @@ def _scores(runs: Sequence[PublishedRun], name: str, factor: float = 1) -> dict[
     return scores_by_seed((run.variant, run.seed, factor * run.metrics[name]) for run in runs if name in run.metrics)
 
 
-def comparison_table(title: str, runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> "Table":
-    """Return a comparison's published runs as a terminal table: a row per variant, best first, mean and interval over its seeds.
+def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> list[list[str]]:
+    """Return a header, then a row per variant, best first: its number of seeds, and mean and interval over them of each metric.
 
-    With a `comparison`, the confidence set of the best is bold, and a last column has differences.
+    With a `comparison` that has a confidence set of the best, the last column has differences.
     """
-    from rich.table import Column, Table
-
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    if comparison is not None and not comparison.best_set:
-        comparison = None
-    heading = [comparison.heading] if comparison is not None else []
-    table = Table(
-        Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), *heading, title=title
-    )
+    compared = comparison if comparison is not None and comparison.best_set else None
+    heading = [compared.heading] if compared is not None else []
+    rows = [["variant", "seeds", *map(plain_name, names), *heading]]
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
-        is_bold = comparison is not None and variant in comparison.best_set
-        differences = [comparison.beside(variant)] if comparison is not None else []
-        table.add_row(variant, str(num_seeds), *cells, *differences, style="bold" if is_bold else None)
-    return table
+        differences = [compared.beside(variant)] if compared is not None else []
+        rows.append([variant, str(num_seeds), *cells, *differences])
+    return rows

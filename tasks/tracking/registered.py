@@ -31,13 +31,12 @@ from tasks.locks import alone
 from tasks.runs.best import RULE
 from tasks.tracking.child_run import PUBLISHED_TAG, TRAINED_TAG
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
+from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, registered_versions
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
-REGISTRY_PREFIX = "models:/"
 BEST = "best"
-LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
-LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
-CARD_FILE, GATE_TAG, ATTEMPTS_TAG = "model_card.md", "dml.gate", "dml.attempts"
+LOCK_TAG, LOCK_SECONDS, LOOK_SECONDS = "dml.locked_until", 600.0, 0.5
+CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
 EMBEDDINGS = "steps/embed"
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
 
@@ -59,18 +58,6 @@ class LoggedNetwork:
     tags: dict[str, str]
     metrics: dict[str, float]
     data: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of a registered model."""
-
-    name: str
-    number: str
-    aliases: tuple[str, ...]
-    model_id: str
-    run_id: str | None
-    gate: str | None
 
 
 class Registry:
@@ -202,15 +189,7 @@ class Registry:
 
     def versions(self, prefix: str) -> list[Version]:
         """Return all versions of registered models whose name has this prefix, by name and number."""
-        with one_line_errors(self.uri):
-            models = all_pages(partial(self._client.search_registered_models, filter_string=f"name LIKE '{prefix}%'"))
-            versions = [
-                _version(version, model.aliases)
-                for model in models
-                if not model.name.endswith(LOCK_SUFFIX)
-                for version in _versions_of(self._client, model.name)
-            ]
-            return sorted(versions, key=lambda version: (version.name, int(version.number)))
+        return registered_versions(self.uri, prefix)
 
     def holder(self, name: str, alias: str) -> Version | None:
         """Return the version that an alias points to."""
@@ -277,11 +256,6 @@ class Registry:
 
 def _versions_of(client: MlflowClient, name: str) -> list[Any]:
     return all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
-
-
-def _version(version: Any, aliases: dict[str, Any]) -> Version:
-    pointing = tuple(sorted(alias for alias, number in aliases.items() if str(number) == str(version.version)))
-    return Version(version.name, str(version.version), pointing, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
 
 
 def _model_of(version: Any) -> str:

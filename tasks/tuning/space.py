@@ -7,9 +7,10 @@ which are held out and which weights are kept are refused.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dml_core.config import flatten, located, merge, parse
+from dml_core.config import flatten, located
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import PML_PREFIX, parse_loss_options
+from dml_core.overrides import override, parse_overridden
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
 
@@ -114,7 +115,7 @@ def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingCon
     Raises:
         ConfigError: they do not fit each other.
     """
-    changed = parse(TrainingConfig, merge(training.model_dump(mode="json"), nested(params)), "a trial's settings")
+    changed = parse_overridden(TrainingConfig, "a trial's settings", training.model_dump(mode="json"), nested(params))
     parse_loss_options(changed.loss.name, changed.loss.options, "a trial's loss")
     return changed
 
@@ -125,7 +126,7 @@ def nested(params: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in params.items():
         for key in reversed(path.split(".")):
             value = {key: value}
-        values = merge(values, value)
+        values = override(values, value)
     return values
 
 

@@ -31,7 +31,7 @@ class Board:
         self._group: tuple[Any, Any] | None = None
         self._beats: dict[int, tuple[float, bool]] = {}
         self._is_to_make_way = self._is_closed = False
-        self._for_workers, self._for_driver = asyncio.Event(), asyncio.Event()
+        self._for_workers, self._for_driver, self._are_workers_ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def hold(self, controller: Any, placement: Any) -> None:
         """Store the handles with which the driver ends the group."""
@@ -41,6 +41,10 @@ class Board:
         """Return the arguments of `hold`, or None before the workers' processes exist."""
         return self._group
 
+    async def ready(self) -> None:
+        """Wait until the workers have started and ask for a job."""
+        await self._are_workers_ready.wait()
+
     def submit(self, job: Job) -> None:
         """Set the next job; the previous one is over."""
         self._job, self._state = job, JobState()
@@ -49,6 +53,7 @@ class Board:
 
     async def next(self) -> Job | str | None:
         """Return the job once, None if there is none, or `STOP` when closed."""
+        self._are_workers_ready.set()
         await _news(self._for_workers)
         if self._job is None:
             return STOP if self._is_closed else None

@@ -18,6 +18,7 @@ from dml_core.training.history import Progress
 from tasks.environment import ray_cluster
 from tasks.processes import GO_ON
 from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
 from tasks.workers.connection import first_line, start_ray, stop_ray
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
@@ -31,6 +32,7 @@ CLOSE_SECONDS = 30
 END_SECONDS = 15.0
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
+RAY, WORKERS = "Ray", "the workers"  # names of `StartTimes`
 Watch = Callable[[Progress], None]
 Say = Callable[[str], None]
 
@@ -42,12 +44,14 @@ class Workers:
         scale: limits on groups, workers per group and devices.
         folder: folder for Ray Train's own state.
         say: receives one line on the placement, once Ray has started.
+        starts: announces and measures the starts of Ray and of workers.
     """
 
-    def __init__(self, scale: ScaleSpec, folder: Path, say: Say = lambda text: None) -> None:
+    def __init__(self, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
         self._scale = scale
         self._folder = folder
         self._say = say
+        self._starts = starts
         self._groups: list[WorkerGroup] = []
         self._free: queue.LifoQueue[WorkerGroup] = queue.LifoQueue()  # a started group is reused before another is started
         self._lock = threading.Lock()
@@ -114,9 +118,10 @@ class Workers:
                 raise TrainingError("the flow is ending; no new jobs are accepted")
             if self._groups:
                 return
-            placement = start_ray(self._scale)
-            self._say(f"{placement.text}; starting the workers (about 20 s)")
-            self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say) for _ in range(placement.num_groups)]
+            with self._starts.timed(RAY) if ray_cluster() is None else contextlib.nullcontext():
+                placement = start_ray(self._scale)
+            self._say(f"{placement.text}; starting {WORKERS}{self._starts.about(WORKERS)}")
+            self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say, self._starts) for _ in range(placement.num_groups)]
             for group in self._groups:
                 self._free.put(group)
 
@@ -136,11 +141,12 @@ class WorkerGroup:
     `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place.
     """
 
-    def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say) -> None:
+    def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
         self._placement = placement
         self._scale = scale
         self._folder = folder
         self._say = say
+        self._starts = starts
         self._thread: threading.Thread | None = None
         self._board: Any = None
         self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
@@ -174,7 +180,7 @@ class WorkerGroup:
                 if num_faults > self._scale.max_failures:
                     times = f"{num_faults} attempts" if num_faults > 1 else "1 attempt"
                     raise TrainingError(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
-                self._say(f"{job.spec.title}: {ended}; retrying with new workers (about 30 s)")
+                self._say(f"{job.spec.title}: {ended}; retrying with new workers{self._starts.about(WORKERS)}")
             except TrainingError:
                 self._end()
                 raise
@@ -278,6 +284,15 @@ class WorkerGroup:
         self._error = None
         self._thread = threading.Thread(target=self._fit, args=(trainer,), name="worker-group", daemon=True)
         self._thread.start()
+        inside = contextvars.copy_context()  # of the flow, for its log
+        threading.Thread(target=inside.run, args=(self._time_start, self._board), name="workers-timed", daemon=True).start()
+
+    def _time_start(self, board: Any) -> None:
+        """Measure the start until the workers ask for their first job."""
+        import ray
+
+        with contextlib.suppress(Exception), self._starts.timed(WORKERS):  # an error ends the group, which `run` reports
+            ray.get(board.ready.remote())
 
     def _fit(self, trainer: Any) -> None:
         try:

@@ -46,7 +46,8 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         stop_wanted: returns whether the run should stop; see `saving.Saving`.
 
     Returns:
-        Facts other than the step's time: `taken_up`, whether it resumed from a checkpoint, so that the time is not of the whole training.
+        Facts other than the step's time: `taken_up`, whether it resumed from a checkpoint, so that the time is not of the whole training;
+        `num_parameters` of the network, batch statistics included.
 
     Raises:
         ConfigError: the best epoch is to be kept but cannot be determined, because no class has two images; or the published weights are
@@ -71,11 +72,11 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         stop_wanted=stop_wanted,
     )
     with stopping.training():
-        fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), *epoch_scorers, saving)
+        system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), *epoch_scorers, saving)
     with patient():
         if rank() == 0:
             store.push(job.train_key)
-    return {"taken_up": taken_up}
+    return {"taken_up": taken_up, "num_parameters": sum(value.numel() for value in system.model.state_dict().values())}
 
 
 def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:

@@ -105,7 +105,8 @@ def test_what_was_measured_on_stand_ins_is_marked_on_its_page_and_on_the_index(n
     assert len(html.all("td", "stand-in")) == len(cells)
     title = load_table(name).title
     (entry,) = [entry for entry in read((PAGES / INDEX).read_text()).all("li") if title in entry.text]
-    assert f"{shown.own_data.rows} of {shown.num_to_run} rows measured on the paper's datasets" in entry.text
+    is_measured = shown.own_data.rows > 0 or shown.stand_in.rows > 0
+    assert (f"{shown.own_data.rows} of {shown.num_to_run} rows measured on the paper's datasets" in entry.text) == is_measured
     assert bool(entry.all("div", "stand-in")) == (shown.stand_in.rows > 0)
 
 

@@ -1,4 +1,8 @@
-"""Product code never executes loaded data: torch.load only with weights_only, no pickles, no object arrays, YAML only with safe loaders."""
+"""Product code never executes loaded data: torch.load only with weights_only, no pickles, no object arrays, YAML only with safe loaders.
+
+The exception is the file of a `torch.export` graph, which cannot be opened otherwise; docs/reference/security.md lists it as a trusted
+input.
+"""
 
 import ast
 import io
@@ -15,6 +19,7 @@ from tests.conftest import ROOT
 
 PACKAGES = ("dml_core", "tasks", "flows", "benchmarks", "infra")
 EXECUTING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+TRUSTED = {"dml_core/exported.py": ["torch.export.load"]}  # file -> its calls that may execute what they load
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr], ast.Call]]:
@@ -40,6 +45,8 @@ def unsafe(source: str) -> list[str]:
         loader = ast.unparse(keywords["Loader"]) if "Loader" in keywords else ""
         if name in ("yaml.load", "yaml.load_all") and loader not in ("_StrictLoader", "yaml.SafeLoader", "yaml.CSafeLoader"):
             found.append(f"line {node.lineno}: {name} by {loader or 'no safe loader'}")
+        if name.rpartition(".")[2] == "load" and name.startswith(("torch.export.", "torch.jit.", "torch.package.")):
+            found.append(f"line {node.lineno}: {name}")
         if name in ("yaml.unsafe_load", "yaml.full_load", "torch.hub.load", "eval", "exec", "os.system"):
             found.append(f"line {node.lineno}: {name}")
         if name.startswith("subprocess.") and "shell" in true:
@@ -54,7 +61,7 @@ def sources() -> list[Path]:
 def test_nothing_that_is_loaded_is_executed() -> None:
     assert len(sources()) > 150
     found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text()) for path in sources()}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert {name: [line.partition(": ")[2] for line in lines] for name, lines in found.items() if lines} == TRUSTED
     loads = [name for path in sources() for name, _, _ in calls(ast.parse(path.read_text()))]
     assert loads.count("torch.load") >= 3, "so that an empty list proves nothing"
 
@@ -71,6 +78,9 @@ def test_nothing_that_is_loaded_is_executed() -> None:
         "yaml.load(text)",
         "subprocess.run(words, shell=True)",
         "eval(text)",
+        "torch.export.load(path)",
+        "torch.export.pt2_archive.load(path)",
+        "torch.jit.load(path)",
     ],
 )
 def test_the_search_finds(line: str) -> None:

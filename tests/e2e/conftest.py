@@ -15,7 +15,7 @@ import yaml
 from dml_core.config import merge, read_yaml
 from tests.conftest import ROOT
 
-COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
+COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
 UNUSUAL = "a b ü#%41"  # characters of a folder's name that are special or not allowed in URLs
 SMALL: dict[str, Any] = {
     "datasets": {

@@ -110,19 +110,20 @@ def test_smoothing_by_hand() -> None:
     assert smoothed([5, 1], 1) == pytest.approx([5, 1])
 
 
-def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path: Path) -> None:
-    """Only the best system of a panel has the second colour; two seeds give an interval's line, one seed a dot."""
+def test_systems_are_sorted_by_their_mean_and_fewer_than_three_seeds_have_no_interval(tmp_path: Path) -> None:
+    """Only the best system of a panel has the second colour; three seeds give an interval's line, fewer do not."""
     recalls = {"a": {1: [0.1, 0.1]}, "b": {1: [0.9, 0.9]}, "c": {1: [0.5, 0.5]}}
     best = is_colour(plot_recalls(recalls, tmp_path / "figure.png"), COLOURS[1])
     rest = is_colour(tmp_path / "figure.png", COLOURS[0])
     assert np.flatnonzero(best.any(axis=1)).max() < np.flatnonzero(rest.any(axis=1)).min()
     assert np.flatnonzero(best.any(axis=0)).min() > np.flatnonzero(rest.any(axis=0)).max()
     drawn = {}
-    for name, seeds in (("one", [0.5]), ("two", [0.4, 0.6])):
+    for name, seeds in (("one", [0.5]), ("two", [0.4, 0.6]), ("three", [0.4, 0.5, 0.6])):
         picture = pixels(plot_recalls({"a": {1: [0.1] * len(seeds)}, "b": {1: seeds}}, tmp_path / f"{name}.png")).astype(int)
         # The interval is a lighter shade of the dot's colour, so red is far above blue in both.
         drawn[name] = ((picture[:, :, 0] - picture[:, :, 2]) > 60).sum()
-    assert drawn["two"] > 3 * drawn["one"] > 0
+    assert drawn["three"] > 3 * drawn["one"] > 0
+    assert drawn["two"] < 2 * drawn["one"], "a dot and two ticks"
 
 
 def test_a_higher_curve_of_training_images_is_drawn_higher_in_the_panel_of_its_system(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,14 @@ class InProcess:
         return {"device": "cpu", "num_workers": 1, "seconds": 0.0}
 
 
+@contextmanager
+def records_in(folder: Path) -> Iterator[None]:
+    """Let Prefect and the project keep the steps' records in a folder."""
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: folder}), pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PREFECT_LOCAL_STORAGE_PATH", str(folder))
+        yield
+
+
 class Place:
     """A state folder and its chain."""
 
@@ -115,7 +124,7 @@ class Place:
             steps = Chain(SPEC, self.dataset, self.services)
             return steps.wait() or steps.outcome()
 
-        with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: self.state / "kept"}):
+        with records_in(self.state / "kept"):
             return chain()
 
     @property
@@ -282,7 +291,7 @@ def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, un
         assert [chain.must_train for chain in chains] == [True, True]
         return [chain.wait() or chain.outcome() for chain in chains]
 
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "state/kept"}):
+    with records_in(tmp_path / "state/kept"):
         one, other = both()
     assert isinstance(one, Outcome), one
     assert isinstance(other, Outcome), other
@@ -301,7 +310,7 @@ def test_two_rows_of_one_flow_that_are_the_same_run_train_once(place: Place) -> 
         assert [chain.must_train for chain in chains] == [True, False]
         return [chain.wait() or chain.outcome() for chain in chains]
 
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: place.state / "kept"}):
+    with records_in(place.state / "kept"):
         outcomes = both()
     assert [outcome.ran for outcome in outcomes if isinstance(outcome, Outcome)] == [
         dict.fromkeys(STEPS, True),
@@ -376,5 +385,5 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
         chains = [Chain(spec, place.dataset, place.services) for spec in specs]
         return [chain.wait() for chain in chains]
 
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
+    with records_in(tmp_path / "kept"):
         assert six() == [None] * 6

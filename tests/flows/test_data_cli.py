@@ -107,8 +107,9 @@ def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None
     project.dml("fetch")
     assert "dml data prepare d\n" in project.dml("list")
     project.dml("prepare")
-    assert "no role 'val' (it has train, test)" in project.dml("show", "--role", "val", code=2)
-    assert "cannot be written (No such file or directory)" in project.dml("show", "--out", "nowhere/sheet.png", code=2)
+    assert "no role 'query' (it has train, test)" in project.dml("show", "--role", "query", code=2)
+    assert "'val' is not one of 'train', 'test', 'query', 'gallery'" in project.dml("show", "--role", "val", code=2)
+    assert "cannot be written (No such file or directory)" in project.dml("show", "--output", "nowhere/sheet.png", code=2)
 
 
 def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> None:

@@ -1,4 +1,4 @@
-"""`dml ui`: MLflow's pages with the project's results, reachable only from this machine; no command line has the database's address."""
+"""`dml ui`: the page that compares the variants, reachable only from this machine; no command line has the database's address."""
 
 import json
 import os
@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
+from dml_core.errors import TrackingError
+from flows.cli import tracking
+from flows.cli.app import app
+from tasks.tracking.child_run import NOTE_TAG
 from tests.conftest import ROOT
-
-pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 def free_port() -> int:
@@ -38,27 +41,93 @@ def experiments(port: int) -> list[str]:
         time.sleep(0.2)
 
 
-def test_the_results_are_shown_to_this_machine_alone(tmp_path: Path) -> None:
+def opener(folder: Path) -> dict[str, str]:
+    """Return the environment of a display whose browser writes the addresses that it opens to `opened.txt` in the folder."""
+    script = folder / "browser"
+    script.write_text(f'#!/bin/sh\necho "$1" >> "{folder}/opened.txt"\n')
+    script.chmod(0o755)
+    return {"DISPLAY": ":0", "BROWSER": f"{script} %s"}
+
+
+def ended(server: psutil.Process) -> None:
+    for process in [*server.children(recursive=True), server]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_the_results_are_shown_to_this_machine_alone_and_a_browser_opens_at_a_terminal_only(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     database = tmp_path / "state" / "mlflow.db"
     database.parent.mkdir()
-    MlflowClient(f"sqlite:///{database}").create_experiment("dml-repro/of-this-project")
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.create_experiment("dml-repro/fashion-mnist", tags={NOTE_TAG: "Best mean"})
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_"))}
-    port = free_port()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "ui", "--port", str(port)], cwd=tmp_path, env=kept | {"PYTHONPATH": str(ROOT)}
-    )
-    server = psutil.Process(started.pid)
-    try:
-        assert "dml-repro/of-this-project" in experiments(port)
-        processes = [server, *server.children(recursive=True)]
-        listening = {
-            entry.laddr.ip for process in processes for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN
-        }
-        assert listening == {"127.0.0.1"}
-        assert not [word for process in processes for word in process.cmdline() if str(database) in word]
-    finally:
-        for process in [*server.children(recursive=True), server]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        started.wait()
+    environment = kept | opener(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    terminal, output = os.openpty()
+    for stdout in (subprocess.PIPE, output):
+        port = free_port()
+        page = f"http://127.0.0.1:{port}/#/experiments/{experiment}/runs?viewStateShareKey=variants&workflowType=machine_learning"
+        command = [sys.executable, "-m", "flows.cli", "ui", "--port", str(port)]
+        started = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=stdout)
+        server = psutil.Process(started.pid)
+        try:
+            assert "dml-repro/fashion-mnist" in experiments(port)
+            processes = [server, *server.children(recursive=True)]
+            listening = {
+                entry.laddr.ip for process in processes for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN
+            }
+            assert listening == {"127.0.0.1"}
+            assert not [word for process in processes for word in process.cmdline() if str(database) in word]
+            if stdout == output:
+                until = time.monotonic() + 60
+                while not (tmp_path / "opened.txt").exists() and time.monotonic() < until:
+                    time.sleep(0.2)
+                assert (tmp_path / "opened.txt").read_text() == f"{page}\n"
+        finally:
+            ended(server)
+            started.wait()
+        if stdout == subprocess.PIPE:
+            assert started.stdout is not None
+            assert page in started.stdout.read().decode()
+            assert not (tmp_path / "opened.txt").exists(), "a script reads the address, no person waits for a browser"
+    assert page in os.read(terminal, 4096).decode().replace("\r\n", "")
+
+
+VIEW = "http://mlflow.example:5000/#/experiments/{}/runs?viewStateShareKey=variants&workflowType=machine_learning"
+ALL = "http://mlflow.example:5000/#/experiments?workflowType=machine_learning"
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "page"),
+    [
+        ({"fashion-mnist": "2", "synthetic": "1"}, [], VIEW.format(1)),  # the first of params.yaml
+        ({"fashion-mnist": "2", "birds": "3"}, [], VIEW.format(2)),
+        ({"fashion-mnist": "2", "birds": "3"}, ["birds"], VIEW.format(3)),
+        ({"birds": "3"}, [], ALL),
+        ({}, [], ALL),
+    ],
+)
+def test_the_comparison_on_a_server_is_opened_there(
+    found: dict[str, str], words: list[str], page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000/")
+    opened: list[str] = []
+    monkeypatch.setattr(tracking, "standing_comparisons", lambda uri: found)
+    monkeypatch.setattr(tracking.webbrowser, "open", opened.append)
+    for display, more, expected in ((False, [], []), (True, ["--no-open"], []), (True, [], [page])):
+        monkeypatch.setattr(tracking, "_has_display", lambda display=display: display)
+        assert CliRunner().invoke(app, ["ui", *words, *more], catch_exceptions=False).stdout == f"MLflow: {page}\n"
+        assert opened == expected
+    with pytest.raises(TrackingError, match="MLflow has no comparison on 'cats'; it has"):
+        CliRunner().invoke(app, ["ui", "cats"], catch_exceptions=False)
+
+
+def test_no_browser_opens_when_the_server_ended_before_it_listened(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([10, 10, 10, 1])
+    monkeypatch.setattr(tracking.os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(tracking.webbrowser, "open", lambda page: pytest.fail("nothing listens"))
+    tracking._open_when_ready("http://127.0.0.1", free_port())

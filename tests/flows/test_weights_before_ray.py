@@ -1,18 +1,24 @@
-"""Missing or damaged published weights end a flow before it makes chains or starts Ray."""
+"""Weights or a dataset that are missing, damaged or of another network end a flow before it makes chains or starts Ray."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, DataError
+from dml_core.files import file_sha256
+from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED
-from flows import chain
+from dml_core.models.backbones.registry import build_backbone
+from flows import chain, reproduce
 from tasks.runs.identity import train_identity
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of
+from tests.damage import flip
 
 RECORD = DatasetRecord(name="cub200", folder="", digest="0", counts={"train": 8, "test": 8}, source="cub200")
 
@@ -50,6 +56,54 @@ def test_damaged_weights(spec, services, tmp_path) -> None:
     (tmp_path / "weights/bn_inception-52deb4733.pth").write_bytes(b"cut")
     with pytest.raises(ConfigError, match="damaged, or another file"):
         run_chains(spec, services)
+
+
+def with_weights(spec: RunSpec, path: Path) -> RunSpec:
+    """Return the run from a file of weights, whose hash is given."""
+    backbone = BackboneConfig(name="lenet", weights=str(path), weights_sha256=file_sha256(path))
+    model = spec.training.model.model_copy(update={"backbone": backbone})
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"model": model})})
+
+
+def test_weights_of_another_network(spec, services, tmp_path) -> None:
+    torch.save({"conv1.weight": torch.zeros(2, 3, 5, 5)}, tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match=r"softtriple/table1: .*weights '.*w\.pth' do not fit the backbone: 3 missing .*; 1 wrong shape"):
+        run_chains(with_weights(spec, tmp_path / "w.pth"), services)
+
+
+def test_a_file_that_changed_since_its_hash_was_written(spec, services, tmp_path) -> None:
+    torch.save(build_backbone(BackboneConfig(name="lenet")).state_dict(), tmp_path / "w.pth")
+    changed = with_weights(spec, tmp_path / "w.pth")
+    flip(tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match="they are damaged or others"):
+        run_chains(changed, services)
+
+
+@pytest.mark.parametrize("missing", ["weights", "dataset", "nothing"])
+def test_ray_starts_early_only_if_nothing_that_may_be_missing_is(missing, spec, services, monkeypatch) -> None:
+    """Fetching a dataset can fail, so it ends before Ray starts; a dataset that is at hand is updated while Ray starts."""
+    done: list[str] = []
+
+    def prepared(runs: Any, params: Any, services: Any) -> DatasetRecord:
+        done.append("dataset")
+        if missing == "dataset":
+            raise DataError("dvc repro failed: no network")
+        return RECORD
+
+    services.start_workers_early = lambda num_to_train: done.append(f"Ray for {num_to_train}")
+    services.project.packed = lambda name: Path("/nowhere")
+    monkeypatch.setattr(reproduce, "_prepare", prepared)
+    monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: missing == "nothing")
+    if missing == "nothing":
+        spec = spec.model_copy(update={"training": spec.training.without_weights()})
+        assert reproduce._prepare_all([spec], None, services) == {"cub200": RECORD}
+        assert done == ["Ray for 1", "dataset"]
+        return
+    if missing == "dataset":
+        spec = spec.model_copy(update={"training": spec.training.without_weights()})
+    with pytest.raises((ConfigError, DataError), match=r"put bn_inception|no network"):
+        reproduce._prepare_all([spec], None, services)
+    assert done == (["dataset"] if missing == "dataset" else [])
 
 
 def test_weights_are_not_asked_for_where_nothing_is_trained_or_the_workers_are_elsewhere(spec, services, tmp_path, monkeypatch) -> None:

@@ -14,6 +14,8 @@ from dml_core.config import merge, read_yaml
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.files import file_sha256
+from dml_core.models.backbones.published import PUBLISHED
 from tasks.checks import check_before, check_parts, check_places, check_settings, prepared_folder, read_sizes
 from tasks.environment import Project
 from tasks.runs.specs import comparison_runs, load_params
@@ -28,6 +30,10 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
     },
     "scale": {"num_workers": 2},
 }
+
+
+OTHER_FILE = f"weights: {__file__}, weights_sha256: {'a' * 64}"
+BIRDS = {"datasets": {"birds": {"reader": "folder", "raw": "gone"}}, "comparison": {"datasets": {"birds": {}}}}
 
 
 def check(tmp_path: Path, packed: Path | None, **changes: Any) -> None:
@@ -54,6 +60,11 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(validation={"share": 0.5}, sampler={"kind": "k_by_n"}), "num_classes_per_batch is 4, the training set has 2 classes"),
         (of_variant(model={"backbone": {"weights": "nowhere.pt"}}), "nowhere.pt: no such file"),
         (of_variant(model={"backbone": {"weights": "imagenet"}}), "'small_cnn' has no ImageNet weights"),
+        (of_variant(model={"backbone": {"weights": __file__, "weights_sha256": "0" * 64}}), "the file is damaged, or another one"),
+        (
+            of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0", "weights": __file__}}),
+            "transform.scaling is 'zero-one', but timm:tf_efficientnet_lite0 was trained with 'minus-one-one': set that",
+        ),
         (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
         (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
@@ -69,6 +80,22 @@ def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, pac
     assert message in str(caught.value)
     assert str(caught.value).startswith("params.yaml: comparison: synthetic / mine: ")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_with_their_hash_and_a_timm_model_with_its_scaling_pass(tmp_path: Path, packed: Path) -> None:
+    weights = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
+    check(tmp_path, packed, **of_variant(model={"backbone": weights}))
+    timm_model = {"backbone": {"name": "timm:tf_efficientnet_lite0", **weights}}
+    check(tmp_path, packed, **of_variant(model=timm_model, transform={"scaling": "minus-one-one"}))
+    check(tmp_path, packed, **of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0"}}))  # random weights take any scaling
+
+
+def test_a_damaged_published_file_is_found_before_torch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
+    (tmp_path / PUBLISHED["resnet18"].name).write_bytes(b"cut")
+    changes = of_variant(model={"backbone": {"name": "resnet18", "weights": "imagenet"}}, transform={"scaling": "rgb-imagenet"})
+    with pytest.raises(ConfigError, match="damaged, or another file"):
+        check(tmp_path, None, **changes)
 
 
 def test_a_recall_beyond_what_is_searched_is_refused(tmp_path: Path, packed: Path) -> None:
@@ -166,11 +193,19 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
         (["reproduce", "-v", "softripl"], "did you mean 'softtriple'?"),
         (["run", "synthetic", "softtriple", "--set", "comparison.protocol.num_epoch=3"], "did you mean 'num_epochs'?"),
         (["reproduce", "--set", "comparison.protocol.sampler.num_classes_per_batch=50"], "the training set has 4 classes"),
+        (["reproduce", "--set", "comparison.protocol.model.backbone.weights=gone.pth"], "gone.pth: no such file"),
+        (
+            ["reproduce", "--set", f"comparison.protocol.model.backbone={{name: small_cnn, {OTHER_FILE}}}"],
+            "the file is damaged, or another one",
+        ),
+        (["reproduce", "-d", "birds"], "dataset 'birds' is not prepared and"),
+        (["reproduce", "--set", "evaluation.role=validation"], "add --set 'comparison.datasets.synthetic.validation={share: 0.2}'"),
     ],
 )
 def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, packed: Path, arguments: list[str], told: str) -> None:
     make_project(tmp_path, packed)
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(PARAMS, SMALL)))
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(merge(PARAMS, SMALL), BIRDS)))
     code = (
         "import sys\nfrom flows.cli import main\n"
         f"sys.argv = ['dml', *{arguments!r}]\n"

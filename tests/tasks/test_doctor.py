@@ -1,5 +1,6 @@
 """`dml doctor`: working and broken parts with their remedies, without secrets; tests/e2e/test_stack.py runs it on real servers."""
 
+import json
 import os
 import shutil
 import socket
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,41 @@ def test_a_server_that_is_older_or_refuses(here: Path, old_server: str, monkeypa
     assert (found("mlflow").result, found("mlflow").remedy) == ("refuses (403)", "add its host to --allowed-hosts")
 
 
+@pytest.mark.parametrize(
+    ("code", "workers", "status", "result"),
+    [
+        (200, [], "wrong", "no worker is online"),
+        (200, [{"status": "OFFLINE"}], "wrong", "no worker is online"),
+        (200, [{"status": "OFFLINE"}, {"status": "ONLINE"}], "ok", "1 of 2 workers online"),
+        (404, {"detail": "Not Found"}, "note", "no such pool"),
+    ],
+)
+def test_the_workers_of_a_server_s_pool(
+    code: int, workers: object, status: str, result: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduled runs of a pool without a worker are never started; a server without the pool has no schedules."""
+
+    class Pool(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(code if self.path == "/api/work_pools/dml/workers/filter" else 500)
+            self.end_headers()
+            self.wfile.write(json.dumps(workers).encode())
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(version("prefect")).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Pool) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        assert (found("prefect").status, found("schedules").status, found("schedules").result) == ("ok", status, result)
+        server.shutdown()
+
+
 def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     state = here / "state"
     (state / "outbox").mkdir(parents=True)
@@ -176,6 +213,6 @@ def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
     }
     ran = subprocess.run([sys.executable, "-m", "flows.cli", "doctor"], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.splitlines() == ["error: 3 of 11 checks failed: store, mlflow, prefect; see the table for what to do"]
+    assert ran.stderr.splitlines() == ["error: 3 of 11 checks failed: store, mlflow, prefect; see above for what to do"]
     assert "does not answer" in ran.stdout
     assert SECRET not in ran.stdout + ran.stderr

@@ -23,12 +23,17 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches
 from dml_core.errors import ConfigError, DmlError
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
+from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import fit
 from flows.cli import main
+from tasks.checks import check_parts
 from tasks.environment import Project
 from tasks.own_images import add as add_module
 from tasks.own_images.add import add_images
+from tasks.own_images.fine_tuning import fine_tuning_settings, pretrained_backbone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
 from tasks.runs.specs import Params, comparison_runs, load_params
@@ -99,7 +104,40 @@ def test_the_whole_command(project: Project, tmp_path: Path, monkeypatch: pytest
     assert ended.value.code == 0
     assert "+    raw: " in printed
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
-    assert "next: dml reproduce --dataset birds" in printed
+    commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
+    assert commands == [
+        ("a first look, 2 variants with 1 seed", "--dataset birds --variant untrained --variant softtriple --seed 0"),
+        ("the comparison, 8 variants with 5 seeds", "--dataset birds"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--weights", "w.pth"], "needs --backbone"),
+        (["--backbone", "resnet19"], "--backbone resnet19: unknown backbone 'resnet19'; did you mean 'resnet18'"),
+        (["--backbone", "timm:resnet19"], "--backbone timm:resnet19: unknown timm model 'resnet19'"),
+        (["--backbone", "small_cnn"], "--backbone small_cnn: backbone 'small_cnn' has no ImageNet weights"),
+        (["--backbone", "resnet18", "--weights", "gone.pth"], "--weights gone.pth: no such file"),
+        (["--backbone", "resnet18", "--weights", "lenet.pth"], "do not fit the backbone"),
+        (["--backbone", "resnet18", "--weights", "params.yaml"], "are not a state dict saved by torch"),
+        (["--backbone", "lenet", "--weights", "lenet.pth"], "the images that it was trained on are not known; write its settings by hand"),
+    ],
+)
+def test_a_backbone_that_cannot_be_fine_tuned_changes_nothing(
+    words: list[str], message: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_classes(tmp_path / "birds")
+    torch.save(build_backbone(BackboneConfig(name="lenet")).state_dict(), project.root / "lenet.pth")
+    before = project.params_file.read_text()
+    monkeypatch.chdir(project.root)
+    monkeypatch.setenv("DML_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(sys, "argv", ["dml", "data", "add", "birds", "../birds", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert project.params_file.read_text() == before
 
 
 # ---------------------------------------------------------------- settings that fit
@@ -134,6 +172,54 @@ def test_the_protocols_own_values_are_kept_where_they_fit() -> None:
     assert fitted_settings(random_resized, report(5000, 20)) == {}
     held_out = merge(protocol, {"validation": {"share": 0.5}})
     assert fitted_settings(held_out, report(5000, 8))["sampler"]["num_classes_per_batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "expected"),
+    [
+        ("timm:tf_efficientnet_lite0", 900, {"crop_size": 224, "test_resize": 256, "interpolation": "bicubic", "scaling": "minus-one-one"}),
+        ("timm:tf_efficientnet_lite0", 72, {"crop_size": 72, "test_resize": 82, "interpolation": "bicubic", "scaling": "minus-one-one"}),
+        ("timm:vit_tiny_patch16_224", 72, {"crop_size": 224, "test_resize": 249, "scaling": "minus-one-one"}),
+        ("resnet18", 300, {"crop_size": 224, "test_resize": 256, "interpolation": "bilinear", "scaling": "rgb-imagenet"}),
+        ("bn_inception", 300, {"crop_size": 224, "scaling": "bgr-caffe"}),
+    ],
+)
+def test_a_fine_tuned_backbone_sees_images_as_it_was_trained(name: str, side: int, expected: dict[str, Any]) -> None:
+    values = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"] | {"loss": {"name": "softmax"}}
+    block = fine_tuning_settings(values, report(1000, 20, side), BackboneConfig(name=name, weights="imagenet"))
+    training = parse_overridden(TrainingConfig, "test", values, block)
+    assert {key: getattr(training.transform, key) for key in expected} == expected
+    assert (training.model.freeze_batchnorm, training.transform.crop) == ("statistics", "random_resized")
+    rates = training.optimiser.groups
+    assert training.optimiser.learning_rate * 10 == rates["head"].learning_rate
+    assert training.num_epochs < values["num_epochs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"), [(None, 256), ("timm:resnet50", 256), ("timm:vit_base_patch16_384", 384)], ids=["no backbone", "resnet50", "vit"]
+)
+def test_photographs_are_stored_as_large_as_the_backbone_needs(name: str | None, stored: int, project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "raw", num_images=2, width=600, height=600)
+    backbone = None if name is None else BackboneConfig(name=name, weights="imagenet")
+    assert add_images(project, "photographs", raw, backbone=backbone).spec.options == {"stored_size": stored}
+
+
+@pytest.mark.slow
+def test_every_variant_fine_tunes_a_pretrained_backbone(project: Project, tmp_path: Path) -> None:
+    """With the smallest dataset; BatchNorm's statistics stay those of the file."""
+    raw = draw_classes(tmp_path / "raw", num_images=2, width=40, height=36)
+    torch.save(build_backbone(BackboneConfig(name="timm:mobilenetv3_small_050")).model.state_dict(), tmp_path / "w.pth")
+    backbone = pretrained_backbone("timm:mobilenetv3_small_050", tmp_path / "w.pth")
+    add_images(project, "tiny", raw, backbone=backbone)
+    prepare("folder", raw, tmp_path / "packed", {})
+    runs = comparison_runs(load_params(project.params_file), "tiny", seeds=(0,))
+    assert len(runs) >= 12
+    statistics = {name: value for name, value in torch.load(tmp_path / "w.pth").items() if "running" in name}
+    for run in runs:
+        check_parts([run], tmp_path / "packed")
+        short = parse(TrainingConfig, merge(run.training.model_dump(), {"num_epochs": min(1, run.training.num_epochs)}), run.variant)
+        state = fit(short, PackedDataset(tmp_path / "packed", "train"), 0, tmp_path / run.variant, torch.device("cpu")).state_dict()
+        assert all(torch.equal(state[f"model.backbone.model.{name}"], value) for name, value in statistics.items()), run.variant
 
 
 @pytest.mark.slow

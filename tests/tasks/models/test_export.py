@@ -12,9 +12,12 @@ import pytest
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
+from dml_core.index.items import Item
+from dml_core.index.writing import Batch, add_items, build_index
+from flows.cli.search import open_index_model
 from tasks.environment import Project
 from tasks.models.export import MEASURED_FILE, export
-from tasks.models.lookup import find_run
+from tasks.models.lookup import find_run, resolve_model
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
 
@@ -52,6 +55,40 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     assert set(kinds) == {onnx.TensorProto.INT8}  # the weights of every convolution
     assert sorted(path.name for path in out.iterdir()) == [MEASURED_FILE, "network.json", "network.onnx"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_path: Path) -> None:
+    """Every pair of precisions, for queries and for added items; an index of an export finds that export, not the run's own network."""
+    run = find_run(project, "own/good/1")
+    dataset = PackedDataset(project.packed("own"), "test")
+    images = [dataset.raw_bytes(index) for index in range(4)]
+    places = {"own": resolve_model("own/good/1", project)} | {precision: tmp_path / precision for precision in ("fp32", "fp16", "int8")}
+    for precision in ("fp32", "fp16", "int8"):
+        export(project, "own/good/1", "onnx", precision, places[precision])
+    models = {name: load_model(place, "cpu") for name, place in places.items()}
+    assert {name: model.identity for name, model in models.items()} == {
+        "own": run.trained,
+        "fp32": run.trained,
+        "fp16": f"{run.trained}-fp16",
+        "int8": f"{run.trained}-int8",
+    }
+    for name, model in models.items():
+        rows = model.embed(images)
+        items = [Item(f"{number}.jpg", None, None) for number in range(4)]
+        index = build_index(tmp_path / f"{name}.index", [Batch(rows, items)], model.identity, model_source=str(places[name]))
+        _, opened = open_index_model(index, None)
+        assert opened.description.graph == (None if name in ("own", "fp32") else model.description.graph)
+        np.testing.assert_allclose(opened.embed(images), rows, rtol=0, atol=1e-4)
+        for other, queries in models.items():
+            added = [Batch(queries.embed(images[:1]), [Item(f"by {other}.jpg", None, None)])]
+            if {name, other} <= {"own", "fp32"} or name == other:
+                assert open_index_model(index, str(places[other]))[1].identity == index.model_identity
+                add_items(index.folder, added, queries.identity)
+            else:
+                with pytest.raises(ConfigError, match=f"embeddings of model {queries.identity} do not compare with it"):
+                    open_index_model(index, str(places[other]))
+                with pytest.raises(ConfigError, match=f"embeddings of model {queries.identity} do not compare with it"):
+                    add_items(index.folder, added, queries.identity)
 
 
 def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from dml_core.evaluation.evaluator import ClassRecall
 from tasks.models import promotion
 from tasks.models.promotion import class_recalls, gain_by_class, promote
 from tasks.tracking.child_run import VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork, Version
+from tasks.tracking.registered import LoggedNetwork
+from tasks.tracking.versions import Version
 from tests.tasks.models.test_card import NETWORK
 
 TAGS = {VARIANT_TAG: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}

@@ -18,7 +18,8 @@ from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import SEAL, sealed
 from tasks.environment import Project
 from tasks.models import lookup
-from tasks.models.lookup import find_run, resolve_model, run_of, trained_runs
+from tasks.models.lookup import find_run, resolve_model
+from tasks.models.trained_runs import run_of, trained_runs
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
 from tests.conftest import ROOT

@@ -4,14 +4,15 @@ import csv
 import json
 from pathlib import Path
 
-from rich.console import Console
+import pytest
 
 from dml_core.evaluation.config import EvaluationConfig
+from tasks.reports import compare
 from tasks.reports.compare import write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
-from tasks.tracking.published import compare_published, comparison_table
+from tasks.tracking.published import compare_published, comparison_rows
 from tests.conftest import small_training
 
 
@@ -21,11 +22,13 @@ def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
     return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
 
 
-def test_only_plain_recalls_are_on_the_curve_in_ascending_order(tmp_path: Path) -> None:
+def test_only_plain_recalls_are_drawn_in_ascending_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(compare, "plot_recalls", lambda recalls, path, title: drawn.append((list(recalls["a"].items()), path)))
     spec, record = run("a", 0, 0.4)
     metrics = {"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}
     write_report("title", [(spec, record.model_copy(update={"metrics": metrics}))], tmp_path)
-    assert (tmp_path / "recall.csv").read_text().splitlines() == ["variant,k,recall", "a,2,0.400000", "a,10,0.900000"]
+    assert drawn == [([(2, [0.4]), (10, [0.9])], tmp_path / "recall.png")]
 
 
 def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
@@ -34,13 +37,12 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     write_report("title", runs, tmp_path / "other")
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert [str(path) for path in files] == [
-        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"
+        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.png", "report.md", "scores.csv"
     ]  # fmt: skip
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
     # Only metrics with a column in `dvc metrics show`; MAP@R was not measured.
     assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
-    assert (tmp_path / "one" / "recall.csv").read_text().splitlines()[:3] == ["variant,k,recall", "a,1,0.500000", "a,10,0.900000"]
     # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
     assert "50.0 ± 317.7" in text
 
@@ -158,41 +160,31 @@ def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
     return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
 
 
-def test_the_terminal_s_table_has_a_row_for_each_variant_and_the_best_first() -> None:
+def test_the_rows_of_a_comparison_have_each_variant_and_the_best_first() -> None:
     runs = [
         published("a", 0, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
         published("a", 1, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
         published("b", 0, recall_at_1=0.2),
     ]
-    console = Console(width=100, record=True)
-    console.print(comparison_table("title", runs))
-    lines = [line for line in console.export_text().splitlines() if "│" in line or "┃" in line]
-    assert len(lines) == 3
-    assert lines[0].index("recall@1 ") < lines[0].index("recall@10")
-    assert "class_mean" not in lines[0]
-    assert lines[1].split()[1] == "b"
-    assert lines[1].rstrip(" │").endswith("-")  # not measured at that K
-    assert "10.0 ± 0.0" in lines[2]
+    assert comparison_rows(runs) == [
+        ["variant", "seeds", "recall@1", "recall@10"],
+        ["b", "1", "20.0", "-"],  # not measured at that K
+        ["a", "2", "10.0 ± 0.0", "50.0 ± 0.0"],
+    ]
 
 
-def test_a_narrow_terminal_prints_the_variants_names_whole() -> None:
-    metrics = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8, 16, 32)}
-    console = Console(width=60, record=True)
-    console.print(comparison_table("title", [published(name, 0, **metrics) for name in ("triplet-semi-hard", "triplet-batch-hard")]))
-    printed = console.export_text()
-    assert "triplet-semi-hard" in printed
-    assert "triplet-batch-hard" in printed
-
-
-def test_the_terminal_has_the_confidence_set_of_the_best_in_bold() -> None:
-    runs = [published(variant, seed, recall_at_1=value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
+def test_the_differences_are_the_last_column() -> None:
+    runs = [
+        published(variant, seed, recall_at_1=value, recall_at_2=0.9)
+        for variant, values in SEEDS.items()
+        for seed, value in enumerate(values)
+    ]
     found = compare_published("d", runs)
     assert found is not None
     assert found.sentence.startswith("Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence).")
-    console = Console(width=120, record=True, force_terminal=True)
-    console.print(comparison_table("title", runs, found))
-    lines = console.export_text(styles=True).splitlines()
-    bold = {name: any(f"\x1b[1m{name} " in line for line in lines) for name in "abc"}
-    assert bold == {"a": True, "b": True, "c": False}
-    assert any("-10.5 to +0.0" in line for line in lines)
+    assert found.best_set == {"a", "b"}
+    header, *rows = comparison_rows(runs, found)
+    assert header == ["variant", "seeds", "recall@1", "recall@2", "difference to the best (95 %, simultaneous)"]
+    assert [row[0] for row in rows] == ["a", "b", "c"]
+    assert any("-10.5 to +0.0" in row for row in rows)
     assert compare_published("d", runs[:3]) is None

@@ -224,7 +224,7 @@ def test_with_a_server_a_run_links_to_its_page_there(
     there = Project(project.root, project.state, project.store, "http://tracking.example:5000/")
     found = rows(read(write_site(there, params, [NAME], tmp_path)[0].html.read_text()))
     links = [link.attributes["href"] for link in found["softmax-norm"].all("a")]
-    assert links == ["http://tracking.example:5000/#/runs/abc"]
+    assert links == ["http://tracking.example:5000/#/runs/abc?workflowType=machine_learning"]
 
 
 @pytest.mark.proof

@@ -8,7 +8,7 @@ import yaml
 from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
-from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, is_whole, load_params, standing_runs
+from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, dropped_options, is_whole, load_params, standing_runs
 from tests.conftest import ROOT
 
 PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})
@@ -79,7 +79,10 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
         ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"num_centres": 0}}}}}}, "num_centres"),
-        ({"evaluation": {"role": "validation"}}, "no classes are held out; set validation: {share: 0.2}"),
+        (
+            {"evaluation": {"role": "validation"}},
+            "no classes are held out; add --set 'comparison.datasets.fashion-mnist.validation={share: 0.2}', or set it in params.yaml",
+        ),
         ({"comparison": {"protocol": {"validation": {"share": 1.0}}}}, "validation.share"),
         ({"comparison": {"protocol": {"optimiser": {"momentum": 0.9}}}}, "momentum and nesterov belong to sgd"),
     ],
@@ -115,6 +118,16 @@ def test_overrides_are_laid_over_in_order_with_yaml_values(tmp_path: Path) -> No
     assert comparison_runs(new, "synthetic", ["mine"])[0].training.num_epochs == 1
 
 
+def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(PARAMS))
+    model = "comparison.protocol.model.backbone"
+    assert dropped_options(path, [f"{model}.name=resnet18"]) == [f"--set {model}.name=resnet18 drops {model}.width: 16"]
+    both = [f"{model}={{name: resnet18, weights: imagenet}}", f"{model}.name=resnet34"]
+    assert dropped_options(path, both)[1] == f"--set {model}.name=resnet34 drops {model}.weights: imagenet"
+    assert dropped_options(path, [f"{model}.width=8", f"{model}.name=small_cnn", "comparison.protocol.num_epochs=2"]) == []
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -140,6 +153,15 @@ def test_an_override_that_is_wrong_is_one_line(tmp_path: Path, override: str, me
         checked()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_only_datasets_that_run_must_hold_out_the_classes_that_are_scored(tmp_path: Path) -> None:
+    params = overridden(tmp_path, "evaluation.role=validation")
+    assert {run.evaluation.role for run in comparison_runs(params, "synthetic")} == {"validation"}
+    with pytest.raises(ConfigError, match=r"add --set 'comparison.datasets.fashion-mnist.validation="):
+        comparison_runs(params, "fashion-mnist")
+    both = overridden(tmp_path, "evaluation.role=validation", "comparison.datasets.fashion-mnist.validation={share: 0.2}")
+    assert {run.training.validation.share for run in comparison_runs(both, "fashion-mnist") if run.training.validation} == {0.2}
 
 
 def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:

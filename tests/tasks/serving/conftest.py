@@ -28,7 +28,8 @@ from tests.conftest import MODEL, ROOT, SETTINGS
 
 IDENTITY = "0123456789abcdef0123456789abcdef"
 NUM_IMAGES = 40
-START_SECONDS = 120
+LONG_POSITION, LONG_NAME = 33, "Photograph_2026-11-25_" + "withoutanyplacetobreak" * 3
+START_SECONDS = 600  # reached only when nothing happens any more
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     for number in range(NUM_IMAGES):
         height, width = rng.integers(24, 90, 2)
         coarse = rng.integers(0, 256, (4, 4, 3)).astype(np.uint8)
-        path = folder / f"{number:02d}.{'png' if number % 2 else 'jpg'}"
+        path = folder / f"{LONG_NAME if number == LONG_POSITION else f'{number:02d}'}.{'png' if number % 2 else 'jpg'}"
         Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC).save(path)
         files.append(path)
     items = []
     for number, path in enumerate(files):
         thumbnail = folder / "thumbnail.webp"
         Image.open(path).convert("RGB").resize((48, 48)).save(thumbnail)
-        items.append(Item(path.name, f"class {number % 5}", thumbnail.read_bytes()))
+        items.append(Item(path.name, f"class_{number % 5:03d}", thumbnail.read_bytes()))
     build_index(folder / "index", [Batch(load_model(model, "cpu").embed(files), items)], IDENTITY, model_source=str(model))
     (folder / "project").mkdir()
     (folder / "project" / "params.yaml").write_text((ROOT / "params.yaml").read_text())
@@ -102,7 +103,7 @@ class Service:
             pytest.fail(f"dml serve did not start: {self.lines} {self.process.stderr.read()}")
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=120)
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -148,8 +149,14 @@ def start(made: Made) -> Iterator[Callable[..., Service]]:
 
 @pytest.fixture(scope="session")
 def service(made: Made, start: Callable[..., Service]) -> Service:
-    """One replica on the index."""
+    """The index, with one replica in the server's process."""
     return start(str(made.index))
+
+
+@pytest.fixture(scope="session")
+def ray_service(made: Made, start: Callable[..., Service]) -> Service:
+    """Two replicas on Ray."""
+    return start(str(made.index), "--replicas", "2")
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

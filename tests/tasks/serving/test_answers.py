@@ -20,8 +20,10 @@ def as_json(files: list[bytes]) -> list[str]:
     return [base64.b64encode(data).decode() for data in files]
 
 
-def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, service: Service) -> None:
+@pytest.mark.parametrize("kind", ["service", pytest.param("ray_service", marks=pytest.mark.proof)])
+def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, request: pytest.FixtureRequest, kind: str) -> None:
     """Embeddings as JSON and as a form; neighbours equal the index's, with names, classes and thumbnails."""
+    service: Service = request.getfixturevalue(kind)
     expected = made.load().embed(made.files)
     data = [path.read_bytes() for path in made.files]
 
@@ -44,6 +46,8 @@ def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, service:
     assert (found[0][0]["name"], found[0][0]["class_name"]) == (first.name, first.class_name)
     assert first.name == made.files[0].name
     assert base64.b64decode(found[0][0]["thumbnail"].partition(",")[2]) == first.thumbnail
+    (others,) = service.client.get("/v1/neighbours", params={"position": 5, "k": 6}).raise_for_status().json()["results"]
+    assert [hit["position"] for hit in others] == positions[5, 1:].tolist()
     more = ask("/v1/search", json={"images": as_json(data[:1]), "k": 1000})["results"]
     assert len(more[0]) == len(made.files)
 
@@ -54,6 +58,7 @@ def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, service:
     assert paths == {
         "/v1/embed",
         "/v1/search",
+        "/v1/neighbours",
         "/v1/health",
         "/metrics",
     }

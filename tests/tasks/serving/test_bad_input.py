@@ -244,14 +244,15 @@ def test_a_token_is_required_of_what_it_protects(made: Made, start: Callable[...
         for method, path in [
             ("POST", "/v1/search"),
             ("POST", "/v1/embed"),
+            ("GET", "/v1/neighbours?position=0"),
             ("GET", "/metrics"),
-            ("GET", "/openapi.json"),
             ("GET", "/nothing"),
         ]:
             check_refused(service.client.request(method, path, headers=headers), 401)
     right = {"authorization": f"Bearer {TOKEN}"}
     assert service.client.post("/v1/search", json={"images": [TEXT]}, headers=right).status_code == 200
-    assert service.client.get("/").status_code == 200
+    for path in ("/", "/docs", "/openapi.json"):
+        assert service.client.get(path).status_code == 200
     assert service.client.get("/v1/health", headers={"host": "elsewhere.example"}).status_code == 200
     code, _ = service.end()
     assert code == 143

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from dml_core.index.index import Index
+from dml_core.index.items import Item
+from dml_core.index.writing import Batch, build_index
 from dml_core.network_description import WEIGHTS_FILE
-from dml_core.trained import read_description, write_description
+from dml_core.trained import load_model, read_description, write_description
 from tasks.serving.replica import Answer, Replica, _Query
-from tests.tasks.serving.conftest import Made
+from tests.tasks.serving.conftest import IDENTITY, Made
 
 
 def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
     """The requests are embeddings, and searches with different k."""
     model, wanted = made.load(), (0, 3, 30, 0, 1)
-    replica = Replica(str(made.model), str(made.index), 1, 32)
+    replica = Replica(model, Index.open(made.index), 1, 32)
     results = replica._compute([_Query(model.view(path), k) for path, k in zip(made.files, wanted, strict=False)])
     expected = model.embed(made.files[:5])
     positions = Index.open(made.index).search(expected, 30)[1]
@@ -31,7 +33,7 @@ def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
 
 def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> None:
     """No batch exceeds its limit, a single request is a batch of one, and a network failure is raised for its batch."""
-    replica = Replica(str(made.model), None, 2, 16)
+    replica = Replica(made.load(), None, 2, 16)
     data = [path.read_bytes() for path in made.files]
 
     async def ask() -> tuple[list[Answer], Answer]:
@@ -52,12 +54,24 @@ def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> Non
         asyncio.run(replica._in_a_batch(_Query(made.load().view(data[0]), 0)))
 
 
+def test_as_many_neighbours_as_requested_among_copies_of_an_item(made: Made, tmp_path: Path) -> None:
+    """The item itself may then be missing among its neighbours: each copy has the same cosine."""
+    rows = np.repeat(np.eye(2, made.load().num_dimensions, dtype=np.float32), (5, 1), axis=0)
+    items = [Item(f"{number}.png", None, None) for number in range(len(rows))]
+    build_index(tmp_path / "index", [Batch(rows, items)], IDENTITY)
+    replica = Replica(made.load(), Index.open(tmp_path / "index"), 1, 32)
+    for position in range(5):
+        (hits,) = asyncio.run(replica.neighbours(position, 3, False)).hits
+        assert len({hit.position for hit in hits} - {position}) == 3
+        assert {hit.position for hit in hits} <= set(range(5))
+
+
 def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made: Made, tmp_path: Path) -> None:
     shutil.copytree(made.model, tmp_path / "model")
     weights = tmp_path / "model" / WEIGHTS_FILE
     torch.save({name: torch.zeros_like(value) for name, value in torch.load(weights).items()}, weights)
     write_description(weights.parent, read_description(weights.parent))
-    replica = Replica(str(tmp_path / "model"), str(made.index), 1, 32)
+    replica = Replica(load_model(tmp_path / "model", "cpu"), Index.open(made.index), 1, 32)
     view = made.load().view(made.files[0])
     embedded, searched = replica._compute([_Query(view, 0), _Query(view, 3)])
     assert embedded.refused is None

@@ -6,8 +6,7 @@ import pytest
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from tasks.reports.table_text import RICH, as_markdown
-from tasks.reports.table_text import lines as report_lines
+from tasks.reports.table_text import TERMINAL, as_markdown, terminal_lines
 from tasks.runs.comparable import UNKNOWN, Today
 from tasks.tables.file import TableFile
 from tasks.tables.result import TableResult
@@ -239,8 +238,8 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     assert page.splitlines()[2] == table.conclusions[0]
     assert "| **52.0 ± 5.0** " in page
     assert "| 42.0 ± 4.7 " in page
-    assert "[bold]50.0 ± 2.5[/bold]" in [
-        cell.partition(" undecided")[0].partition(" below")[0] for line in report_lines(table, RICH) for cell in line
+    assert TERMINAL.format("50.0 ± 2.5") in [
+        cell.partition(" undecided")[0].partition(" below")[0] for line in terminal_lines(table) for cell in line
     ]
     assert table.ranking is not None
     assert table.ranking.over == "seeds", "of the other dataset no metric has a best"

@@ -67,5 +67,5 @@ def test_a_process_has_ended_only_where_it_was_of_this_machine_and_is_gone() -> 
 
 def test_a_run_says_what_it_is_and_an_oracle_what_that_means() -> None:
     text = child_run.describe_run("d", "a", 2, "link", "last")
-    assert text.startswith("**a** trained on *d* with seed 2; part of the [d comparison](link).")
+    assert text.startswith("a trained on d with seed 2; part of the [d comparison](link).")
     assert child_run.describe_run("d", "a", 2, "link", "oracle") == child_run.ORACLE_NOTE + text

@@ -5,7 +5,7 @@ import json
 from dml_core.evaluation.statistics.confidence import summarise
 from tasks.runs.records import ComparisonReport
 from tasks.tracking import comparison_run
-from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun, view_link
 from tasks.tracking.published import compare_published, summarise_published
 
 SCORES = {"a": (0.625, 0.65, 0.6), "b": (0.375, 0.35, 0.4)}  # mean 0.625, standard deviation 0.025: 4.303 * 0.025 / sqrt(3) = 0.062
@@ -18,49 +18,54 @@ SUMMARIES = summarise_published(RUNS)
 REPORT = ComparisonReport(comparison="title", dataset="d", role="test", folder=None, tags={})
 
 
-def test_a_comparison_is_a_table_with_a_link_to_the_best_run_of_each_variant() -> None:
+def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_run_of_each_variant() -> None:
     found = compare_published("d", RUNS)
     assert found is not None
     validation = {"a": {0: 0.1, 1: 0.3, 2: 0.2}}
-    text = comparison_run.describe_comparison(REPORT, "1", "parent", RUNS, SUMMARIES, found, validation, "Model: none", ["c: old"])
+    text = comparison_run.describe_comparison(REPORT, "1", "p", RUNS, SUMMARIES, found, validation, "Model: none", ["c: old"])
+    best, _, others = found.sentence.partition("62.5. ")
+    assert others.startswith("a is the best (95 % confidence). ")
     assert text.splitlines() == [
-        found.sentence,
-        "",
-        "**title**: per cent on test images; mean ± half of the 95 % interval over the seeds, best first.",
+        f"{best}62.5.",
         "",
         "| variant | recall@1 | seeds | run |",
         "|---|---|---|---|",
-        "| **a** | 62.5 ± 6.2 | 3 | [seed 1](#/experiments/1/runs/a1) |",
-        "| b | 37.5 ± 6.2 | 3 | [seed 0](#/experiments/1/runs/b0) |",
+        "| **a** | 62.5 ± 6.2 | 3 | [seed 1](#/experiments/1/runs/a1?workflowType=machine_learning) |",
+        "| b | 37.5 ± 6.2 | 3 | [seed 0](#/experiments/1/runs/b0?workflowType=machine_learning) |",
+        "",
+        others,
+        "",
+        "title: per cent on test images, mean ± half of the 95 % interval over the seeds. Bold: the 95 % confidence set of the best.",
         "",
         "- c: old",
-        f"- [Variants side by side]({comparison_run.view_link('1')}): a row a variant, mean over its seeds",
-        "- Report: `report.md` and its figure among this run's [artifacts](#/experiments/1/runs/parent/artifacts)",
+        f"- [Variants side by side]({view_link('1')}): means over seeds, best first",
+        "- Report: `report.md` and its figure among this run's [artifacts](#/experiments/1/runs/p/artifacts?workflowType=machine_learning)",
         "- Model: none",
     ]
 
 
-def test_a_table_s_page_begins_with_what_it_is() -> None:
+def test_a_table_s_page_begins_with_its_runs_too() -> None:
     runs = [*RUNS, PublishedRun("c0", {"nmi": 0.5}, {VARIANT_TAG: "c", SEED_TAG: "0"})]
     table = REPORT.model_copy(update={"comparison": "t", "about": "A table."})
     lines = comparison_run.describe_comparison(table, "1", "p", runs, summarise_published(runs), None, {}, "Model", []).splitlines()
-    assert lines[:3] == ["A table.", "", "**t**: per cent on test images; mean ± half of the 95 % interval over the seeds, best first."]
-    assert "| c | - | 50.0 | 1 | [seed 0](#/experiments/1/runs/c0) |" in lines
+    assert lines.index("| variant | recall@1 | nmi | seeds | run |") < lines.index("A table.")
+    assert "t: per cent on test images, mean ± half of the 95 % interval over the seeds." in lines
+    assert "| c | - | 50.0 | 1 | [seed 0](#/experiments/1/runs/c0?workflowType=machine_learning) |" in lines
     assert not any("**a**" in line or "side by side" in line for line in lines)
-    assert "- Report: the table's page, Markdown and JSON among this run's [artifacts](#/experiments/1/runs/p/artifacts)" in lines
+    artifacts = "#/experiments/1/runs/p/artifacts?workflowType=machine_learning"
+    assert f"- Report: the table's page, Markdown and JSON among this run's [artifacts]({artifacts})" in lines
 
 
-def test_an_experiment_s_line_answers_which_loss() -> None:
+def test_an_experiment_s_line_answers_which_loss_without_marks_that_lists_show() -> None:
     found = compare_published("d", RUNS)
     assert found is not None
     links = "[Side by side](view) · [table and report](run)"
-    assert comparison_run.describe_experiment("run", "view", SUMMARIES, "best run: a", found) == (
-        f"Highest mean Recall@1 on the test classes: **a**, 62.5 ± 6.2 per cent over 3 seeds, of 2 variants. "
-        f"{found.sentence} Best run: a. {links}"
-    )
+    line = comparison_run.describe_experiment("run", "view", SUMMARIES, "best run: a", found)
+    assert line == f"{found.sentence} Best run: a. {links}"
+    assert "*" not in line
     one = {"a": {"recall_at_1": summarise([0.5])}}
     assert comparison_run.describe_experiment("run", "view", one, "none", None) == (
-        f"Highest mean Recall@1 on the test classes: **a**, 50.0 per cent over 1 seed, of 1 variants. None. {links}"
+        f"The only variant is a: recall@1 50.0 per cent on the test classes. None. {links}"
     )
     assert comparison_run.describe_experiment("run", "view", {}, "none", None) == f"No run has the present data and settings. {links}"
 
@@ -71,11 +76,9 @@ def test_the_saved_view_shows_the_means_highest_first() -> None:
     assert state["searchFilter"] == "tags.`dml.summary_of` = 'comparison on d'"
     assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`recall_at_1`", False)
     assert "metrics.`num_seeds`" in state["selectedColumns"]
+    assert state["columnOrder"][:2] == ["attributes.`Run Name`", "metrics.`recall_at_1`"]
+    assert set(state["columnOrder"][1:]) == set(state["selectedColumns"]), "MLflow shows selected columns alone"
     assert [section["display"] for section in state["compareRunSections"]] == [True]
     charts = state["compareRunCharts"]
     assert {chart["metricSectionId"] for chart in charts} == {section["uuid"] for section in state["compareRunSections"]}
     assert not any(part["deleted"] for part in (*state["compareRunSections"], *charts))
-
-
-def test_a_parent_s_metrics_are_the_means() -> None:
-    assert comparison_run.summary_metrics({"a": {"nmi": summarise([0.25, 0.75])}}) == {"nmi/a": 0.5}

@@ -21,7 +21,7 @@ from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tracking.connection import check_available, schemas
 from tasks.tracking.outbox import keep_report
-from tasks.tracking.published import published_as, published_runs, search_published
+from tasks.tracking.published import published_as, published_runs, search_published, standing_comparisons
 from tasks.tracking.registered import LoggedNetwork, Registry
 from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
@@ -54,6 +54,7 @@ def _spec() -> RunSpec:
 WAYS: dict[str, Callable[[str, Path], object]] = {
     "published_runs": lambda uri, folder: published_runs(uri, "d", "c"),
     "search_published": lambda uri, folder: search_published(uri, "c"),
+    "standing_comparisons": lambda uri, folder: standing_comparisons(uri),
     "published_as": lambda uri, folder: published_as(uri),
     "Registry.fetch": lambda uri, folder: Registry(uri).fetch("models:/n@best", folder / "models"),
     "Registry.fetch_trained": lambda uri, folder: Registry(uri).fetch_trained("i", folder / "models"),
@@ -73,7 +74,7 @@ SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training
 
 
 def _version() -> object:
-    from tasks.tracking.registered import Version
+    from tasks.tracking.versions import Version
 
     return Version("n", "1", (), "m", "r", None)
 

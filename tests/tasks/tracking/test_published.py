@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dml_core.errors import TrackingError
-from tasks.tracking import published
+from tasks.tracking import queries
 from tasks.tracking.child_run import PART_TAG, PUBLISHED_TAG, SEED_TAG, VARIANT_TAG
 from tasks.tracking.connection import all_pages
 from tasks.tracking.published import published_runs
@@ -35,15 +35,15 @@ def test_all_pages_of_a_search_are_read() -> None:
 
 
 def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(uri: str, call: str, **body: Any) -> dict[str, Any]:
+    def answer(uri: str, call: str, method: str, query: dict[str, Any]) -> dict[str, Any]:
         if call == "experiments/search":
             return {"experiments": [{"experiment_id": "1"}]}
-        start = int(body.get("page_token", 0))
+        start = int(query.get("page_token", 0))
         runs = [_run(number) for number in range(start, min(start + PAGE, NUM_RUNS))]
         return {"runs": runs, **({"next_page_token": str(start + PAGE)} if start + PAGE < NUM_RUNS else {})}
 
-    monkeypatch.setattr(published, "_post", answer)
-    monkeypatch.setattr(published, "check_available", lambda uri: None)
+    monkeypatch.setattr(queries, "_request", answer)
+    monkeypatch.setattr(queries, "check_available", lambda uri: None)
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     found = published_runs("http://mlflow", "d", "comparison on d")
     assert [(run.variant, run.seed) for run in found] == [("a", seed) for seed in range(NUM_RUNS)]
@@ -81,7 +81,7 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
             database.execute("INSERT INTO runs VALUES (?, ?, ?)", (run, experiment, stage))
             database.executemany("INSERT INTO tags VALUES (?, ?, ?)", [(run, *tag) for tag in tags.items()])
             database.executemany("INSERT INTO latest_metrics VALUES (?, ?, ?, ?)", [(run, "nmi", 0.5, 0), (run, "gone", 0.0, 1)])
-    monkeypatch.setattr(published, "check_available", lambda uri: None)
+    monkeypatch.setattr(queries, "check_available", lambda uri: None)
     found = published_runs(f"sqlite:///{path}", "d", "c")
     assert [(run.run_id, run.variant, run.seed, run.metrics) for run in found] == [
         ("early", "a", 1, {"nmi": 0.5}),

@@ -49,8 +49,16 @@ from tasks.sealed import NewerFormatError
 from tasks.storage import Store
 from tasks.tracking.child_run import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, VARIANT_TAG, PublishedRun, experiment_name
 from tasks.tracking.outbox import keep_report, read_report
-from tasks.tracking.published import comparable_runs, compare_published, in_order, published_runs, search_published
+from tasks.tracking.published import (
+    comparable_runs,
+    compare_published,
+    in_order,
+    published_runs,
+    search_published,
+    standing_comparisons,
+)
 from tasks.tracking.tracker import LiveCurves, Tracker
+from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE, as_format, flip
@@ -205,7 +213,7 @@ def test_an_oracle_is_published_with_its_own_weights_and_says_what_it_is(
     run = client_of(tracker).get_run(tracker.publish(report))
     assert run.data.metrics["detail/kept_epoch"] == num_epochs
     assert (run.data.tags["dml.epoch"], run.data.params["evaluation.epoch"]) == ("oracle", "oracle")
-    assert run.data.tags["mlflow.note.content"].startswith("**Oracle**: ")
+    assert run.data.tags["mlflow.note.content"].startswith("Oracle: ")
     (packaged,) = tmp_path.rglob("network.pt")
     model = {f"model.{name}": value for name, value in torch.load(packaged).items()}
     assert model.keys() == {name for name in weights if name.startswith("model.")}
@@ -217,12 +225,13 @@ def test_a_table_s_parent_says_what_it_is_and_has_its_page(tracker: Tracker, rep
     page, gone = tmp_path / "table1.html", tmp_path / "table1.json"
     page.write_text("<!doctype html>")
     tags = {"git_commit": "abc", "paper": "softtriple", "table": "softtriple/table1"}
-    table = comparison().model_copy(update={"tags": tags, "about": "**softtriple/table1**: birds.", "files": (str(page), str(gone))})
+    table = comparison().model_copy(update={"tags": tags, "about": "softtriple/table1: birds.", "files": (str(page), str(gone))})
     parent = tracker.publish(table)
     run = client_of(tracker).get_run(parent)
     assert (run.data.tags["dml.paper"], run.data.tags["dml.table"]) == ("softtriple", "softtriple/table1")
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith("**softtriple/table1**: birds.\n\n**comparison on d**: per cent")
+    assert note.startswith("The only variant is softtriple: recall@1 ")
+    assert note.index("| softtriple |") < note.index("\n\nsofttriple/table1: birds.\n\n")
     assert "the table's page, Markdown and JSON among this run's" in note
     assert [item.path for item in client_of(tracker).list_artifacts(parent)] == ["table1.html"]
     page.write_text("<!doctype html><p>")
@@ -412,18 +421,19 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     parent_id = tracker.publish(comparison(tmp_path / "report"))
     parent = parent_of(tracker)
     assert parent.info.run_id == parent_id
-    assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
+    assert parent.data.metrics == {}, "its page would draw a chart of one bar for each"
     note, page = (found["mlflow.note.content"] for found in (parent.data.tags, client.get_experiment(parent.info.experiment_id).tags))
-    assert note.index("| a | 50.0 ± 317.7 |") < note.index("| b | 40.0 ± 0.0 |")
+    assert note.index("| a | 50.0 |") < note.index("| b | 40.0 |")
     runs = published_runs(tracker.uri, "d", COMPARISON)
     told = compare_published("d", runs)
     assert told is not None
-    assert told.sentence in note
+    assert all(part in note for part in told.sentence.partition(". ")[::2])
     assert told.sentence in page
     of_run = {(run.variant, run.seed): run.run_id for run in runs}
-    links = {f"#/experiments/{parent.info.experiment_id}/runs/{of_run[place]}": place for place in of_run}
+    links = {f"#/experiments/{parent.info.experiment_id}/runs/{of_run[place]}?workflowType=machine_learning": place for place in of_run}
     assert {place for link, place in links.items() if link in note} == {("a", 1), ("b", 0), ("c", 0)}, "each variant's, by the same rule"
-    assert "Highest mean Recall@1 on the test classes: **a**, 50.0 ± 317.7 per cent over 2 seeds, of 3 variants." in page
+    assert page.startswith("Best mean R@1 on these "), page
+    assert note.startswith(told.sentence.partition(". ")[0])
     said = f"est run: b, seed 0: {RULE} (validation Recall@1: mean 70.0, this seed 80.0)"
     assert said in note
     assert said in page
@@ -437,7 +447,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     assert len(client.search_model_versions("name = 'dml-d'")) == 1
     tracker.publish(other(tracker, report, "identity-5", "a", 0, 0.1, 0.8))
     tracker.publish(comparison(tmp_path / "report"))
-    assert parent_of(tracker).data.metrics["recall_at_1/a"] == pytest.approx(0.425)
+    assert "| a | 42.5 ± " in parent_of(tracker).data.tags["mlflow.note.content"]
     version = client.get_model_version_by_alias("dml-d", "best")
     assert (str(version.version), version.run_id) == ("2", of_run["a", 1])
     tracker.publish(other(tracker, report, "identity-0", *scores[0]))
@@ -470,7 +480,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
     tracker.publish(comparison().model_copy(update=today))
     client, parent = client_of(tracker), parent_of(tracker)
     note = parent.data.tags["mlflow.note.content"]
-    assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
+    assert {variant: metrics["recall_at_1"] for variant, metrics in variants_in_view(tracker).items()} == {"a": 0.5, "b": 0.4}
     for line in (
         "- left out: a on d, seed 0: measured on other data than the present",
         "- left out: b on d, seed 1: measured on other data than the present",
@@ -480,9 +490,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
     of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
     assert client.get_model_version_by_alias("dml-d", "best").run_id == of_run["a", 1]
     tracker.publish(comparison().model_copy(update=today | {"settings": {"a": settings}, "digest": "0123456789abcdef"}))
-    metrics = parent_of(tracker).data.metrics
-    assert math.isnan(metrics["recall_at_1/b"]), "a variant without a mean has no number"
-    assert math.isnan(metrics["recall_at_1/a"]), "of the digest of before a has other settings than those of today"
+    assert variants_in_view(tracker) == {}, "b has no mean; of the digest of before a has other settings than those of today"
 
 
 def variants_in_view(tracker: Tracker) -> dict[str, dict[str, float]]:
@@ -517,6 +525,16 @@ def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparison
     assert variants_in_view(tracker).keys() == {"a", "b", "c"}
 
 
+def test_metrics_that_a_parent_has_of_before_are_no_numbers_any_more(tracker: Tracker, report: RunReport) -> None:
+    """Versions that logged means on the parent left them there; MLflow deletes no metric."""
+    tracker.publish(report)
+    parent_id = tracker.publish(comparison())
+    assert parent_id is not None
+    client_of(tracker).log_metric(parent_id, "recall_at_1/softtriple", 0.4)
+    tracker.publish(comparison())
+    assert math.isnan(parent_of(tracker).data.metrics["recall_at_1/softtriple"])
+
+
 def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, report: RunReport) -> None:
     """Two machines that publish the same run at the same moment leave two runs."""
     runs = published_runs(tracker.uri, "d", COMPARISON) if tracker.publish(report) else []
@@ -532,8 +550,8 @@ def test_means_are_the_same_to_the_bit_whichever_seed_ended_first(tracker: Track
         for seed in order:
             tracker.publish(other(tracker, report, f"{variant}-{seed}", variant, seed, (seed + 1) / 10))
     tracker.publish(comparison())
-    metrics = parent_of(tracker).data.metrics
-    assert {metrics[f"recall_at_1/{variant}"] for variant in ("rising", "turned", "falling")} == {((0.1 + 0.2) + 0.3) / 3}
+    found = variants_in_view(tracker)
+    assert {found[variant]["recall_at_1"] for variant in ("rising", "turned", "falling")} == {((0.1 + 0.2) + 0.3) / 3}
 
 
 def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunReport, store: Store, tmp_path: Path, monkeypatch) -> None:
@@ -549,7 +567,7 @@ def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunRepo
     assert "\n" not in str(caught.value)
     assert tracker.sync() == 2
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["softtriple"]
-    assert "recall_at_1/softtriple" in parent_of(tracker).data.metrics
+    assert variants_in_view(tracker).keys() == {"softtriple"}
     assert tracker.sync() == 0
 
 
@@ -642,6 +660,43 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     assert (by_file[0].variant, by_file[0].seed, by_file[0].metrics["recall_at_1"]) == ("softmax", 3, 0.25)
     with pytest.raises(TrackingError, match="has no runs of 'comparison on e'"):
         published_runs(server, "e", "comparison on e")
+    assert standing_comparisons(tracker.uri) == standing_comparisons(server) == {}, "only runs are published"
+    tracker.publish(comparison())
+    expected = {"d": client_of(tracker).get_experiment_by_name(experiment_name("d")).experiment_id}
+    assert standing_comparisons(tracker.uri) == standing_comparisons(server) == expected
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "name")
+    assert standing_comparisons(server) == expected
+
+
+def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_client(tracker: Tracker, server: str, monkeypatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+    client = MlflowClient(tracker.uri, registry_uri=tracker.uri)
+    for name, num_versions in (("dml-d", 11), ("dml-d-val", 1), ("dml-d.promotion", 1), ("other", 1), ("dml-empty", 0)):
+        client.create_registered_model(name)
+        for number in range(num_versions):
+            client.create_model_version(name, f"s3://models/m-{number}", run_id="0" * 32)
+    client.set_model_version_tag("dml-d", "2", "dml.gate", "better")
+    client.set_model_version_tag("dml-d", "2", "another", "x")
+    for alias, number in (("champion", "2"), ("best", "2"), ("old", "10")):
+        client.set_registered_model_alias("dml-d", alias, number)
+    client.delete_model_version("dml-d", "3")
+    by_file, by_rest = registered_versions(tracker.uri, "dml-"), registered_versions(server, "dml-")
+    assert [(version.name, version.number) for version in by_file] == [
+        *(("dml-d", str(number)) for number in (1, 2, *range(4, 12))),
+        ("dml-d-val", "1"),
+    ]
+    assert by_file[1] == Version("dml-d", "2", ("best", "champion"), "s3://models/m-1", "0" * 32, "better")
+    assert by_file[8].aliases == ("old",)
+    assert by_file[0] == Version("dml-d", "1", (), "s3://models/m-0", "0" * 32, None)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # only MLflow's own client can log in
+    assert by_file == by_rest == registered_versions(server, "dml-")
+    assert registered_versions(tracker.uri, "dml-other") == []
+
+
+def test_a_database_before_the_first_run_has_no_versions(tmp_path: Path) -> None:
+    assert registered_versions(f"sqlite:///{tmp_path}/missing.db", "dml-") == []
+    (tmp_path / "empty.db").touch()
+    assert registered_versions(f"sqlite:///{tmp_path}/empty.db", "dml-") == []
 
 
 def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:

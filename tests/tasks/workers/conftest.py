@@ -16,6 +16,7 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from tasks.environment import Project, set_environment
 from tasks.runs.specs import RunSpec
+from tasks.start_times import StartTimes
 from tasks.workers.jobs import Job
 from tests.conftest import small_training
 
@@ -50,6 +51,11 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     materialise("synthetic", OPTIONS, folder / "raw")
     prepare("synthetic", folder / "raw", folder / "packed", OPTIONS)
     return folder / "packed"
+
+
+@pytest.fixture(scope="session")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> StartTimes:
+    return StartTimes(tmp_path_factory.mktemp("starts"), lambda text: None)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
 from tasks.workers import group
 from tasks.workers.group import WorkerGroup, Workers
 from tasks.workers.placement import Placement
@@ -29,7 +30,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(ScaleSpec(num_workers=1, concurrent_runs=2, device="cpu"), tmp_path)
+    scale = ScaleSpec(num_workers=1, concurrent_runs=2, device="cpu")
+    made = Workers(scale, tmp_path, lambda text: None, StartTimes(tmp_path, lambda text: None))
     yield made
     made.close()
 

@@ -16,6 +16,7 @@ from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
 from tasks.workers import group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
@@ -75,8 +76,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workers(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
-    made = WorkerGroup(start_ray(SCALE), SCALE, tmp_path_factory.mktemp("ray"), lambda text: None)
+def workers(nodes: Nodes, starts: StartTimes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    made = WorkerGroup(start_ray(SCALE), SCALE, tmp_path_factory.mktemp("ray"), lambda text: None, starts)
     yield made
     made.close()
 

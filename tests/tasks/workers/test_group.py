@@ -13,6 +13,7 @@ from dml_core.errors import TrainingError
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress
 from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
 from tasks.workers import group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
@@ -30,11 +31,11 @@ def said() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def workers(ray_settings: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+def workers(ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
     """Two workers on a Ray of this machine, shared by this module's tests as by a flow's runs."""
     ray_settings.delenv("RAY_ADDRESS", raising=False)
     placement = start_ray(SCALE)
-    made = WorkerGroup(placement, SCALE, tmp_path_factory.mktemp("ray"), lambda text: None)
+    made = WorkerGroup(placement, SCALE, tmp_path_factory.mktemp("ray"), lambda text: None, starts)
     yield made
     made.close()
     stop_ray()
@@ -145,13 +146,13 @@ def test_workers_that_fail_before_they_take_a_job_end_it_in_one_line(
 
 @pytest.mark.proof
 def test_resources_that_are_never_there_end_the_job_in_one_line(
-    workers: WorkerGroup, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: WorkerGroup, starts: StartTimes, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray gives a group one minute to start, here three seconds."""
     workers._end()
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
     scale = SCALE.model_copy(update={"num_workers": (100, 100)})
-    impossible = WorkerGroup(group.choose(scale, {"CPU": 2.0}), scale, tmp_path, lambda text: None)
+    impossible = WorkerGroup(group.choose(scale, {"CPU": 2.0}), scale, tmp_path, lambda text: None, starts)
     monkeypatch.setattr(group, "FREE_SECONDS", 1.0)
     began = time.monotonic()
     with pytest.raises(TrainingError, match=r"given up after 2 attempts; the last: .*100") as raised:

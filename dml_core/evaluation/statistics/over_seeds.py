@@ -1,0 +1,32 @@
+"""A metric over the seeds of one system: its mean and, for enough seeds, its 95 % interval."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dml_core.evaluation.statistics.confidence import Summary, mean_over_seeds, summarise
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
+
+TOO_FEW = f"too few to decide, at least {MIN_SEEDS} are needed"
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of runs, and half of its 95 % interval (Student's t); None for fewer than MIN_SEEDS runs.
+
+    Two values may be equal, or far apart, by chance: with the same spread, their interval is 3.6 times as wide as that of three.
+    """
+    mean, half_width = mean_over_seeds(values)
+    return mean, half_width if len(values) >= MIN_SEEDS else None
+
+
+def summarise_seeds(values: Sequence[float]) -> Summary:
+    """Return mean and interval as a `Summary`; no interval for fewer than MIN_SEEDS runs."""
+    return replace(summarise(values), half_width=mean_and_half_width(values)[1])
+
+
+def says_seeds(num_seeds: int) -> str:
+    """Return what a table's figures are, for its legend: `mean ± half of the 95 % interval over 5 seeds`."""
+    if num_seeds == 1:
+        return "one seed"
+    if num_seeds < MIN_SEEDS:
+        return f"mean over {num_seeds} seeds ({TOO_FEW})"
+    return f"mean ± half of the 95 % interval over {num_seeds} seeds"

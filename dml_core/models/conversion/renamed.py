@@ -1,0 +1,74 @@
+"""Renames a state dict whose tensors have the order and shapes of a timm model's under other names, as copies of its code have."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dml_core.errors import ConfigError
+from dml_core.models.backbones.registry import TIMM_PREFIX
+from dml_core.models.backbones.trained_on import trained_on
+from dml_core.models.backbones.weights import StateDict
+
+COUNTER = "num_batches_tracked"  # of BatchNorm; not in files older than PyTorch 0.4.1, and not needed
+
+
+def read_tensors(path: Path) -> StateDict:
+    """Return the tensors of a state dict saved by torch, in its order; of a checkpoint, those of its entry `state_dict`.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or has no such tensors.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except Exception as error:  # noqa: BLE001 - torch.load raises whatever the bytes lead its unpickler to
+        raise ConfigError(f"{path} is not a state dict saved by torch: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+    if isinstance(state, dict):
+        state = state.get("state_dict", state)
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"{path} is not a state dict (a mapping of names to tensors)")
+    return dict(state)
+
+
+def timm_state(backbone: str) -> StateDict:
+    """Return the names and shapes of a timm model with its classifier, as tensors without values.
+
+    Args:
+        backbone: `timm:<model>`.
+
+    Raises:
+        ConfigError: not a timm model.
+    """
+    import timm
+
+    if not backbone.startswith(TIMM_PREFIX):
+        raise ConfigError(f"--backbone {backbone}: only timm's models are renamed; write {TIMM_PREFIX}<model>")
+    trained_on(backbone)  # refuses an unknown model
+    with torch.device("meta"):
+        return dict(timm.create_model(backbone.removeprefix(TIMM_PREFIX)).state_dict())
+
+
+def renamed(state: StateDict, own: StateDict, source: str) -> StateDict:
+    """Return the tensors of `state` under the names of `own`, paired by their order.
+
+    Two tensors are paired only if their shapes and the last parts of their names (`weight`, `running_mean`) are equal.
+
+    Args:
+        state: the file's tensors, in its order.
+        own: the model's, with the classifier if the file has one.
+        source: the file, for messages.
+
+    Raises:
+        ConfigError: the numbers of tensors differ, or two do not fit; the message names the first two.
+    """
+    if not any(name.endswith(COUNTER) for name in state):
+        own = {name: value for name, value in own.items() if not name.endswith(COUNTER)}
+    if len(state) != len(own):
+        raise ConfigError(f"{source} has {len(state)} tensors, the network {len(own)}: it is of another network")
+    for number, ((theirs, value), (ours, expected)) in enumerate(zip(state.items(), own.items(), strict=True), start=1):
+        if value.shape != expected.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
+            pair = f"{theirs} {tuple(value.shape)} in the file, {ours} {tuple(expected.shape)} in the network"
+            raise ConfigError(f"{source}: tensor {number} of {len(own)} does not fit: {pair}; it is of another network")
+    return dict(zip(own, state.values(), strict=True))

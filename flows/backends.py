@@ -1,0 +1,39 @@
+"""Where a project's runs are kept and published: its store, MLflow, and the commit they are tagged with."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tasks.environment import Project, git_tags
+from tasks.locks import running
+from tasks.sealed import check_formats
+from tasks.storage import LOCKS, open_store
+
+if TYPE_CHECKING:
+    from tasks.tracking.tracker import Tracker
+
+
+class Backends:
+    """Store and MLflow of a project. Until it is closed, `dml gc` deletes nothing.
+
+    Raises:
+        StoreError: the store cannot be written, or a newer version of the program wrote the state.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.tags = git_tags(project)
+        self.store = open_store(project)
+        self.store.check_writable()
+        check_formats(project.state)
+        self._running = running(self.store.folder(LOCKS))
+
+    @cached_property
+    def tracker(self) -> "Tracker":
+        """Publisher to MLflow, which takes seconds to import."""
+        from tasks.tracking.tracker import Tracker
+
+        return Tracker(self.project.tracking_uri, self.project.state, self.store)
+
+    def close(self) -> None:
+        """Let `dml gc` delete again."""
+        self._running.release(remove=True)

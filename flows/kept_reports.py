@@ -1,0 +1,105 @@
+"""Reports of the standing comparison that need not be written again: nothing has changed that they depend on, and they are still there.
+
+Writing them takes seconds, mostly of MLflow's client. They depend on the scores, the parameters, the commit, this program's code and the
+local database of MLflow. A file with the same size, time of change and inode counts as unchanged. Another tracking server can change
+unnoticed, so for it reports are always written.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from flows.backends import Backends
+from flows.outcomes import Outcome
+from flows.reports import Report
+from tasks.environment import Project
+from tasks.file_states import hash_of_states
+from tasks.runs.records import Record
+from tasks.runs.tuned import STANDING
+from tasks.sealed import read_or_set_aside, write_sealed
+from tasks.tables.result import result_path
+from tasks.tracking.connection import SQLITE
+
+PACKAGES = [Path(__file__).parents[1] / name for name in ("dml_core", "tasks", "flows")]
+
+
+class _KeptReport(Record):
+    title: str
+    key: str
+    page: str
+    path: Path
+    best: int | None  # its place among the outcomes
+    best_line: str
+
+
+class _KeptReports(Record):
+    state: str
+    reports: tuple[_KeptReport, ...]
+
+
+_KEPT = TypeAdapter(_KeptReports)
+
+
+def keep_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], backends: Backends) -> None:
+    """Record that reports of the standing comparison are up to date, unless a run failed, is of older code or waits for MLflow."""
+    if not outcomes or outcomes[0].spec.table is not None:
+        return
+    if any(report.failures or report.num_undelivered for report in reports) or any(outcome.older_code for outcome in outcomes):
+        return
+    kept = [
+        _KeptReport(
+            title=report.title,
+            key=report.key,
+            page=report.page,
+            path=report.path,
+            best=None if report.best is None else outcomes.index(report.best),
+            best_line=report.best_line,
+        )
+        for report in reports
+    ]
+    state = _state(outcomes, (report.path for report in reports), backends)
+    if state is not None:
+        write_sealed(_path(backends.project, outcomes), _KeptReports(state=state, reports=tuple(kept)), _KEPT)
+
+
+def kept_reports(outcomes: Sequence[Outcome], backends: Backends) -> list[Report] | None:
+    """Return the reports of these reused runs if they are up to date, or None."""
+    kept = read_or_set_aside(_path(backends.project, outcomes), _KEPT)
+    if kept is None or kept.state != _state(outcomes, (report.path for report in kept.reports), backends):
+        return None
+    return [
+        Report(
+            title=report.title,
+            key=report.key,
+            page=report.page,
+            path=report.path,
+            outcomes=tuple(outcome for outcome in outcomes if outcome.spec.comparison == report.title),
+            failures=(),
+            num_undelivered=0,
+            best=None if report.best is None else outcomes[report.best],
+            best_line=report.best_line,
+        )
+        for report in kept.reports
+    ]
+
+
+def _path(project: Project, outcomes: Sequence[Outcome]) -> Path:
+    runs = [[outcome.spec.comparison, outcome.spec.variant, outcome.spec.seed] for outcome in outcomes]
+    return project.state / "reports" / ".kept" / f"{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}.json"
+
+
+def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], backends: Backends) -> str | None:
+    """Return a hash of everything that the reports depend on, and of their files; None if MLflow's state is not known."""
+    project = backends.project
+    if not project.tracking_uri.startswith(SQLITE):
+        return None
+    database = Path(project.tracking_uri.removeprefix(SQLITE))
+    scores = [(outcome.spec.model_dump_json(), outcome.network, outcome.digest, outcome.scores.model_dump_json()) for outcome in outcomes]
+    text = json.dumps([scores, backends.tags, project.tracking_uri, project.params_file.read_text()])
+    logs = [path for suffix in ("-wal", "-journal") if (path := database.with_name(f"{database.name}{suffix}")).exists()]
+    results = [result_path(project, STANDING)] if any(not outcome.spec.overrides for outcome in outcomes) else []
+    code = [path for package in PACKAGES for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    return hash_of_states([database, *logs, *results, *(page.parent for page in pages), *code], text)

@@ -1,0 +1,131 @@
+"""The steps of a run, and which of them are finished: decided from records and files before anything is started, without Prefect."""
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.environment import finished_records
+from tasks.runs.finished import Code, finished_identities, read_finished, record_provenance
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, published_identity, train_step
+from tasks.runs.records import DatasetRecord, StepRecord
+from tasks.runs.specs import RunSpec
+from tasks.sealed import or_set_aside
+from tasks.storage import Store
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step: its name, its identity, its record if it is finished, and the source files that differ from those that made it."""
+
+    name: str
+    of: StepIdentity
+    record: StepRecord | None = None
+    older_code: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The three steps of a run."""
+
+    spec: RunSpec
+    train: PlannedStep
+    embed: PlannedStep
+    evaluate: PlannedStep
+
+    @property
+    def records(self) -> list[StepRecord] | None:
+        """The records of the three steps, or None if one has to run."""
+        records = [step.record for step in (self.train, self.embed, self.evaluate) if step.record is not None]
+        return records if len(records) == 3 else None
+
+    @property
+    def older_code(self) -> tuple[str, ...]:
+        """The source files that differ from those that made the run."""
+        return tuple(sorted({*self.train.older_code, *self.embed.older_code, *self.evaluate.older_code}))
+
+    @property
+    def published_id(self) -> str:
+        """The identity under which the run is published to MLflow."""
+        return published_identity(self.spec, self.evaluate.of.identity)
+
+
+def plan_run(
+    spec: RunSpec,
+    dataset: DatasetRecord,
+    state: Path,
+    store: Store,
+    code: Code = "strict",
+    anew: bool = False,
+    known: Mapping[str, Any] = {},
+) -> PlannedRun:
+    """Find the finished steps of a run.
+
+    Args:
+        spec: the run.
+        dataset: record of its dataset.
+        state: the project's state folder.
+        store: store of the steps' files, which are compared with their hashes.
+        code: "keep" to accept a step made by other code, if the present code has made none.
+        anew: run every step, finished or not.
+        known: identity -> record of a step whose files were compared before, or anything else for a step that runs already.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote a record.
+    """
+
+    def plan(name: str, of: StepIdentity) -> PlannedStep:
+        if anew:
+            return PlannedStep(name, of)
+        if of.identity in known:
+            record = known[of.identity]
+            return PlannedStep(name, of, record if isinstance(record, StepRecord) else None)
+        record = finished_record(name, of.identity, store, spec.title)
+        if record is not None:
+            record_provenance(state, of)
+            return PlannedStep(name, of, record)
+        older = finished_identities(state, of) if code == "keep" else {}
+        for identity, files in older.items():
+            if identity != of.identity and (record := finished_record(name, identity, store, spec.title)) is not None:
+                return PlannedStep(name, replace(of, identity=identity), record, files)
+        return PlannedStep(name, of)
+
+    trained = plan("train", train_step(spec, dataset))
+    embedded = plan("embed", embed_step(spec, trained.of.identity))
+    return PlannedRun(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity)))
+
+
+def finished_record(step: str, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
+    """Return a step's stored record of this identity if every file is as recorded, or None, with a warning about damage.
+
+    A damaged record is renamed, so that the rerun step does not overwrite it. The folder of a finished step gets the current time.
+
+    Args:
+        step: train, embed or evaluate.
+        identity: identity of the step.
+        store: store of its files.
+        title: title of the run for the warning.
+        warn: log the warning.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote the record.
+    """
+    records = finished_records()
+    read = partial(read_finished, records, step, identity)
+    record = or_set_aside(records / identity, read, f"; {step} of {title} runs again")
+    if record is None:
+        return None
+    changed = store.changed_files(record)
+    if changed and warn:
+        logger.warning("%s: %s changed or missing in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step)
+    if changed:
+        return None
+    with suppress(OSError):  # a remote store may have no folder here
+        os.utime(store.folder(record.key))  # `dml gc` keeps what was used recently
+    return record

@@ -1,0 +1,84 @@
+"""Requests whose runs are all finished and published: answered without Prefect, Ray and torch, which take seconds to start.
+
+With a Prefect server the flow runs all the same, because its pages list every flow run.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from dml_core.errors import DataError
+from flows.backends import Backends
+from flows.kept_reports import keep_reports, kept_reports
+from flows.outcomes import Outcome
+from flows.planned import plan_run
+from flows.reports import Report, write_reports
+from tasks.data import unchanged_dataset
+from tasks.environment import Project, prefect_server
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import Params, RunSpec
+from tasks.tracking.published import current_identities
+
+
+def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) -> list[Report] | None:
+    """Return the reports of finished runs, written if needed, or None if anything has to be prepared, run or published.
+
+    Raises:
+        StoreError: the store cannot be written, or a newer version of the program wrote the state.
+    """
+    if prefect_server() is not None:
+        return None
+    with closing(Backends(project)) as backends:
+        outcomes = _finished(runs, backends)
+        if outcomes is None:
+            return None
+        reports = kept_reports(outcomes, backends)
+        if reports is None:
+            reports = write_reports(runs, outcomes, (), params, backends)
+            keep_reports(reports, outcomes, backends)
+        return reports
+
+
+def reused_run(project: Project, run: RunSpec) -> Outcome | None:
+    """Return the outcome of a finished run, or None if anything has to be prepared, run or published.
+
+    Raises:
+        StoreError: as `reused_reports`.
+    """
+    if prefect_server() is not None:
+        return None
+    with closing(Backends(project)) as backends:
+        outcomes = _finished([run], backends)
+        return None if outcomes is None else outcomes[0]
+
+
+def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | None:
+    """Return the outcomes of runs, or None at the first that is not finished and published, or whose dataset may have changed."""
+    project, store = backends.project, backends.store
+    datasets: dict[str, DatasetRecord] = {}
+    published: dict[str, frozenset[str]] = {}
+    known: dict[str, Any] = {}
+    outcomes = []
+    for spec in runs:
+        if spec.dataset not in datasets:
+            dataset = None if spec.is_smoke else _unchanged(project, spec.dataset)
+            if dataset is None:
+                return None
+            datasets[spec.dataset] = dataset
+        if spec.comparison not in published:
+            published[spec.comparison] = current_identities(project.tracking_uri, spec.dataset, spec.comparison)
+        dataset = datasets[spec.dataset]
+        planned = plan_run(spec, dataset, project.state, store, known=known)
+        if planned.records is None or planned.published_id not in published[spec.comparison]:
+            return None
+        known |= {step.of.identity: step.record for step in (planned.train, planned.embed, planned.evaluate)}
+        ran = dict.fromkeys(("train", "embed", "evaluate"), False)
+        outcomes.append(Outcome.of(spec, planned.records, ran, True, store, dataset.digest))
+    return outcomes
+
+
+def _unchanged(project: Project, name: str) -> DatasetRecord | None:
+    try:
+        return unchanged_dataset(project, name)
+    except DataError:
+        return None  # the flow reports it

@@ -1,0 +1,73 @@
+"""The standing comparison's trained runs in the store, found by their identities. Nothing here loads torch."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dml_core.data.store.info import INFO_FILE
+from tasks.data import read_dataset
+from tasks.environment import Project
+from tasks.runs.finished import finished_identities, finished_scores
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.storage import Store, open_store
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run of the standing comparison in the store.
+
+    Attributes:
+        spec: its specification.
+        dataset: its dataset.
+        trained, embedded, scored: identities of its steps, made by the current code or older code; None if a step is missing.
+    """
+
+    spec: RunSpec
+    dataset: DatasetRecord
+    trained: str
+    embedded: str | None
+    scored: str | None
+
+
+def trained_runs(project: Project) -> list[TrainedRun]:
+    """Return every trained run of the standing comparison, in the order of `params.yaml`."""
+    params = load_params(project.params_file)
+    prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
+    return [run for name in prepared for run in trained_among(project, comparison_runs(params, name), read_dataset(project, name))]
+
+
+def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:
+    """Yield those of the runs whose networks are in the store, made by the current code or older code. Their files are not checked."""
+    store = open_store(project)
+
+    def stored(kind: str, step: StepIdentity) -> str | None:
+        """Return the identity under which a step's files are in the store, or None."""
+        identities = finished_identities(project.state, step)
+        return next((identity for identity in identities if _is_stored(store, f"{kind}/{identity}")), None)
+
+    for spec in specs:
+        trained = stored("train", train_step(spec, dataset))
+        if trained is None:
+            continue
+        embedded = stored("embed", embed_step(spec, trained))
+        scored = None if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
+        yield TrainedRun(spec, dataset, trained, embedded, scored)
+
+
+def _is_stored(store: Store, key: str) -> bool:
+    return any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir()
+
+
+def run_of(project: Project, identity: str) -> TrainedRun | None:
+    """Return the run of the standing comparison whose training has this identity, or None."""
+    return next((run for run in trained_runs(project) if run.trained == identity), None)
+
+
+def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
+    """Return a run's metrics; empty if it is not scored.
+
+    Raises:
+        StoreError: they are damaged.
+    """
+    return {} if run.scored is None else finished_scores(store.pull(f"evaluate/{run.scored}"), run.scored) or {}

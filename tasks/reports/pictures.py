@@ -1,0 +1,155 @@
+"""Pictures of runs, small enough to be embedded in a page. A page's encoded pictures are kept, because encoding takes most of its time."""
+
+import base64
+import hashlib
+import io
+import json
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from PIL import Image, features
+from pydantic import TypeAdapter
+
+from dml_core.errors import StoreError
+from dml_core.evaluation.statistics.mean_ranks import Ranking
+from dml_core.figures.mean_ranks import plot_mean_ranks
+from tasks.runs.records import Record
+from tasks.sealed import read_or_set_aside, write_sealed
+
+FIGURES, MEASUREMENTS = "figures", "measurements"
+CAPTIONS = {  # in their order on a page
+    "curve": "loss over epochs",
+    "gallery": "retrieval gallery",
+    "similarities": "similarities of pairs",
+    "map": "map of the embeddings",
+}
+PAGE_BYTES = 3_000_000  # of all pictures of a page, before base64 adds a third
+LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, quality) to try, the best first
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".svg"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture in a page: `source` is a data URI, or None if there was no room or the file is not a picture."""
+
+    caption: str
+    file: str
+    source: str | None
+    width: int = 0
+    height: int = 0
+
+    @property
+    def is_measurement(self) -> bool:
+        """True if a measurement of the row drew it; a paper's figures are such pictures."""
+        return self.file.startswith(f"{MEASUREMENTS}/")
+
+
+class Encoded(Record):
+    """An encoded picture: its data URI or None, and its size in pixels."""
+
+    source: str | None
+    width: int = 0
+    height: int = 0
+
+
+_KEPT: TypeAdapter[dict[str, Encoded]] = TypeAdapter(dict[str, Encoded])
+
+
+class KeptPictures:
+    """The encoded pictures of a page, read from its last writing by a hash of all that they depend on. Thread-safe.
+
+    The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file is only a help: if
+    it is damaged, of another format or cannot be written, pictures are encoded again.
+
+    Args:
+        path: sealed file; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._before: dict[str, Encoded] = {}
+        self._now: dict[str, Encoded] = {}
+        try:
+            self._before = read_or_set_aside(path, _KEPT) or {} if path is not None else {}
+        except StoreError:
+            self._path = None
+
+    def encode(self, data: bytes, most_bytes: int) -> Encoded:
+        """Return the picture of these bytes, encoded as `encode` does."""
+        key = hashlib.sha256(f"{_encoder()} {most_bytes} ".encode() + data).hexdigest()
+        if key not in self._now:
+            self._now[key] = self._before.get(key) or encode(data, most_bytes)
+        return self._now[key]
+
+    def save(self) -> None:
+        """Keep the pictures that were used, and no others."""
+        if self._path is not None and self._now != self._before:
+            with suppress(StoreError):
+                write_sealed(self._path, self._now, _KEPT)
+
+
+@cache
+def _encoder() -> str:
+    """Return a hash of what encodes pictures: this file, Pillow and libwebp."""
+    versions = json.dumps([Image.__version__, features.version("webp")])  # type: ignore[attr-defined]
+    return hashlib.sha256(Path(__file__).read_bytes() + versions.encode()).hexdigest()
+
+
+def encode(data: bytes, most_bytes: int) -> Encoded:
+    """Return a picture as WebP at the best size and quality that fits `most_bytes`; without source if none fits or it is not a picture."""
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            image = file.convert("RGB")
+    except (OSError, ValueError):
+        return Encoded(source=None)
+    for pixels, quality in LADDER:
+        small, encoded = image.copy(), io.BytesIO()
+        small.thumbnail((pixels, 2 * pixels))
+        small.save(encoded, "WEBP", quality=quality, method=4)
+        if encoded.tell() <= most_bytes:
+            return Encoded(source=_data_uri("webp", encoded.getvalue()), width=small.width, height=small.height)
+    return Encoded(source=None)
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """Return a finished run's pictures: the figures of every run, then those of its measurements."""
+    known = list(CAPTIONS)
+    figures, measurements = (
+        sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in SUFFIXES) for part in (FIGURES, MEASUREMENTS)
+    )
+    return sorted(figures, key=lambda path: known.index(path.stem) if path.stem in known else len(known)) + measurements
+
+
+def load_picture(path: Path, folder: Path, num_pictures: int, kept: KeptPictures | None = None) -> Picture:
+    """Load a picture at the best size and quality that leaves room for all pictures of a page.
+
+    Args:
+        path: the picture.
+        folder: folder of the run's scores; pictures are named relative to it.
+        num_pictures: number of pictures on the whole page.
+        kept: the page's encoded pictures.
+    """
+    name, most_bytes = path.relative_to(folder).as_posix(), PAGE_BYTES // max(num_pictures, 1)
+    caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return Picture(caption, name, None)
+    if path.suffix.lower() == ".svg":
+        return Picture(caption, name, _data_uri("svg+xml", data) if len(data) <= most_bytes else None)
+    encoded = (kept or KeptPictures()).encode(data, most_bytes)
+    return Picture(caption, name, encoded.source, encoded.width, encoded.height)
+
+
+def _data_uri(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def diagram_picture(ranking: Ranking, kept: KeptPictures) -> Picture:
+    """Return the critical-difference diagram of a table's systems, drawn again: it depends only on the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = plot_mean_ranks(ranking, Path(folder) / "ranks.png")
+        return load_picture(path, Path(folder), 1, kept)

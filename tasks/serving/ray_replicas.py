@@ -1,0 +1,129 @@
+"""Replicas on Ray Serve, which manages their number, routing and restarts."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.schema import LoggingConfig
+from starlette.exceptions import HTTPException
+
+from dml_core.index.index import Index
+from dml_core.trained import load_model
+from tasks.serving import limits, metrics
+from tasks.serving.replica import Answer, Replica
+from tasks.serving.replicas import Replicas, ServiceError
+
+NUM_ATTEMPTS = 5
+AGAIN_SECONDS = 0.2
+CHECK_SECONDS = 5.0
+
+
+class RayReplica(Replica):
+    """A replica in a process of Ray, which opens network and index itself.
+
+    Args:
+        model: folder of the network.
+        index: folder of the index, or None.
+        num_threads: decoder threads.
+        max_batch: maximum number of images per forward pass.
+        on_loopback: whether Ray runs only on this machine and must not be reachable from others.
+    """
+
+    def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int, on_loopback: bool) -> None:
+        if on_loopback:
+            _keep_to_loopback()
+        super().__init__(load_model(model), Index.open(Path(index)) if index is not None else None, num_threads, max_batch)
+
+    async def check(self) -> bool:
+        """Return True, as a sign of life."""
+        return True
+
+
+class RayReplicas(Replicas):
+    """The replicas, called through Serve's handle. A request whose replica dies is sent to another, as requests change nothing."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def check(self) -> bool:
+        """Return whether a replica answers."""
+        try:
+            return bool(await asyncio.wait_for(self._handle.check.remote(), CHECK_SECONDS))
+        except (TimeoutError, RayActorError, DeploymentUnavailableError):
+            return False
+
+    async def _call(self, method: str, *arguments: Any) -> Answer:
+        for _ in range(NUM_ATTEMPTS):
+            try:
+                answer: Answer = await getattr(self._handle, method).remote(*arguments)
+                return answer
+            except RayActorError:
+                metrics.RETRIES.inc()
+                await asyncio.sleep(AGAIN_SECONDS)
+            except (BackPressureError, DeploymentUnavailableError):
+                break
+        raise HTTPException(503, "no replica is available at the moment; retry later")
+
+
+def start_replicas(model: Path, index: Path | None, num_replicas: int | None, max_batch: int, address: str, name: str) -> RayReplicas:
+    """Connect to the Ray cluster at `address`, or start Ray if it is "local", and start the replicas on it as the application `name`.
+
+    Raises:
+        ServiceError: they do not start.
+    """
+    for logger in ("ray", "ray.serve"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+        resources = ray.cluster_resources()
+        num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        num_replicas = num_replicas or max(1, num_gpus)
+        num_threads = max(1, num_cores // num_replicas)
+        # Ray would set OpenMP to one core, and a program can change that only for its calling thread.
+        environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
+        deployment = serve.deployment(RayReplica).options(
+            num_replicas=num_replicas,
+            max_ongoing_requests=limits.REQUESTS,
+            health_check_period_s=2,
+            graceful_shutdown_timeout_s=limits.DRAIN_SECONDS,
+            ray_actor_options={
+                "num_cpus": min(1.0, num_cores / (num_replicas + 1)),
+                "num_gpus": min(1.0, num_gpus / num_replicas),
+                "runtime_env": environment,
+            },
+            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        )
+        index_folder = str(index.absolute()) if index is not None else None
+        application = deployment.bind(str(model.absolute()), index_folder, num_threads, max_batch, address == "local")
+        serve.start(proxy_location="Disabled")
+        return RayReplicas(serve.run(application, name=name, route_prefix=None))
+    except Exception as error:  # Ray and Serve raise plain exceptions
+        line = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), type(error).__name__)
+        raise ServiceError(f"the replicas did not start: {line.strip()}") from error
+
+
+def stop_replicas(address: str, name: str) -> None:
+    """End the application `name`, and Ray if it was started on this machine."""
+    if ray.is_initialized():
+        if address != "local":
+            with suppress(Exception):
+                serve.delete(name)
+        ray.shutdown()
+
+
+def _keep_to_loopback() -> None:
+    """Restrict the port that Serve opens in each replica, for deployments that call each other, to loopback.
+
+    Serve opens it on every interface, after the replica is created, used or not, without a setting for it and without Ray's token. This is
+    private to Ray 2.60: check it when Ray is upgraded; a test checks every listening port.
+    """
+    from ray.serve._private import replica
+
+    add_port = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", "127.0.0.1"))

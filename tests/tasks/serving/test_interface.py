@@ -1,0 +1,143 @@
+"""The HTTP interface in process, without a server: `data:` URLs, neighbours of items, the OpenAPI description and its page."""
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from dml_core.index.index import Index
+from tasks.serving.application import Served, make_app
+from tasks.serving.pages import interface_page
+from tasks.serving.replica import Replica
+from tasks.serving.replicas import OwnReplica
+from tests.tasks.serving.conftest import IDENTITY, Made
+
+
+@pytest.fixture(scope="module")
+def client(made: Made) -> Callable[..., TestClient]:
+    """Return a function that makes clients of the application, with or without index and token."""
+    model, index = made.load(), Index.open(made.index)
+
+    def make(has_index: bool = True, has_token: bool = False) -> TestClient:
+        num_items = index.num_items if has_index else None
+        served = Served(model=IDENTITY, title="small", num_dimensions=model.num_dimensions, metric="cosine", num_items=num_items)
+        return TestClient(make_app(served, OwnReplica(Replica(model, index if has_index else None, 1, 32)), has_token))
+
+    return make
+
+
+def data_url(data: bytes, prefix: str) -> str:
+    return prefix + base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "data:image/png;base64,", "data:;base64,", "DATA:image/png;charset=utf-8;BASE64,", "data:image/png;name=a b;base64,"]
+)
+def test_an_image_in_base64_may_be_a_data_url(client: Callable[..., TestClient], made: Made, prefix: str) -> None:
+    data = made.files[1].read_bytes()
+    answer = client().post("/v1/embed", json={"images": [data_url(data, prefix)]})
+    np.testing.assert_allclose(answer.raise_for_status().json()["embeddings"], made.load().embed([data]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("image", "status"),
+    [
+        ("data:image/png,%89PNG", 400),  # not base64
+        ("data:image/png;base64", 400),  # no comma
+        ("data:image/png;base64,%%%", 400),
+        ("data:text/plain;base64,aGVsbG8=", 422),  # valid, and no image
+        ("data:image/png;base64,", 422),
+        ("https://example.org/a.png", 400),
+        (7, 422),
+        (None, 422),
+        ({"data": "x"}, 422),
+    ],
+)
+def test_any_other_image_is_refused_in_one_line(client: Callable[..., TestClient], image: Any, status: int) -> None:
+    refused = client().post("/v1/embed", json={"images": [image]})
+    assert refused.status_code == status, refused.text
+    assert list(refused.json()) == ["error"]
+    assert "\n" not in refused.json()["error"]
+
+
+@pytest.mark.parametrize("position", [0, 17, 39])
+def test_neighbours_of_an_item_are_the_index_s_without_the_item(client: Callable[..., TestClient], made: Made, position: int) -> None:
+    index = Index.open(made.index)
+    cosines = index.vectors_ND @ index.vectors_ND[position]
+    expected = [place for place in np.argsort(-cosines, kind="stable").tolist() if place != position]
+    (hits,) = client().get("/v1/neighbours", params={"position": position, "k": 5}).raise_for_status().json()["results"]
+    assert [hit["position"] for hit in hits] == expected[:5]
+    np.testing.assert_allclose([hit["score"] for hit in hits], cosines[expected[:5]], rtol=0, atol=1e-5)
+    assert [hit["thumbnail"] for hit in hits] == [None] * 5
+    (hits,) = client().get(f"/v1/neighbours?position={position}&k=1000&thumbnails=true").json()["results"]
+    assert sorted(hit["position"] for hit in hits) == sorted(expected)
+    assert all(hit["thumbnail"].startswith("data:image/webp;base64,") for hit in hits)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "says"),
+    [
+        ("position=40", 404, "from 0 to 39"),
+        ("position=99999999999999999999", 404, "from 0 to 39"),
+        ("position=-1", 422, "position"),
+        ("position=one", 422, "position"),
+        ("", 422, "position"),
+        ("position=1&k=0", 422, "k"),
+        ("position=1&k=1001", 422, "k"),
+        ("position=1&thumbnails=perhaps", 422, "thumbnails"),
+    ],
+)
+def test_a_wrong_position_is_refused_in_one_line(client: Callable[..., TestClient], query: str, status: int, says: str) -> None:
+    refused = client().get(f"/v1/neighbours?{query}")
+    assert (refused.status_code, list(refused.json())) == (status, ["error"])
+    assert says in refused.json()["error"]
+    assert "\n" not in refused.json()["error"]
+
+
+def test_without_an_index_there_are_no_neighbours(client: Callable[..., TestClient]) -> None:
+    for refused in (client(has_index=False).get("/v1/neighbours?position=0"), client(has_index=False).post("/v1/search", json={})):
+        assert refused.status_code == 404
+        assert "no index" in refused.json()["error"]
+
+
+def test_the_description_names_the_token_of_each_protected_route(client: Callable[..., TestClient]) -> None:
+    """A generated client sends the token only if the description requires it; test_bad_input.py checks the guard itself."""
+    described = client(has_token=True).get("/openapi.json").json()
+    (name,) = described["components"]["securitySchemes"]
+    assert described["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    protected = {path for path, methods in described["paths"].items() for operation in methods.values() if "security" in operation}
+    assert protected == {"/v1/embed", "/v1/search", "/v1/neighbours", "/metrics"}
+    assert all(
+        operation["security"] == [{name: []}]
+        for path, methods in described["paths"].items()
+        for operation in methods.values()
+        if path in protected
+    )
+    assert "security" not in client().get("/openapi.json").text
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_the_page_of_the_interface_has_every_route_and_field_and_loads_nothing(client: Callable[..., TestClient], has_token: bool) -> None:
+    answer = client(has_token=has_token).get("/docs").raise_for_status()
+    described = client(has_token=has_token).get("/openapi.json").json()
+    for path, methods in described["paths"].items():
+        assert all(f"{method.upper()} {path}</code>" in answer.text for method in methods)
+    for name, schema in described["components"]["schemas"].items():
+        assert f'id="{name}"' in answer.text
+        assert all(f"<code>{field}</code>" in answer.text for field in schema["properties"])
+    assert ("Authorization: Bearer" in answer.text) == has_token
+    assert set(re.findall(r"https?://[^/\s'<]+", answer.text)) == {"http://testserver"}, "addresses of its own examples alone"
+    assert "<script" not in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "script-src" not in policy
+
+
+def test_a_host_name_in_the_page_is_escaped(client: Callable[..., TestClient]) -> None:
+    page, _ = interface_page(client().get("/openapi.json").json(), "http://a<script>alert(1)</script>")
+    assert "<script" not in page
