@@ -83,7 +83,7 @@ def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return a list, an array or a torch tensor as a numpy array, without importing torch."""
     try:
         if hasattr(values, "detach"):
-            tensor: Any = values.detach().cpu()
+            tensor: Any = values.detach().cpu().resolve_conj().resolve_neg()
             values = tensor.float() if tensor.is_floating_point() and tensor.element_size() <= 2 else tensor  # numpy has no bfloat16
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import doctor
 from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project, open_project, stack_text
 from tasks.tracking.connection import schemas
@@ -72,6 +73,25 @@ def test_a_project_that_nothing_is_configured_for_is_in_order(here: Path) -> Non
     findings = examine(find_project())
     assert [(finding.what, finding.result) for finding in findings if finding.status == "wrong"] == []
     assert not (here / "state" / "mlflow.db").exists(), "looking makes nothing"
+
+
+def test_packages_of_an_extra_may_be_missing_but_not_of_another_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "dml-core[figures,pml]==0.1.0",
+        "numpy<2.5,>=2.0",
+        'ray[default]==2.60.0; extra == "pipeline"',
+        'fastapi<0.151; extra == "pipeline"',
+    ]
+    monkeypatch.setattr(doctor, "requires", lambda name: lines)
+    for installed, status, said in (
+        ({"dml-core": "0.1.0", "ray": "2.60.0"}, "ok", "ray 2.60.0"),
+        ({"dml-core": "0.1.0", "ray": "missing"}, "ok", "ray missing"),
+        ({"dml-core": "0.1.0", "ray": "2.59.0"}, "wrong", "ray is 2.59.0, expected 2.60.0"),
+        ({"dml-core": "missing", "ray": "2.60.0"}, "wrong", "dml-core is missing, expected 0.1.0"),
+    ):
+        monkeypatch.setattr(doctor, "_version", installed.__getitem__)
+        packages = doctor._packages(find_project())
+        assert (packages.status, packages.result) == (status, said)
 
 
 def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
