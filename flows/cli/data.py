@@ -162,11 +162,11 @@ def _print_check(name: str, report: "CheckReport") -> None:
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
             rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples)))
-    what, files, published = zip(*rows, strict=True)
+    what, files, details = zip(*rows, strict=True)
     print_table(
         Column("what", what, wraps=True),
         Column("files", files, wraps=True),
-        Column("published or examples", published, wraps=True),
+        Column("published or examples", details, wraps=True),
         title=f"{name}: raw files",
     )
 
