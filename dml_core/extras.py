@@ -13,6 +13,8 @@ EXTRAS = {
     "pytorch_metric_learning": "pml",
     "timm": "timm",
     "google.protobuf": "caffe",
+    "fontTools": "drawn",
+    "resvg_py": "drawn",
 }
 
 

@@ -204,7 +204,7 @@ def _publish(tuned: Tuned, services: Services) -> None:
     header, *lines = [f"| {' | '.join(row)} |" for row in tuned.rows]
     about = "\n".join(
         [
-            f"**{search.title}**: {tuned.file.says}.",
+            f"{search.title}: {tuned.file.says}.",
             "",
             header,
             "|---|---|---|---|",

@@ -68,17 +68,25 @@ def _packages(project: Project) -> Finding:
     """Compare the installed versions with those that the project pins. Packages of an extra may be missing."""
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     try:
-        requirements = [(line.partition(";")[0].strip(), "extra ==" in line) for line in requires("dml-repro") or ()]
+        requirements = requires("dml-repro") or ()
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    pinned = [(*requirement.split("=="), of_extra) for requirement, of_extra in requirements if "==" in requirement]
-    installed = {name.partition("[")[0]: _version(name.partition("[")[0]) for name, _, _ in pinned}
-    expected = {name.partition("[")[0]: wanted for name, wanted, of_extra in pinned}
-    differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
+    installed, differing = dict[str, str](), []
+    for name, wanted, of_extra in filter(None, map(_pinned, requirements)):
+        installed[name] = _version(name)
+        if installed[name] not in ((wanted, "missing") if of_extra else (wanted,)):
+            differing.append(f"{name} is {installed[name]}, expected {wanted}")
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
     shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
     return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
+
+
+def _pinned(requirement: str) -> tuple[str, str, bool] | None:
+    """Return name, version and whether it belongs to an extra, of a requirement of one version; None for a range."""
+    package, _, condition = requirement.partition(";")
+    name, is_pinned, wanted = package.strip().partition("==")
+    return (name.partition("[")[0], wanted, "extra ==" in condition) if is_pinned else None
 
 
 def _version(name: str) -> str:

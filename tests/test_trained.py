@@ -72,7 +72,8 @@ def test_several_images_in_every_form_are_their_rows_in_order(tmp_path: Path) ->
     several = [*listed, PIXELS, torch.from_numpy(PIXELS).permute(0, 3, 1, 2), (image for image in PIXELS), tuple(PIXELS), iter(PIXELS)]
     objects = np.empty(4, object)
     objects[:] = [png(pixels) for pixels in PIXELS]
-    for images in [*several, objects]:
+    paths = np.array([form["text"] for form in every])
+    for images in [*several, objects, paths, {form["text"]: None for form in every}]:
         np.testing.assert_allclose(MODEL.embed(images, batch_size=3), EXPECTED, rtol=1e-6)
     for nothing in ([], (), np.empty((0, 24, 24, 3), np.uint8), iter([])):
         assert MODEL.embed(nothing).shape == (0, 3)

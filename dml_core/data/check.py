@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import OfficialDataset
@@ -60,10 +61,11 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class _Image:
-    """A readable image; `size` is (width, height)."""
+    """A readable image: SHA-256 of its bytes and of its RGB pixels, mode, and size (width, height)."""
 
     row: Row
     sha256: str
+    pixels_sha256: str
     mode: str
     size: tuple[int, int]
 
@@ -76,9 +78,9 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
         DataError: the annotations cannot be read or break a rule of every dataset.
     """
     dataset = parse_dataset(name, options)
-    published: dict[str, Counts] = {}
-    if isinstance(dataset, OfficialDataset) and dataset.published_counts:
-        published, dataset = dict(dataset.published), dataset.model_copy(update={"published_counts": False})
+    published = dict(dataset.published_for(raw))
+    if isinstance(dataset, OfficialDataset):
+        dataset = dataset.model_copy(update={"published_counts": False})
     manifest = dataset.read(raw)
     rows = manifest.rows
     images: list[_Image] = []
@@ -93,7 +95,11 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
             if progress:
                 progress(number, len(rows))
     modes = {"L": "grayscale, converted to RGB", "CMYK": "CMYK, converted to RGB"}
-    notes = {what: [image.row.path for image in images if image.mode == mode] for mode, what in modes.items()}
+    notes = {
+        **{what: [image.row.path for image in images if image.mode == mode] for mode, what in modes.items()},
+        "same pixels in two classes": _in_two_classes(images),
+        **dataset.notes(raw),
+    }
     violations = {
         "counts are not the published ones": published_differences(rows, published),
         "unreadable": unreadable,
@@ -121,11 +127,26 @@ def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
 def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | None:
     try:
         data = manifest.read_bytes(row)
-        _, height, width = (decode_upright if own_images else decode_rgb)(data).shape
+        pixels = (decode_upright if own_images else decode_rgb)(data)
+        _, height, width = pixels.shape
         with Image.open(io.BytesIO(data)) as image:
-            return _Image(row, hashlib.sha256(data).hexdigest(), image.mode, (width, height))
+            return _Image(row, hashlib.sha256(data).hexdigest(), _pixels_sha256(pixels), image.mode, (width, height))
     except (DataError, ValueError, OSError):
         return None
+
+
+def _pixels_sha256(pixels: Tensor) -> str:
+    digest = hashlib.sha256(str(tuple(pixels.shape)).encode())
+    digest.update(pixels.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _in_two_classes(images: list[_Image]) -> list[str]:
+    """Return the images whose pixels are also those of an image of another class."""
+    labels: dict[str, set[int]] = defaultdict(set)
+    for image in images:
+        labels[image.pixels_sha256].add(image.row.label)
+    return [image.row.path for image in images if len(labels[image.pixels_sha256]) > 1]
 
 
 def _leaks(images: list[_Image]) -> list[str]:

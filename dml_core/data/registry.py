@@ -14,6 +14,8 @@ DATASETS: dict[str, str] = {
     "cub200": "dml_core.data.readers.cub200:Cub200",
     "fashion_mnist": "dml_core.data.readers.fashion_mnist:FashionMnist",
     "folder": "dml_core.data.readers.folder:Folder",
+    "glyphs": "dml_core.data.readers.glyphs:Glyphs",
+    "icons": "dml_core.data.readers.icons:Icons",
     "inshop": "dml_core.data.readers.inshop:Inshop",
     "manifest": "dml_core.data.readers.manifest:ManifestFile",
     "mnist": "dml_core.data.readers.mnist:Mnist",

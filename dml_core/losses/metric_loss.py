@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.errors import ConfigError, DataError
-from dml_core.losses.contract import Loss, LossConfig, Needs
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.losses.registry import build_loss, loss_class
 
 SIZES = ("num_classes", "embedding_dim")
@@ -63,8 +63,9 @@ class MetricLoss(nn.Module):
             raise DataError(f"loss '{self.name}' chooses its pairs from the whole batch: remove the miner")
         if isinstance(labels, Tensor) and isinstance(embeddings, Tensor):
             labels = labels.to(embeddings.device)
-        total, self.parts = self.loss(embeddings, labels)
-        return total
+        output: LossOutput = self.loss(embeddings, labels)
+        self.parts = output.parts
+        return output.total
 
     @property
     def needs(self) -> Needs:

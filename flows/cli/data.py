@@ -96,23 +96,22 @@ def data_add(
 def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> None:
     """Print the commands of a small comparison and of the whole one, with the time that each takes here."""
     from flows.cli.plan import time_of
-    from tasks.plans.speed import comparison_time
+    from tasks.plans.speed import comparison_times
 
     params = load_params(project.params_file)
     runs = standing_runs(params, [name])[name]
     few = [run for run in runs if run.variant in SMALL_COMPARISON and run.seed == runs[0].seed]
-    images = {role: count.num_images for role, count in counts.items()}
     options = "".join(f" --variant {run.variant}" for run in few)
-    commands = [(few, f"{options} --seed {runs[0].seed}")] if 1 < len(few) < len(runs) else []
-    for chosen, options in [*commands, (runs, "")]:
-        sizes = f"{len({run.variant for run in chosen})} variants, {_counted(len({run.seed for run in chosen}), 'seed')}"
-        print(
-            f"dml reproduce --dataset {name}{options}\n  {sizes}: {time_of(comparison_time(chosen, images, params.scale))} on this machine"
-        )
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    comparisons = {"the comparison": (runs, "")}
+    if 1 < len(few) < len(runs):
+        comparisons = {"a first look": (few, f"{options} --seed {runs[0].seed}"), **comparisons}
+    images = {role: count.num_images for role, count in counts.items()}
+    times = comparison_times([chosen for chosen, _ in comparisons.values()], images, params.scale)
+    for (title, (chosen, options)), estimate in zip(comparisons.items(), times, strict=True):
+        num_variants, num_seeds = len({run.variant for run in chosen}), len({run.seed for run in chosen})
+        seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
+        print(f"next: {title}, {num_variants} variants with {seeds}, {time_of(estimate)} on this machine:")
+        print(f"  dml reproduce --dataset {name}{options}")
 
 
 def _add_published(project: Project, name: str, path: Path, is_part: bool) -> None:
@@ -162,11 +161,11 @@ def _print_check(name: str, report: "CheckReport") -> None:
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
             rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples)))
-    what, files, details = zip(*rows, strict=True)
+    what, files, expected_or_examples = zip(*rows, strict=True)
     print_table(
         Column("what", what, wraps=True),
         Column("files", files, wraps=True),
-        Column("published or examples", details, wraps=True),
+        Column("published or examples", expected_or_examples, wraps=True),
         title=f"{name}: raw files",
     )
 

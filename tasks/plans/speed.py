@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,11 +18,11 @@ START_SECONDS = 60  # of Prefect, Ray and workers
 NUM_CLASSES, NUM_STEPS = 4, 2
 
 
-def comparison_time(runs: Sequence[RunSpec], counts: Mapping[str, int], scale: ScaleSpec) -> Estimate:
-    """Estimate how long runs of one dataset's comparison take on this machine, with as many at a time as `scale` allows.
+def comparison_times(comparisons: Sequence[Sequence[RunSpec]], counts: Mapping[str, int], scale: ScaleSpec) -> list[Estimate]:
+    """Estimate how long each comparison on one dataset takes on this machine, with as many runs at a time as `scale` allows.
 
     Args:
-        runs: the runs; all have one network.
+        comparisons: their runs; all have one network.
         counts: number of images of each role.
         scale: resources that they may use.
 
@@ -29,13 +30,17 @@ def comparison_time(runs: Sequence[RunSpec], counts: Mapping[str, int], scale: S
         ConfigError: the network or a loss cannot be built.
     """
     placement = placement_here(scale)
-    rates = measured_rates(max(runs, key=lambda run: run.training.num_epochs), placement)
-    steps: dict[TimedStep, Callable[[RunSpec], bool]] = {"train": lambda run: run.training.num_epochs > 0, "embed": lambda run: True}
-    times = [
-        total([step_estimate(step, run, dict(counts), rates, placement) for step, is_done in steps.items() if is_done(run)]) for run in runs
-    ]
-    seconds = total(times, placement.num_groups).seconds
-    return Estimate(None if seconds is None else START_SECONDS + seconds, "measured")
+    if placement.device == "cuda" and not torch.cuda.is_available():
+        return [Estimate(None, "no time estimate (no GPU)")] * len(comparisons)
+    longest = max((run for runs in comparisons for run in runs), key=lambda run: run.training.num_epochs)
+    rates = measured_rates(longest, placement)
+
+    def time_of(run: RunSpec) -> Estimate:
+        steps: list[TimedStep] = ["train", "embed"] if run.training.num_epochs else ["embed"]
+        return total([step_estimate(step, run, dict(counts), rates, placement) for step in steps])
+
+    times = [total([time_of(run) for run in runs], placement.num_groups) for runs in comparisons]
+    return [replace(estimate, seconds=START_SECONDS + (estimate.seconds or 0.0)) for estimate in times]
 
 
 def measured_rates(run: RunSpec, placement: Placement) -> list[Rate]:

@@ -37,7 +37,7 @@ def _without_prefix(image: Any) -> Any:
 
 # Not strict, since what a validator returns counts as Python's text, in which strict mode sees no bytes.
 EncodedImage = Annotated[bytes, Strict(False), BeforeValidator(_without_prefix)]
-Neighbours = Annotated[int, Field(ge=1, le=limits.NEIGHBOURS, description="Number of neighbours per image.")]
+Neighbours = Annotated[int, Field(ge=1, le=limits.NEIGHBOURS, description="Number of neighbours.")]
 Thumbnails = Annotated[bool, Field(description="Whether to return thumbnails of the hits.")]
 
 
@@ -46,7 +46,7 @@ class EmbedRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64", ser_json_bytes="base64")
     images: list[EncodedImage] = Field(
-        min_length=1, max_length=limits.IMAGES, description="Image files in base64, with or without the prefix of a `data:` URL."
+        min_length=1, max_length=limits.IMAGES, description="Image files in base64, with or without the prefix of a data: URL."
     )
 
 
@@ -140,8 +140,8 @@ def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
     @app.get("/v1/neighbours", dependencies=token)
     async def neighbours(
         position: Annotated[int, Query(ge=0, description="Position of the item, as hits have it.")],
-        k: Annotated[Neighbours, Query()] = 10,
-        thumbnails: Annotated[Thumbnails, Query()] = False,
+        k: Neighbours = 10,
+        thumbnails: Thumbnails = False,
     ) -> SearchResponse:
         """Find the items of the index that are nearest to one of its items, without that item."""
         num_items = _num_items(served)

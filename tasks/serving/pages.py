@@ -53,7 +53,7 @@ def interface_page(description: Schema, address: str) -> tuple[str, str]:
         address: address of the service, for the examples.
     """
     routes = [_route(path, method, found, address) for path, methods in description["paths"].items() for method, found in methods.items()]
-    objects = {name: _fields(schema) for name, schema in description["components"]["schemas"].items()}
+    objects = {name: _fields(schema, is_sent=False) for name, schema in description["components"]["schemas"].items()}
     template = _environment().get_template("interface.html")
     page = template.render(style=_text(STYLE), info=description["info"], routes=routes, objects=objects)
     return page, _policy("img-src data:")
@@ -83,13 +83,14 @@ def _example(address: str, parameters: list[Schema], bodies: Schema, needs_token
     return " ".join(["curl", *token, *(f"-F {name}=@a.jpg" for name in files), f"'{address}?{query}'" if query else address])
 
 
-def _fields(schema: Schema) -> list[Field]:
-    return [_field(name, field, name in schema.get("required", [])) for name, field in schema.get("properties", {}).items()]
+def _fields(schema: Schema, is_sent: bool = True) -> list[Field]:
+    required = schema.get("required", []) if is_sent else []
+    return [_field(name, field, name in required) for name, field in schema.get("properties", {}).items()]
 
 
 def _field(name: str, schema: Schema, is_required: bool) -> Field:
     notes = [schema.get("description", "").rstrip("."), "required" if is_required else ""]
-    notes += [text.format(json.dumps(schema[key])) for key, text in BOUNDS.items() if key in schema]
+    notes += [text.format(json.dumps(schema[key]).removesuffix(".0")) for key, text in BOUNDS.items() if key in schema]
     return Field(name, _type(schema), "; ".join(filter(None, notes)))
 
 

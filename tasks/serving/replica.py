@@ -28,11 +28,11 @@ from dml_core.trained import TrainedModel
 class Hit:
     """An item of the index, as a neighbour of an image."""
 
-    position: Annotated[int, Field(description="Position in the index, from 0; `/v1/neighbours` takes it.")]
+    position: Annotated[int, Field(description="Position in the index, from 0; /v1/neighbours takes it.")]
     score: Annotated[float, Field(description="The cosine, or the negative Euclidean distance; larger is nearer.")]
     name: str
     class_name: str | None
-    thumbnail: Annotated[str | None, Field(description="A `data:` URL, if requested and available.")]
+    thumbnail: Annotated[str | None, Field(description="A data: URL, if requested and available.")]
 
 
 @dataclass(frozen=True)

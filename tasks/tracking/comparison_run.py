@@ -38,6 +38,7 @@ from tasks.tracking.published import comparable_runs, compare_published, in_orde
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
+RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 
 
@@ -144,9 +145,10 @@ def describe_comparison(
 ) -> str:
     """Return the description of a comparison's parent run, in Markdown.
 
-    It begins with a sentence that names the best variant and the table of all: highest mean first, the confidence set of the best bold, a
-    link to one run for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the description
-    of a paper's table (`report.about`), omitted runs (`left_out`), and links to the report and the model.
+    It begins with the sentence that names the best variant and the table of all, of which MLflow's page shows the first lines: highest mean
+    first, the confidence set of the best bold, a link to one run for each variant (its best by validation scores (`tasks.runs.best`), else
+    its lowest seed). Then follow the other statements about the variants, the description of a paper's table (`report.about`), omitted runs
+    (`left_out`), and links to the report and the model.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
@@ -161,13 +163,15 @@ def describe_comparison(
         lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
     is_table = report.about is not None
     files = "the table's page, Markdown and JSON" if is_table else "`report.md` and its figure"
+    best, stop, others = say_best(report.role, summaries, comparison).partition(". ")
     bold_says = f" {comparison.bold_says}" if comparison is not None and bold else ""
     return "\n".join(
         [
-            say_best(report.role, summaries, comparison),
+            f"{best}{stop}".strip(),
             "",
             *lines,
             "",
+            *([others, ""] if others else []),
             f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval "
             f"(from {MIN_SEEDS} seeds on).{bold_says}",
             "",
@@ -206,13 +210,16 @@ def experiment_tags(comparison: str) -> dict[str, str]:
     The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
     itself averages only the 100 runs that its page has loaded, and those of every comparison.
 
-    MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
-    prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
+    MLflow's table shows no metric by default, sorts columns by name and keeps their choice in the browser; its charts begin with metrics
+    that have a prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
     """
+    columns = [f"metrics.`{name}`" for name in (VIEW_METRICS[0], NUM_SEEDS, *VIEW_METRICS[1:])]
     section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
     chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
     state = {
-        "selectedColumns": [f"metrics.`{name}`" for name in (*VIEW_METRICS, NUM_SEEDS)],
+        "selectedColumns": columns,
+        "columnOrder": [RUN_NAME, *columns],
+        "columnWidths": {RUN_NAME: 260} | dict.fromkeys(columns, 100),
         "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,

@@ -39,7 +39,7 @@ WHOLE = {
     "dml_core.losses.pml": "pml",
     "dml_core.models.conversion": "caffe",
 }
-# Runs by itself in an environment with TensorFlow.
+# A script for a separate environment, with TensorFlow.
 SEPARATE_SCRIPT = CORE / "models/conversion/read_slim_checkpoint.py"
 SOURCES = sorted(path for path in CORE.rglob("*.py") if path != SEPARATE_SCRIPT)
 

@@ -58,6 +58,15 @@ def test_every_problem_is_listed(raw: Path) -> None:
     }
 
 
+def test_the_same_pixels_in_two_classes_are_noted_whatever_their_bytes(raw: Path) -> None:
+    image(raw, 2, 1).write_bytes(image(raw, 1, 1).read_bytes() + b"after the end")
+    shutil.copy(image(raw, 3, 1), image(raw, 3, 2))
+    report = check(raw)
+    assert report.violations == []
+    notes = {note.what: tuple(Path(path).name for path in note.examples) for note in report.notes}
+    assert notes["same pixels in two classes"] == ("Species_1_0001.jpg", "Species_2_0001.jpg")
+
+
 def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
     with Image.open(image(raw, 1, 1)) as picture:
         picture.convert("CMYK").save(image(raw, 1, 1))

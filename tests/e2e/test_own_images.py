@@ -64,7 +64,9 @@ def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) ->
     assert "+  birds:" in added
     assert "freeze_batchnorm: statistics" in added
     assert "crop_size: 72" in added
-    assert re.search(r"^dml reproduce --dataset birds$\n  2 variants, 1 seed: about .* on this machine", added, re.MULTILINE)
+    assert re.search(
+        r"^next: the comparison, 2 variants with 1 seed, about .* on this machine:\n  dml reproduce --dataset birds$", added, re.MULTILINE
+    )
     assert "48 train images of 4 classes, 48 test images of 4 classes" in added
     assert "Running stage 'prepare@birds'" in prepared
     assert (project.root / "birds.png").is_file()

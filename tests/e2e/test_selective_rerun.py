@@ -35,10 +35,21 @@ def test_from_nothing_everything_is_built(project: Project) -> None:
     }
 
 
-def test_an_untouched_tree_reruns_nothing(project: Project) -> None:
+def test_an_untouched_tree_reruns_nothing_and_stays_clean_when_a_part_is_reproduced(project: Project) -> None:
     (project.root / "docs").mkdir()
     (project.root / "docs/page.md").write_text("a file that no step uses")
     assert stages_run(project.run("dvc", "repro")) == []
+    project.run("dml", "reproduce", "--variant", "untrained")
+    assert project.run("dvc", "status").strip() == "Data and pipelines are up to date."
+
+
+def test_dvc_shows_what_is_measured_without_failures_although_another_dataset_has_no_results(project: Project) -> None:
+    params = (project.root / "params.yaml").read_text()
+    project.change(datasets={"birds": {"reader": "folder", "raw": "data/raw/birds"}}, comparison={"datasets": {"birds": {}}})
+    metrics, plots = project.run("dvc", "metrics", "show"), project.run("dvc", "plots", "show")
+    (project.root / "params.yaml").write_text(params)
+    assert "results/synthetic/metrics/softtriple.json" in metrics
+    assert "failed" not in metrics + plots
 
 
 def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:

@@ -46,6 +46,35 @@ def test_keys_and_fractions() -> None:
     assert json.loads(json.dumps(values)) == values
 
 
+TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "needs a gradient": lambda plain_ND: plain_ND.clone().requires_grad_(),
+    "of a network": lambda plain_ND: torch.nn.Linear(plain_ND.shape[1], 8)(plain_ND),
+    "made in inference": lambda plain_ND: torch.inference_mode()(torch.clone)(plain_ND),
+    "float64": torch.Tensor.double,
+    "float16": torch.Tensor.half,
+    "bfloat16": torch.Tensor.bfloat16,
+    "strided": lambda plain_ND: plain_ND.repeat_interleave(2, 0)[::2],
+    "transposed": lambda plain_ND: plain_ND.T.contiguous().T,
+    "negated view": lambda plain_ND: torch._neg_view(-plain_ND),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_tensor_of_any_kind_has_the_scores_of_its_values(kind: str) -> None:
+    values, labels = make_inputs("random")
+    tensor_ND = TENSORS[kind](torch.tensor(values, dtype=torch.float32))
+    array_ND = tensor_ND.detach().double().numpy().astype(np.float64 if kind == "float64" else np.float32)
+    expected = evaluate(array_ND, labels, EvaluationConfig())
+    for of_labels in (torch.tensor(labels), torch.tensor(labels, dtype=torch.int32)):
+        assert evaluate(tensor_ND, of_labels) == expected
+
+
+def test_a_tensor_without_values_is_refused_in_one_line() -> None:
+    with pytest.raises(EvaluationError, match=r"^embeddings: no array of numbers or strings \(") as refusal:
+        evaluate(torch.empty(4, 3, device="meta"), [0, 0, 1, 1])
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
     values = evaluate(*make_inputs(kind), EvaluationConfig(intervals=IntervalConfig()))

@@ -32,7 +32,7 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
 }
 
 
-OTHER_FILE = f"weights: {__file__}, weights_sha256: {'0' * 64}"
+OTHER_FILE = f"weights: {__file__}, weights_sha256: {'a' * 64}"
 BIRDS = {"datasets": {"birds": {"reader": "folder", "raw": "gone"}}, "comparison": {"datasets": {"birds": {}}}}
 
 

@@ -104,10 +104,10 @@ def test_the_whole_command(project: Project, tmp_path: Path, monkeypatch: pytest
     assert ended.value.code == 0
     assert "+    raw: " in printed
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
-    commands = re.findall(r"^dml reproduce (.*)\n  (.*): about .* on this machine$", printed, re.MULTILINE)
+    commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
     assert commands == [
-        ("--dataset birds --variant untrained --variant softtriple --seed 0", "2 variants, 1 seed"),
-        ("--dataset birds", "8 variants, 5 seeds"),
+        ("a first look, 2 variants with 1 seed", "--dataset birds --variant untrained --variant softtriple --seed 0"),
+        ("the comparison, 8 variants with 5 seeds", "--dataset birds"),
     ]
 
 
@@ -218,9 +218,8 @@ def test_every_variant_fine_tunes_a_pretrained_backbone(project: Project, tmp_pa
     for run in runs:
         check_parts([run], tmp_path / "packed")
         short = parse(TrainingConfig, merge(run.training.model_dump(), {"num_epochs": min(1, run.training.num_epochs)}), run.variant)
-        system = fit(short, PackedDataset(tmp_path / "packed", "train"), seed=0)
-        state = system.model.backbone.model.state_dict()
-        assert all(torch.equal(state[name], value) for name, value in statistics.items()), run.variant
+        state = fit(short, PackedDataset(tmp_path / "packed", "train"), 0, tmp_path / run.variant, torch.device("cpu")).state_dict()
+        assert all(torch.equal(state[f"model.backbone.model.{name}"], value) for name, value in statistics.items()), run.variant
 
 
 @pytest.mark.slow

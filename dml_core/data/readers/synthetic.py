@@ -6,7 +6,6 @@ The first half of the classes is for training, the second for test, as in CUB; i
 import hashlib
 import inspect
 import io
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,12 +24,11 @@ from dml_core.data.readers.inshop import Inshop
 from dml_core.data.readers.mnist import Mnist
 from dml_core.data.readers.shared import idx_dataset
 from dml_core.data.readers.shared.contract import DatasetConfig
+from dml_core.data.readers.shared.generated import generate_once
 from dml_core.data.readers.sop import Sop
 from dml_core.data.store.rows import Row
 from dml_core.data.store.sizes import MAX_SIDE
-from dml_core.errors import DataError
 
-STAMP_FILE = "generator.txt"
 _JPEG_QUALITY = 92
 _LOADERS: dict[str, Callable[..., DatasetConfig]] = {
     "cub200": Cub200,
@@ -98,20 +96,7 @@ class Synthetic(DatasetConfig):
             DataError: `raw` holds files that the generator did not write.
         """
         drawn = self.model_dump_json(indent=2, exclude=set(DatasetConfig.model_fields))
-        stamp, wanted = raw / STAMP_FILE, f"{drawn}\n{self._sources_sha256()}\n"
-        if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-            return
-        if raw.is_dir() and any(raw.iterdir()) and not stamp.is_file():
-            raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
-        partial = raw.parent / f".{raw.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            generate(self, partial)
-            (partial / STAMP_FILE).write_text(wanted, encoding="utf-8")
-            shutil.rmtree(raw, ignore_errors=True)
-            partial.rename(raw)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        generate_once(raw, f"{drawn}\n{self._sources_sha256()}\n", lambda folder: generate(self, folder))
 
 
 def draw_pictures(config: Synthetic) -> Iterator[Picture]:

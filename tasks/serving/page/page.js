@@ -25,9 +25,9 @@ function nameOf(path) {
   return path.split("/").pop();
 }
 
-// The parts of a name with places to break between them, so that a long one is not cut within a word.
+// The parts of a name with places to break between them, so that it is not cut within a word.
 function breakable(name) {
-  return name.split(/(?<=[_.\- ])/).flatMap((part) => [part, element("wbr", "")]);
+  return name.split(/(?<=[_\- ])/).flatMap((part) => [part, element("wbr", "")]);
 }
 
 function nearness(score) {
@@ -51,7 +51,7 @@ function card(hit, rank) {
   const button = element("button", "hit", frame);
   button.type = "button";
   button.title = hit.name;
-  if (hit.class_name) button.append(element("span", "class", hit.class_name));
+  if (hit.class_name) button.append(element("span", "class", ...breakable(hit.class_name)));
   button.append(name, element("span", "score", `${rank}. ${nearness(hit.score)}`));
   if (query.file && hit.score >= SAME[metric]) button.append(element("span", "same", "same picture"));
   button.append(element("span", "action", "Search with this"));

@@ -9,7 +9,8 @@ from PIL import Image
 
 from dml_core.data.drawing.creatures import draw_picture, draw_pose, draw_species
 from dml_core.data.drawing.layouts import Picture
-from dml_core.data.readers.synthetic import STAMP_FILE, Synthetic, draw_pictures, generate
+from dml_core.data.readers.shared.generated import STAMP_FILE
+from dml_core.data.readers.synthetic import Synthetic, draw_pictures, generate
 from dml_core.data.registry import materialise, parse_dataset
 from dml_core.errors import DataError
 from tests.data.conftest import OPTIONS

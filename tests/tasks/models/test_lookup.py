@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import SEAL, sealed
 from tasks.environment import Project
+from tasks.models import lookup
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,39 @@ def test_a_network_has_several_names(project: Project) -> None:
     kept = Store(project.store, project.state).folder(f"train/{run.trained}")
     assert {resolve_model(text, project) for text in (str(folder), run.trained, str(kept), str(kept / "checkpoint.pt"))} == {folder}
     assert [(run.spec.variant, run.spec.seed) for run in trained_runs(project)] == [("good", 0), ("good", 1), ("untrained", 0)]
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point of `pyproject.toml`, as an installation registers it."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [line for group, points in named.items() for line in (f"[{group}]", *(f"{name} = {point}" for name, point in points.items()))]
+    folder = tmp_path / "packages" / "as_installed-0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+@pytest.mark.usefixtures("registered")
+def test_load_model_takes_a_run_s_name_in_its_project_and_its_path_anywhere(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Store(project.store, project.state).folder(f"train/{find_run(project, 'own/good/1').trained}")
+    (project.root / "deeper").mkdir(exist_ok=True)
+    monkeypatch.chdir(project.root / "deeper")
+    assert load_model("own/good/1").title == "own / good / seed 1"
+    assert load_model(find_run(project, "own/untrained").trained).title == "own / untrained / seed 0"
+    with pytest.raises(ConfigError, match=r"unknown variant 'goot'; did you mean 'good'\?"):
+        load_model("own/goot")
+    monkeypatch.chdir(tmp_path)
+    for path in (kept, kept / "checkpoint.pt", resolve_model("own/good/1", project)):
+        assert load_model(path).title == load_model(str(path)).title == "own / good / seed 1"
+    monkeypatch.setattr(lookup, "__file__", str(project.root / "tasks" / "models" / "lookup.py"))  # as if the checkout were this project
+    assert load_model("own/good/1").title == "own / good / seed 1"
+    for text, said in (("gone/folder/of/mine", "no such folder or file"), (tmp_path, r"no network\.json there")):
+        with pytest.raises(ConfigError, match=said):
+            load_model(text)
 
 
 @pytest.mark.parametrize(

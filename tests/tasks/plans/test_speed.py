@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasks.plans import speed
-from tasks.plans.speed import comparison_time, measured_rates
+from tasks.plans.speed import comparison_times, measured_rates
 from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
 from tasks.workers.placement import Placement
 from tests.conftest import ROOT
@@ -21,8 +21,16 @@ def test_it_is_epochs_times_images_over_the_measured_rate(runs: list[RunSpec], m
     """One second per image of a step: 4 runs of 20 epochs and 900 images, and 900 embedded images of all 6, on two cores."""
     monkeypatch.setattr(speed, "_seconds", lambda step, device: 16.0)
     monkeypatch.setattr(speed, "placement_here", lambda scale: Placement("cpu", 1, 2, (1, 8)))
-    found = comparison_time(runs, COUNTS, ScaleSpec())
-    assert found.seconds == pytest.approx(speed.START_SECONDS + (4 * 20 * 900 + 6 * 900) / 2)
+    untrained = [run for run in runs if run.variant == "untrained" and run.seed == 0]
+    found = comparison_times([runs, untrained], COUNTS, ScaleSpec())
+    assert found[0].seconds == pytest.approx(speed.START_SECONDS + (4 * 20 * 900 + 6 * 900) / 2)
+    assert found[1].seconds == pytest.approx(speed.START_SECONDS + 900)
+
+
+def test_without_the_gpu_that_is_required_there_is_no_estimate(runs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (found,) = comparison_times([runs], COUNTS, ScaleSpec(device="cuda"))
+    assert (found.seconds, found.basis) == (None, "no time estimate (no GPU)")
 
 
 def test_a_larger_network_takes_longer_and_the_number_of_threads_is_put_back(runs: list[RunSpec]) -> None:

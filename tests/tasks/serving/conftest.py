@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     for number, path in enumerate(files):
         thumbnail = folder / "thumbnail.webp"
         Image.open(path).convert("RGB").resize((48, 48)).save(thumbnail)
-        items.append(Item(path.name, f"class {number % 5}", thumbnail.read_bytes()))
+        items.append(Item(path.name, f"class_{number % 5:03d}", thumbnail.read_bytes()))
     build_index(folder / "index", [Batch(load_model(model, "cpu").embed(files), items)], IDENTITY, model_source=str(model))
     (folder / "project").mkdir()
     (folder / "project" / "params.yaml").write_text((ROOT / "params.yaml").read_text())

@@ -17,6 +17,11 @@ CHROMIUM = "/usr/bin/chromium"
 TOKEN = "a token of letters enough"
 FITS = """document.documentElement.scrollWidth <= window.innerWidth
     && [...document.querySelectorAll(".hit, .hit > span")].every((part) => part.scrollWidth <= Math.ceil(part.clientWidth))"""
+CUT = """[...document.querySelectorAll(".class, .name")].flatMap((name) => [...name.childNodes]).filter((part) => {
+    const range = document.createRange();
+    range.selectNodeContents(part);
+    return part.nodeType === Node.TEXT_NODE && range.getClientRects().length > 1;
+}).map((part) => part.data)"""
 
 
 def test_the_page_is_one_file_that_loads_nothing() -> None:
@@ -103,7 +108,7 @@ def test_an_image_is_chosen_and_dropped_and_what_is_found_is_shown(made: Made, s
     cards = page.locator("#results li")
     expect(cards).to_have_count(10)
     expect(cards.first).to_contain_text(made.files[3].name)
-    expect(cards.first).to_contain_text("class 3")
+    expect(cards.first).to_contain_text("class_003")
     expect(cards.first).to_contain_text("1. cosine 1.000")
     expect(cards.first).to_contain_text("same picture")
     expect(page.locator(".same")).to_have_count(1)
@@ -119,6 +124,7 @@ def test_an_image_is_chosen_and_dropped_and_what_is_found_is_shown(made: Made, s
     drop(page, made.files[LONG_POSITION])
     expect(cards.first).to_contain_text(made.files[LONG_POSITION].name)
     assert fits(page)
+    assert page.evaluate(CUT) == ["withoutanyplacetobreak" * 3 + ".png"], "the only word that is longer than a card is wide"
     shoot(page, f"long-{width}")
 
     page.locator("#k").select_option("20")
@@ -224,6 +230,8 @@ def test_the_description_of_the_interface_needs_no_network(service: Service, bro
     assert page.evaluate("location.hash") == "#Hit"
     assert page.evaluate("getComputedStyle(document.querySelector('pre')).overflowX") == "auto", "the style is applied"
     assert fits(page)
+    cells = "[...document.querySelectorAll('td:first-child')].map((cell) => cell.firstChild.getClientRects().length)"
+    assert set(page.evaluate(cells)) == {1}, "no field's name is cut"
     shoot(page, f"docs-{width}")
     assert attempted == [f"{service.url}/docs"]
     assert complaints == []

@@ -30,7 +30,7 @@ def refused(made: Made, *arguments: str, **environment: str) -> str:
         env={name: value for name, value in os.environ.items() if not name.startswith("DML_")} | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 2, run.stderr
     assert run.stderr.count("\n") == 1, run.stderr

@@ -23,14 +23,17 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
     assert found is not None
     validation = {"a": {0: 0.1, 1: 0.3, 2: 0.2}}
     text = comparison_run.describe_comparison(REPORT, "1", "p", RUNS, SUMMARIES, found, validation, "Model: none", ["c: old"])
-    assert text.startswith("Best mean R@1: a, 62.5. ")
+    best, _, others = found.sentence.partition("62.5. ")
+    assert others.startswith("a is the best (95 % confidence). ")
     assert text.splitlines() == [
-        found.sentence,
+        f"{best}62.5.",
         "",
         "| variant | recall@1 | seeds | run |",
         "|---|---|---|---|",
         "| **a** | 62.5 ± 6.2 | 3 | [seed 1](#/experiments/1/runs/a1?workflowType=machine_learning) |",
         "| b | 37.5 ± 6.2 | 3 | [seed 0](#/experiments/1/runs/b0?workflowType=machine_learning) |",
+        "",
+        others,
         "",
         "title: per cent on test images, mean ± half of the 95 % interval over the seeds. Bold: the 95 % confidence set of the best.",
         "",
@@ -73,6 +76,8 @@ def test_the_saved_view_shows_the_means_highest_first() -> None:
     assert state["searchFilter"] == "tags.`dml.summary_of` = 'comparison on d'"
     assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`recall_at_1`", False)
     assert "metrics.`num_seeds`" in state["selectedColumns"]
+    assert state["columnOrder"][:2] == ["attributes.`Run Name`", "metrics.`recall_at_1`"]
+    assert set(state["columnOrder"][1:]) == set(state["selectedColumns"]), "MLflow shows selected columns alone"
     assert [section["display"] for section in state["compareRunSections"]] == [True]
     charts = state["compareRunCharts"]
     assert {chart["metricSectionId"] for chart in charts} == {section["uuid"] for section in state["compareRunSections"]}

@@ -54,6 +54,14 @@ class DatasetConfig(Config):
         """Return a function that reads the encoded bytes of a row; by default the row's path is a file in `raw`."""
         return lambda row: read_file(raw / row.path)
 
+    def published_for(self, raw: Path) -> Mapping[str, Counts]:
+        """Return the published counts per role that hold for the raw folder; empty if there are none."""
+        return {}
+
+    def notes(self, raw: Path) -> Mapping[str, list[str]]:
+        """Return what a check of the raw folder reports besides its own findings: a description, and the images or files that it is of."""
+        return {}
+
     def materialise(self, raw: Path) -> None:
         """Ensure that the raw files are in `raw`, without overwriting anything.
 
@@ -110,6 +118,10 @@ class OfficialDataset(DatasetConfig):
         if found is None:
             raise DataError(f"{raw}: has {names_there(raw)}, and neither {' nor '.join(self.landmarks)}; {self.how_to_get}")
         return found
+
+    def published_for(self, raw: Path) -> Mapping[str, Counts]:
+        """Return the published counts, unless the dataset is a part."""
+        return self.published if self.published_counts else {}
 
     def materialise(self, raw: Path) -> None:
         """Unpack the archives in `raw` unless already unpacked, after verifying their published checksums."""

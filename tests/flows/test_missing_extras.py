@@ -1,0 +1,73 @@
+"""Without an extra of `pyproject.toml`, verbs that need none of its packages work, and others name it in one line."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flows.cli.exits import EXTRAS
+from tests.conftest import ROOT
+
+# Read by every Python process that `dml` starts.
+HIDE = """
+import os, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *others):
+        return None if name.partition(".")[0] in os.environ["HIDDEN"].split() else self.finder.find_spec(name, *others)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE)
+    return tmp_path
+
+
+def dml_without(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `dml` as if no package of any extra were installed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "MLFLOW_", "PREFECT_"))}
+    environment |= {"PYTHONPATH": f"{project / 'hidden'}{os.pathsep}{ROOT}", "HIDDEN": " ".join(EXTRAS)}
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *words], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--help",), ("tables",), ("tables", "softtriple/table2"), ("reproduce", "--help")], ids=" ".join)
+def test_what_needs_no_extra_works(project: Path, words: tuple[str, ...]) -> None:
+    ran = dml_without(project, *words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        (("reproduce",), "prefect", "pipeline"),
+        (("tune", "project/standing/softmax", "-d", "synthetic"), "prefect", "pipeline"),
+        (("sync",), "mlflow", "pipeline"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_what_needs_one_names_it_in_one_line(project: Path, words: tuple[str, ...], module: str, extra: str) -> None:
+    ran = dml_without(project, *words)
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr == f"error: {module} is not installed; in the project's folder: pip install -e '.[{extra}]'\n"
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(optional)
+    for module in ("ray", "prefect", "mlflow", "sqlalchemy", "dvc", "boto3", "optuna", "fastapi"):
+        assert any(requirement.startswith(module) for requirement in optional[EXTRAS[module]] + optional["pipeline"]), module

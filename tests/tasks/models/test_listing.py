@@ -1,0 +1,72 @@
+"""The list of trained networks: sizes from the records of trainings, without torch and MLflow; from checkpoints if a record is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dml_core.training.checkpoints import file
+from flows.step_cache import SealedJSON
+from tasks.environment import Project
+from tasks.files import write_whole
+from tasks.models import listing
+from tasks.models.listing import list_models
+from tasks.runs.specs import comparison_runs, load_params
+from tests.conftest import ROOT
+from tests.damage import DAMAGE
+from tests.tasks.models.conftest import make_run
+
+pytestmark = pytest.mark.slow
+CODE = """
+import json, sys
+from flows.cli.app import app
+app(["models", "list", "--all"], standalone_mode=False)
+print(json.dumps(sorted({"mlflow", "torch", "pandas", "prefect", "ray", "matplotlib", "sqlalchemy"} & set(sys.modules))))
+"""
+
+
+@pytest.fixture
+def storage(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prefect's records of the project's trainings, with invented numbers of parameters: 1000, 1001 and 1002."""
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path))
+    for number, spec in enumerate(comparison_runs(load_params(project.params_file), "own")[:3]):
+        record = make_run(project, spec).checkpoint.model_copy(update={"facts": {"num_parameters": 1000 + number}})
+        write_whole(tmp_path / record.identity, json.dumps({"metadata": {}, "result": SealedJSON().dumps(record).decode()}))
+    return tmp_path
+
+
+def sizes(project: Project) -> dict[str, tuple[int, int]]:
+    return {model.run: (model.num_parameters, model.num_bytes) for model in list_models(project, None, every_seed=True).models}
+
+
+def test_sizes_are_those_of_the_records(project: Project, storage: Path) -> None:
+    found = sizes(project)
+    assert {run: parameters for run, (parameters, _) in found.items()} == {
+        "own/good/0": 1000,
+        "own/good/1": 1001,
+        "own/untrained/0": 1002,
+    }
+    checkpoints = [path.stat().st_size for path in Path(project.store).glob("train/*/checkpoint.pt")]
+    assert sorted(num_bytes for _, num_bytes in found.values()) == sorted(checkpoints)
+    assert listing.CHECKPOINT_FILE == file.CHECKPOINT_FILE
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_without_an_intact_record_the_checkpoint_is_read(project: Project, storage: Path, how: str) -> None:
+    good = sizes(project)["own/good/1"]
+    for path in storage.iterdir():
+        DAMAGE[how](path)
+    found = sizes(project)
+    assert found["own/good/1"][1] == good[1]
+    assert found["own/good/1"][0] == found["own/good/0"][0] > 1002
+
+
+def test_the_command_imports_neither_torch_nor_mlflow(project: Project, storage: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DML_STATE": str(project.state), "MLFLOW_TRACKING_URI": project.tracking_uri}
+    done = subprocess.run([sys.executable, "-c", CODE], check=True, cwd=project.root, env=environment, capture_output=True, text=True)
+    *shown, modules = done.stdout.splitlines()
+    assert json.loads(modules) == []
+    assert sum("own/" in line for line in shown) == 3
