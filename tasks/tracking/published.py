@@ -145,10 +145,12 @@ def _read_database(path: Path, dataset: str, comparison: str) -> list[PublishedR
         return []
     try:
         with closing(open_database(path)) as database:
+            experiments = dict(database.execute("SELECT name, experiment_id FROM experiments"))
+            experiment = str(experiments.get(experiment_name(dataset), ""))
             for run_id, key, value in database.execute(
                 f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN ({DATABASE_RUNS})", values
             ):
-                runs.setdefault(run_id, PublishedRun(run_id)).tags[key] = value
+                runs.setdefault(run_id, PublishedRun(run_id, experiment_id=experiment)).tags[key] = value
             scores = f"SELECT run_uuid, key, value FROM latest_metrics WHERE NOT is_nan AND run_uuid IN ({DATABASE_RUNS})"
             for run_id, key, value in database.execute(scores, values):
                 runs[run_id].metrics[key] = value
@@ -179,7 +181,8 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
         page = _post(uri, "runs/search", **query)
         for run in page.get("runs", []):
             metrics, tags = ({entry["key"]: entry["value"] for entry in run["data"].get(part, [])} for part in ("metrics", "tags"))
-            runs.append(PublishedRun(run["info"]["run_id"], {name: float(value) for name, value in metrics.items()}, tags))
+            scores = {name: float(value) for name, value in metrics.items()}
+            runs.append(PublishedRun(run["info"]["run_id"], scores, tags, run["info"]["experiment_id"]))
         if not page.get("next_page_token"):
             break
         query["page_token"] = page["next_page_token"]
