@@ -189,7 +189,7 @@ def _print_mlflow(project: "Project") -> None:
     from tasks.environment import shown
 
     uri = shown(project.tracking_uri)
-    where = uri if uri.startswith("http") else "run `make ui` (or `dml ui`) and open http://127.0.0.1:5000"
+    where = uri if uri.startswith("http") else "run `dml ui`"
     print(f"runs, curves, galleries and models in MLflow: {where}")
 
 

@@ -31,7 +31,7 @@ from tasks.tables.result import TableResult
 from tasks.tables.runs import datasets_of, is_run, project_dataset, row_training, scoring_of
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 from tasks.tables.view import comparable, shown_table, unmeasured
-from tasks.tracking.child_run import WORKFLOW
+from tasks.tracking.child_run import run_link
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
@@ -201,9 +201,8 @@ def _links(project: Project, table: ShownTable) -> Mapping[tuple[str, str, int],
             runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
         except TrackingError:
             continue  # it has none of them, or is down: the page still names the runs
-        links |= {
-            (dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}?{WORKFLOW}" for run in runs
-        }
+        server = shown(project.tracking_uri).rstrip("/")
+        links |= {(dataset, run.variant, run.seed): f"{server}/{run_link(run.experiment_id, run.run_id)}" for run in runs}
     return links
 
 

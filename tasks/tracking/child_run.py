@@ -59,11 +59,12 @@ class PublishedRun:
     run_id: str
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    experiment_id: str = ""
 
     @classmethod
     def of_mlflow(cls, run: Any) -> "PublishedRun":
         """Convert one of MLflow's runs."""
-        return cls(run.info.run_id, dict(run.data.metrics), dict(run.data.tags))
+        return cls(run.info.run_id, dict(run.data.metrics), dict(run.data.tags), str(run.info.experiment_id))
 
     @property
     def variant(self) -> str:

@@ -122,7 +122,8 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     name = registered_name(report.dataset, report.role)
     version = register_best(client, name, client.get_run(run_id), str(best))
     link = f"#/models/{name}/versions/{version}?{WORKFLOW}"
-    return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {said_best(validation)}"
+    best_says = said_best(validation)
+    return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {best_says[0].upper()}{best_says[1:]}"
 
 
 def _mark_killed(client: MlflowClient, comparison: str) -> None:
@@ -219,7 +220,7 @@ def experiment_tags(comparison: str) -> dict[str, str]:
     state = {
         "selectedColumns": columns,
         "columnOrder": [RUN_NAME, *columns],
-        "columnWidths": {RUN_NAME: 260} | dict.fromkeys(columns, 100),
+        "columnWidths": {RUN_NAME: 260} | dict.fromkeys(columns, 120),
         "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,

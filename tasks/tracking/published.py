@@ -122,8 +122,10 @@ def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
 def _read_database(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
     runs: dict[str, PublishedRun] = {}
     values = (PART_TAG, comparison, PUBLISHED_TAG, experiment_name(dataset))
+    experiments = dict(query_database(uri, "SELECT name, experiment_id FROM experiments"))
+    experiment = str(experiments.get(experiment_name(dataset), ""))
     for run_id, key, value in query_database(uri, f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN ({DATABASE_RUNS})", values):
-        runs.setdefault(run_id, PublishedRun(run_id)).tags[key] = value
+        runs.setdefault(run_id, PublishedRun(run_id, experiment_id=experiment)).tags[key] = value
     scores = f"SELECT run_uuid, key, value FROM latest_metrics WHERE NOT is_nan AND run_uuid IN ({DATABASE_RUNS})"
     for run_id, key, value in query_database(uri, scores, values):
         if run_id in runs:  # else published since the first query
@@ -139,7 +141,8 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
     runs: list[PublishedRun] = []
     for run in query_server(uri, "runs/search", "runs", experiment_ids=experiments, filter=tag_filter(current_tags(comparison))):
         metrics, tags = ({entry["key"]: entry["value"] for entry in run["data"].get(part, [])} for part in ("metrics", "tags"))
-        runs.append(PublishedRun(run["info"]["run_id"], {name: float(value) for name, value in metrics.items()}, tags))
+        scores = {name: float(value) for name, value in metrics.items()}
+        runs.append(PublishedRun(run["info"]["run_id"], scores, tags, run["info"]["experiment_id"]))
     return runs
 
 

@@ -220,11 +220,11 @@ def test_with_a_server_a_run_links_to_its_page_there(
 ) -> None:
     project, params = table_project
     tags = {"dml.variant": "softmax-norm as_published", "dml.seed": "3"}
-    monkeypatch.setattr(table_pages, "published_runs", lambda uri, dataset, comparison: [PublishedRun("abc", tags=tags)])
+    monkeypatch.setattr(table_pages, "published_runs", lambda uri, dataset, comparison: [PublishedRun("abc", tags=tags, experiment_id="7")])
     there = Project(project.root, project.state, project.store, "http://tracking.example:5000/")
     found = rows(read(write_site(there, params, [NAME], tmp_path)[0].html.read_text()))
     links = [link.attributes["href"] for link in found["softmax-norm"].all("a")]
-    assert links == ["http://tracking.example:5000/#/runs/abc?workflowType=machine_learning"]
+    assert links == ["http://tracking.example:5000/#/experiments/7/runs/abc?workflowType=machine_learning"]
 
 
 @pytest.mark.proof

@@ -51,7 +51,7 @@ def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pyt
 
 def _run(seed: int) -> dict[str, Any]:
     tags = [{"key": VARIANT_TAG, "value": "a"}, {"key": SEED_TAG, "value": str(seed)}]
-    return {"info": {"run_id": f"r{seed}"}, "data": {"metrics": [{"key": "recall_at_1", "value": 0.5}], "tags": tags}}
+    return {"info": {"run_id": f"r{seed}", "experiment_id": "1"}, "data": {"metrics": [{"key": "recall_at_1", "value": 0.5}], "tags": tags}}
 
 
 SCHEMA = """

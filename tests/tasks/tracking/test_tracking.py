@@ -726,7 +726,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(TrackingError, match=r"cannot be used \(Address already in use\); choose another: dml ui --port"):
-            ui(taken.getsockname()[1])
+            ui(None, taken.getsockname()[1])
 
 
 def test_the_packaged_model_gives_the_run_s_embeddings_in_a_fresh_process(
