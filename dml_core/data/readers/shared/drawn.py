@@ -167,7 +167,7 @@ class DrawnDataset(DatasetConfig):
 
     def _draw(self, out: Path, progress: Progress) -> None:
         cache = Path.home() / ".cache" / "dml-repro"
-        archives = {package: debian_archive(package, cache) for package in self.packages()}
+        archives = {package: self._archive(package, cache) for package in self.packages()}
         (out / LICENCES).mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.") as name:
             sources = self.sources(archives, Path(name))
@@ -176,6 +176,12 @@ class DrawnDataset(DatasetConfig):
         _write_csv(out / SOURCES, [field.name for field in fields(Source)], map(astuple, sources))
         for archive in archives.values():
             (out / LICENCES / f"{archive.package}.txt").write_bytes(copyright_of(archive))
+
+    def _archive(self, package: str, cache: Path) -> DebianArchive:
+        try:
+            return debian_archive(package, cache)
+        except DataError as error:
+            raise DataError(f"Debian's package {package}: {error}; {self.how_to_get}") from None
 
 
 def copyright_of(archive: DebianArchive) -> bytes:
