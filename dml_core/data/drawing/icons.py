@@ -6,6 +6,7 @@ Text in an SVG is not drawn, because fonts differ between machines; nor are file
 import io
 import re
 
+import numpy as np
 from PIL import Image, ImageOps
 
 _FILE = re.compile(r"""(\bhref\s*=\s*["'])(?!data:|\#)[^"']*""")
@@ -26,8 +27,7 @@ def draw_icon(data: bytes, image_size: int) -> Image.Image | None:
     on_white = Image.new("RGBA", icon.size, "white")
     on_white.alpha_composite(icon)
     drawn = ImageOps.pad(on_white.convert("RGB"), (image_size, image_size), Image.Resampling.LANCZOS, color="white")
-    darkest = min(low for low, _ in drawn.getextrema())
-    return drawn if darkest <= 255 - LEAST_CONTRAST else None
+    return drawn if np.asarray(drawn).min() <= 255 - LEAST_CONTRAST else None
 
 
 def _open(data: bytes, image_size: int) -> Image.Image:

@@ -169,7 +169,7 @@ class DrawnDataset(DatasetConfig):
         cache = Path.home() / ".cache" / "dml-repro"
         archives = {package: self._archive(package, cache) for package in self.packages()}
         (out / LICENCES).mkdir(parents=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.") as name:
+        with tempfile.TemporaryDirectory(dir=out) as name:
             sources = self.sources(archives, Path(name))
             table = _store(self.pictures(archives, Path(name), progress), out / IMAGES, self.least_images)
         _write_csv(out / TABLE, _COLUMNS, table)
