@@ -29,8 +29,7 @@ def draw_icon(data: bytes, image_size: int) -> Image.Image | None:
     on_white = Image.new("RGBA", icon.size, "white")
     on_white.alpha_composite(icon)
     drawn = ImageOps.pad(on_white.convert("RGB"), (image_size, image_size), Image.Resampling.LANCZOS, color="white")
-    darkest = int(np.asarray(drawn).min())
-    return drawn if darkest <= 255 - LEAST_CONTRAST else None
+    return drawn if np.asarray(drawn).min() <= 255 - LEAST_CONTRAST else None
 
 
 def _open(data: bytes, image_size: int) -> Image.Image:

@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import io
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from dml_core.data.registry import fetch, parse_dataset
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError, DataError
+from tests.conftest import ROOT
 from tests.data.readers.debs import put_deb
 
 EM = 1000
@@ -197,6 +200,25 @@ def test_options_choose_fonts_and_classes(tmp_path: Path) -> None:
     assert Counter(path.split("/")[0] for path in found) == dict.fromkeys(["U+4E00", "U+4E01", "U+4E03", "U+4E04"], 2)
     with pytest.raises(ConfigError, match="no font 'z'; fonts are a, b, c"):
         parse_dataset("glyphs", {"fonts": ["z"]})
+
+
+def test_a_killed_fetch_leaves_nothing_behind_the_next_one(home: Path, tmp_path: Path) -> None:
+    """The process is killed while it draws; no `finally` runs."""
+    code = f"""if True:
+        import os
+        from pathlib import Path
+        from dml_core.data.readers import glyphs
+        glyphs.FONTS = {glyphs.FONTS!r}
+        Path.home = lambda: Path({str(home)!r})
+        glyphs.Glyphs(**{OPTIONS!r}).fetch(Path({str(tmp_path / "raw")!r}), lambda done, total: done > 3 and os._exit(9))
+    """
+    code = code.replace("Font(", "glyphs.Font(")
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 9
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".raw.partial", "home"]
+    fetch("glyphs", OPTIONS, tmp_path / "raw")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "raw"]
+    names = ["generator.txt", "images.csv", "images.zip", "licences", "sources.csv"]
+    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == names
 
 
 def test_files_of_the_user_stay_and_faults_are_one_line(home: Path, tmp_path: Path) -> None:

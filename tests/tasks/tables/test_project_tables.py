@@ -1,15 +1,17 @@
 """The project's own tables: every row trains, every claim can be judged, twins use the other library."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from dml_core.config import merge, read_yaml
+from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import measurement, parse_measurement
+from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
@@ -18,7 +20,8 @@ from tasks.tables.runs import at_scale, chosen_runs, datasets_of, named_dataset
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
-CLAIMS, RESULTS = "project/claims", "project/fashion_mnist"
+CLAIMS, RESULTS, FINETUNED, GLYPHS = "project/claims", "project/fashion_mnist", "project/finetuned", "project/glyphs"
+NO_WEIGHTS = {"model": {"backbone": {"weights": "none"}}}
 EVALUATORS = {"recall@1", "map@r", "nmi", "csc"}
 
 
@@ -29,16 +32,17 @@ def runs_of(name: str) -> dict[str, RunSpec]:
 
 def test_the_projects_tables_stand_behind_those_of_the_papers() -> None:
     assert len(paper_tables()) == 40
-    assert table_names() == [*paper_tables(), CLAIMS, RESULTS, STANDING]
+    assert table_names() == [*paper_tables(), CLAIMS, RESULTS, FINETUNED, GLYPHS, STANDING]
 
 
-@pytest.mark.parametrize("name", [CLAIMS, RESULTS])
+@pytest.mark.parametrize("name", [CLAIMS, RESULTS, FINETUNED, GLYPHS])
 def test_every_row_builds_and_costs_something(name: str) -> None:
     runs = runs_of(name)
     assert runs.keys() == load_table(name).rows.keys()
     for spec in runs.values():
         size = spec.training.transform.crop_size
-        system = build_system(spec.training, 5, 0, torch.device("cpu"))
+        training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), NO_WEIGHTS), spec.label)
+        system = build_system(training, 5, 0, torch.device("cpu"))
         assert system(torch.randn(20, 3, size, size), torch.arange(20) % 5, [20]).total.isfinite(), spec.label
 
 
@@ -95,7 +99,32 @@ def test_every_row_of_the_results_has_the_same_budget_and_is_compared() -> None:
             assert against == {"recall@1", "map@r", "nmi"}
 
 
-@pytest.mark.parametrize("name", [CLAIMS, RESULTS, "sgsl/table1"])
+@pytest.mark.parametrize("name", [GLYPHS, FINETUNED])
+def test_the_tables_on_debian_s_files_differ_in_loss_and_head_only_and_name_a_reference(name: str) -> None:
+    runs, table = runs_of(name), load_table(name)
+    untrained = {"project/glyphs": "untrained", "project/finetuned": "frozen"}[name]
+    shared = set()
+    for row, spec in runs.items():
+        values = spec.training.model_dump(mode="json") | {"loss": None}
+        values["model"]["head"] = None
+        if row == untrained:
+            assert values.pop("num_epochs") == 0
+            values["num_epochs"] = runs[table.reference or ""].training.num_epochs or runs["softtriple"].training.num_epochs
+        shared.add(json.dumps(values, sort_keys=True))
+    assert len(shared) == 1
+    assert table.reference in runs
+    five = {"softtriple", "heated_up_softmax", "discriminative", "tuplet_margin", "sgsl"}
+    assert five < {spec.training.loss.name for spec in runs.values()}
+    backbones = {(spec.training.model.backbone.name, spec.training.model.backbone.weights) for spec in runs.values()}
+    assert backbones == {("small_cnn", "none") if name == GLYPHS else ("timm:tf_efficientnet_lite0", "imagenet")}
+
+
+def test_the_glyphs_table_has_the_losses_of_the_standing_comparison() -> None:
+    losses = [spec.training.loss.name for spec in runs_of(GLYPHS).values()]
+    assert losses == [variant["loss"]["name"] for variant in PARAMS.comparison.variants.values()]
+
+
+@pytest.mark.parametrize("name", [CLAIMS, RESULTS, GLYPHS, FINETUNED, "sgsl/table1"])
 def test_a_column_leads_to_the_projects_dataset_and_a_run_knows_both(name: str) -> None:
     others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
     params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})

@@ -167,15 +167,21 @@ class DrawnDataset(DatasetConfig):
 
     def _draw(self, out: Path, progress: Progress) -> None:
         cache = Path.home() / ".cache" / "dml-repro"
-        archives = {package: debian_archive(package, cache) for package in self.packages()}
+        archives = {package: self._archive(package, cache) for package in self.packages()}
         (out / LICENCES).mkdir(parents=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.") as name:
+        with tempfile.TemporaryDirectory(dir=out) as name:
             sources = self.sources(archives, Path(name))
             table = _store(self.pictures(archives, Path(name), progress), out / IMAGES, self.least_images)
         _write_csv(out / TABLE, _COLUMNS, table)
         _write_csv(out / SOURCES, [field.name for field in fields(Source)], map(astuple, sources))
         for archive in archives.values():
             (out / LICENCES / f"{archive.package}.txt").write_bytes(copyright_of(archive))
+
+    def _archive(self, package: str, cache: Path) -> DebianArchive:
+        try:
+            return debian_archive(package, cache)
+        except DataError as error:
+            raise DataError(f"Debian's package {package}: {error}; {self.how_to_get}") from None
 
 
 def copyright_of(archive: DebianArchive) -> bytes:
