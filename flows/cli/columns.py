@@ -84,13 +84,14 @@ def print_page(page: str) -> None:
 
 
 def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a page's table; differences and the first two columns are never omitted, of the others the last is omitted first."""
+    """Print a page's table; names, the first metric and differences are never omitted, of the others the last is omitted first."""
+    num_kept = 3 if header[1] == "values" else 2
     is_remark = [not row[0] and not any(row[2:]) for row in rows]
     columns = []
     for place, title in enumerate(header):
-        drop = None if place < 2 or title.startswith("difference") else len(header) - place
+        drop = None if place < num_kept or title.startswith("difference") else len(header) - place
         values = [_bold(row[place]) for row, omit in zip(rows, is_remark, strict=True) if not omit]
-        columns.append(Column(title, values, drop, wraps=place > 0))
+        columns.append(Column(title, values, drop, wraps=True))
     print_table(*columns)
     label = ""
     for row, is_line in zip(rows, is_remark, strict=True):

@@ -74,8 +74,8 @@ def test_completion_offers_the_verbs() -> None:
         (["models", "export", "a/b", "-o", "x", "--format", "onx"], ["'--format': 'onx' is not one of 'onnx', 'torch-export'. See "]),
         (["plan", "softtriple/table1", "--track", "comon"], ["'--track': 'comon' is not one of 'paper', 'common'."]),
         (["plan", "--colour"], ["--colour"]),
-        (["run", "synthetic"], ["Missing argument"]),
-        (["run", "synthetic", "softtriple", "--seed", "one"], ["--seed", "valid integer"]),
+        (["tables", "show"], ["Missing argument"]),
+        (["gc", "--days", "one"], ["--days", "valid number"]),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], parts: list[str], project: Path) -> None:
