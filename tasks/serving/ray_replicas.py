@@ -55,7 +55,7 @@ class RayReplicas(Replicas):
         """Return whether a replica answers."""
         try:
             return bool(await asyncio.wait_for(self._handle.check.remote(), CHECK_SECONDS))
-        except (TimeoutError, RayActorError, DeploymentUnavailableError):
+        except (TimeoutError, RayActorError, BackPressureError, DeploymentUnavailableError):
             return False
 
     async def _call(self, method: str, *arguments: Any) -> Answer:
