@@ -49,6 +49,7 @@ class ProgressDisplay:
             refresh_per_second=4,
         )
         self._rows: dict[str, TaskID] = {}
+        self._training: set[str] = set()  # titles of the runs that have begun to train and have not ended
         self._all: TaskID | None = None
         self._printed = time.monotonic()
         self._num_runs = self._num_to_train = self._num_done = self._num_trained = 0
@@ -74,6 +75,7 @@ class ProgressDisplay:
 
     def __call__(self, title: str, message: history.Progress) -> None:
         """Show the position of a run's training."""
+        self._training.add(title)
         loss, rate = message.metrics["loss"], message.images_per_second
         where = f"epoch {message.epoch + 1}/{message.num_epochs}  loss {loss:.3f}"
         if self._is_wide or not self._console.is_terminal:
@@ -96,6 +98,7 @@ class ProgressDisplay:
         """
         self._num_done += 1
         self._num_trained += trained
+        self._training.discard(title)
         if title in self._rows:
             self._bars.remove_task(self._rows.pop(title))
         if line is not None:
@@ -120,14 +123,17 @@ class ProgressDisplay:
         self._bars.update(self._rows[title], total=total, completed=completed, where=where, training=total is not None)
 
     def _overall(self) -> str:
-        """Return the progress of all runs, with the time left if the remaining runs train as long as the finished ones."""
+        """Return the progress of all runs, with the time left."""
         return f"run {min(self._num_done + 1, self._num_runs)} of {self._num_runs}{self._left()}"
 
     def _left(self) -> str:
+        """Return the time left by the rate at which runs end, published and all; those that train now are half done on average."""
         num_left = self._num_to_train - self._num_trained
         if not self._num_trained or not num_left or self._first_started is None:
             return ""
-        return f", about {duration(num_left * (time.monotonic() - self._first_started) / self._num_trained)} left"
+        half_done = min(len(self._training), num_left) / 2
+        elapsed = time.monotonic() - self._first_started
+        return f", about {duration((num_left - half_done) * elapsed / (self._num_trained + half_done))} left"
 
 
 def duration(seconds: float) -> str:

@@ -20,6 +20,7 @@ import torch
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.tracking._model_registry import utils as registry_utils
 from werkzeug.serving import make_server
 
 from dml_core.data.store.packed import PackedDataset
@@ -641,6 +642,7 @@ def server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """MLflow's REST interface to the tracker's database, with MLflow's own handlers, in a thread."""
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", tracker.uri)
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "unused")
+    monkeypatch.setattr(registry_utils, "_registry_uri", None)  # the handlers set it for the whole process
     from mlflow.server import app
 
     served = make_server("127.0.0.1", 0, app, threaded=True)

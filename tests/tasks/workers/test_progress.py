@@ -62,6 +62,25 @@ def test_a_flow_from_its_first_line_to_its_last(console: Console, monkeypatch: p
         assert max(map(len, shown.splitlines())) < 120
 
 
+def test_runs_that_train_beside_the_finished_ones_count_for_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, about a minute each: when the first of six ends, three minutes are left, and not five."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=120)
+    display = ProgressDisplay(console)
+    display.plan(6, 6)
+    display("one", training(0, 5))
+    clock[0] = 20.0
+    display("two", training(0, 5))
+    clock[0] = 60.0
+    display.finished("one", True, "one: done")
+    display("three", training(0, 5))
+    clock[0] = 80.0
+    display.finished("two", True, "two: done")
+    lines = screen(console).splitlines()
+    assert lines[-2:] == ["one: done  (1 of 6 done, about 3 min left)", "two: done  (2 of 6 done, about 2 min left)"]
+
+
 def test_a_pipe_is_told_every_quarter_of_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
