@@ -1,6 +1,6 @@
 """One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is defined only here.
 
-A finished step (`flows.planned`) is reused without a task: its record takes the place of the task's result. Others run, all with `force`. A
+A finished step (`flows.reuse.planned`) is reused without a task: its record takes the place of the task's result. Others run, all with `force`. A
 step shared by several chains runs once: chains of one flow wait for the
 same task, and flows of several processes for its lock (`flows.step_lock`).
 """
@@ -24,7 +24,7 @@ from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Failure, Outcome
-from flows.planned import PlannedStep, plan_run
+from flows.reuse.planned import PlannedStep, plan_run
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from flows.step_cache import SealedJSON, forget_failure
 from flows.step_lock import StepLock

@@ -16,11 +16,11 @@ from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
-from flows.kept_reports import keep_reports
 from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
+from flows.reuse.kept_reports import keep_reports
 from flows.services import Services
 from flows.step_cache import forget_failure
 from tasks.checks import bring_weights, check_before, check_parts, check_settings, is_at_hand

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from flows.planned import finished_record
+from flows.reuse.planned import finished_record
 from flows.services import Services
 from tasks.locks import FileLock
 from tasks.runs.finished import record_provenance

@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
 from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
-from flows.planned import finished_record
+from flows.reuse.planned import finished_record
 from flows.services import Services
 from flows.step_cache import forget_failure
 from tasks.checks import bring_weights

@@ -247,7 +247,7 @@ def dvc_digest(project: Project, name: str) -> str | None:
 def _locked_stages(project: Project) -> dict[str, Any]:
     """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes."""
     lock = project.root / "dvc.lock"
-    content = yaml.load(lock.read_text(), yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
+    content = yaml.load(lock.read_text(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
     return dict((content or {}).get("stages", {}))
 
 

@@ -87,14 +87,8 @@ def reproduce(
     )
     project = open_project()
     params, runs = _check("reproduce", project, request)
-    if not (force or request.until):
-        from flows.reused import reused_reports
-
-        reports = reused_reports(project, params, runs)
-        if reports is not None:
-            say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
-            _print_reports(reports, project)
-            return
+    if not (force or request.until) and _print_reused(project, params, runs):
+        return
     with prefect_starting(project):
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
@@ -123,7 +117,7 @@ def run(
     _, runs = _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
     outcome = None
     if not force:
-        from flows.reused import reused_run
+        from flows.reuse.reused import reused_run
 
         outcome = reused_run(project, runs[0])
     if outcome is None:
@@ -131,6 +125,18 @@ def run(
             from flows.reproduce import run as flow
         outcome = flow(dataset, variant, seed, force, set_, code)
     _print_outcome(outcome, project)
+
+
+def _print_reused(project: "Project", params: "Params", runs: "Sequence[RunSpec]") -> bool:
+    """Print the reports of runs that are all finished; return False, without a line, if anything has to be done."""
+    from flows.reuse.reused import reused_reports
+
+    reports = reused_reports(project, params, runs)
+    if reports is None:
+        return False
+    say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
+    _print_reports(reports, project)
+    return True
 
 
 def _print_outcome(outcome: "Outcome", project: "Project") -> None:

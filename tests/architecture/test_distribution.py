@@ -28,6 +28,8 @@ MODULES = {  # distribution -> its module, where their names differ
     "faiss-cpu": "faiss",
     "pytorch-metric-learning": "pytorch_metric_learning",
     "protobuf": "google.protobuf",
+    "fonttools": "fontTools",
+    "resvg-py": "resvg_py",
 }
 # torch.onnx imports these two.
 WITHOUT_AN_IMPORT = {"onnx", "onnxscript"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows import kept_reports
 from flows.outcomes import Failure, Outcome
 from flows.reports import Report
+from flows.reuse import kept_reports
 from tasks.environment import Project
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import comparison_runs, load_params

@@ -173,7 +173,7 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
         "open_project": lambda: project,
         "Services": lambda *_: services,
         "requested_runs": lambda project, request, say: (load_params(project.params_file), runs),
-        "_prepare": lambda *_: None,
+        "_prepare_all": lambda *_: {},
         "run_chains": lambda *_, **__: ([], []),
     }.items():
         monkeypatch.setattr(flows.reproduce, name, stand_in)

@@ -107,5 +107,5 @@ def test_own_images_may_have_a_published_name_where_the_reader_is_named(project,
         path = tmp_path / f"images/class-{picture.class_index}/{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.jpeg)
-    assert "next: dml reproduce --dataset sop" in add("sop", str(tmp_path / "images"), "--reader", "folder")
+    assert "dml reproduce --dataset sop\n" in add("sop", str(tmp_path / "images"), "--reader", "folder")
     assert read_yaml(project / "params.yaml")["datasets"]["sop"]["reader"] == "folder"

@@ -32,7 +32,7 @@ def test_only_plain_recalls_are_drawn_in_ascending_order(tmp_path: Path, monkeyp
 
 
 def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
-    runs = [run("a", 0, 0.25), run("a", 1, 0.75), run("b", 0, 0.1), run("b", 1, 0.1)]
+    runs = [run("a", seed, value) for seed, value in enumerate((0.25, 0.5, 0.75))] + [run("b", seed, 0.1) for seed in range(3)]
     text = write_report("title", runs, tmp_path / "one")
     write_report("title", runs, tmp_path / "other")
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
@@ -43,8 +43,8 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
     # Only metrics with a column in `dvc metrics show`; MAP@R was not measured.
     assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
-    # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
-    assert "50.0 ± 317.7" in text
+    # t(0.975, 2) = 4.303, standard deviation 0.25, over sqrt(3): 62.1 points
+    assert "50.0 ± 62.1" in text
 
 
 def test_recall_over_epochs_is_drawn_only_if_runs_measured_it(tmp_path: Path) -> None:
@@ -162,14 +162,13 @@ def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
 
 def test_the_rows_of_a_comparison_have_each_variant_and_the_best_first() -> None:
     runs = [
-        published("a", 0, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
-        published("a", 1, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
+        *(published("a", seed, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0) for seed in range(3)),
         published("b", 0, recall_at_1=0.2),
     ]
     assert comparison_rows(runs) == [
         ["variant", "seeds", "recall@1", "recall@10"],
         ["b", "1", "20.0", "-"],  # not measured at that K
-        ["a", "2", "10.0 ± 0.0", "50.0 ± 0.0"],
+        ["a", "3", "10.0 ± 0.0", "50.0 ± 0.0"],
     ]
 
 

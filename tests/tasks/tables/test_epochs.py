@@ -7,7 +7,7 @@ from dml_core.errors import ConfigError
 from tasks.runs import identity
 from tasks.runs.protocols import load_protocol
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.specs import RunSpec, load_params, standing_runs
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import MeasuredRun, TableResult
@@ -105,7 +105,7 @@ def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
 )
 def test_the_standing_comparison_takes_no_oracle_and_no_epoch_that_it_does_not_keep(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_params(ROOT / "params.yaml", overrides)
+        standing_runs(load_params(ROOT / "params.yaml", overrides))
 
 
 def test_the_standing_comparison_may_be_scored_at_its_best_epoch_on_held_out_classes() -> None:

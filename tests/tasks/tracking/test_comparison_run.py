@@ -35,7 +35,8 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
         "",
         others,
         "",
-        "title: per cent on test images, mean ± half of the 95 % interval over the seeds. Bold: the 95 % confidence set of the best.",
+        "title: per cent on test images, mean over the seeds ± half of the 95 % interval (from 3 seeds on). "
+        "Bold: the 95 % confidence set of the best.",
         "",
         "- c: old",
         f"- [Variants side by side]({view_link('1')}): means over seeds, best first",
@@ -49,7 +50,7 @@ def test_a_table_s_page_begins_with_its_runs_too() -> None:
     table = REPORT.model_copy(update={"comparison": "t", "about": "A table."})
     lines = comparison_run.describe_comparison(table, "1", "p", runs, summarise_published(runs), None, {}, "Model", []).splitlines()
     assert lines.index("| variant | recall@1 | nmi | seeds | run |") < lines.index("A table.")
-    assert "t: per cent on test images, mean ± half of the 95 % interval over the seeds." in lines
+    assert "t: per cent on test images, mean over the seeds ± half of the 95 % interval (from 3 seeds on)." in lines
     assert "| c | - | 50.0 | 1 | [seed 0](#/experiments/1/runs/c0?workflowType=machine_learning) |" in lines
     assert not any("**a**" in line or "side by side" in line for line in lines)
     artifacts = "#/experiments/1/runs/p/artifacts?workflowType=machine_learning"

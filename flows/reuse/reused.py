@@ -9,10 +9,10 @@ from typing import Any
 
 from dml_core.errors import DataError
 from flows.backends import Backends
-from flows.kept_reports import keep_reports, kept_reports
 from flows.outcomes import Outcome
-from flows.planned import plan_run
 from flows.reports import Report, write_reports
+from flows.reuse.kept_reports import keep_reports, kept_reports
+from flows.reuse.planned import plan_run
 from tasks.data import unchanged_dataset
 from tasks.environment import Project, prefect_server
 from tasks.runs.records import DatasetRecord

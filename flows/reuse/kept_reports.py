@@ -23,7 +23,7 @@ from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.result import result_path
 from tasks.tracking.connection import SQLITE
 
-PACKAGES = [Path(__file__).parents[1] / name for name in ("dml_core", "tasks", "flows")]
+PACKAGES = [Path(__file__).parents[2] / name for name in ("dml_core", "tasks", "flows")]
 
 
 class _KeptReport(Record):
