@@ -224,9 +224,9 @@ def left_out_reasons(pictures: list[tuple[str, bytes, str]], least_images: int) 
             classes[pixels] = class_name if classes.get(pixels, class_name) == class_name else None
     reasons, seen = [], set()
     for _, pixels, known in pictures:
-        reason = known or (TWO_CLASSES if classes[pixels] is None else REPEATED if pixels in seen else "")
-        seen.add(pixels)
-        reasons.append(reason)
+        reasons.append(known or (TWO_CLASSES if classes[pixels] is None else REPEATED if pixels in seen else ""))
+        if not known:
+            seen.add(pixels)
     sizes = Counter(class_name for (class_name, _, _), reason in zip(pictures, reasons, strict=True) if not reason)
     return [
         reason or (FEW if sizes[class_name] < least_images else "") for (class_name, _, _), reason in zip(pictures, reasons, strict=True)
