@@ -211,7 +211,7 @@ def _store(pictures: Iterable[Picture], path: Path, least_images: int) -> list[t
 def left_out_reasons(pictures: list[tuple[str, bytes, str]], least_images: int) -> list[str]:
     """Return the reason to leave each picture out, or "".
 
-    Pictures of two classes with the same pixels are all left out, because their class cannot be told. Of the same pixels in one class the
+    Pictures of two classes with the same pixels are all left out, because their class is ambiguous. Of the same pixels in one class the
     first picture is kept. Classes that then have fewer than `least_images` pictures are left out.
 
     Args:
