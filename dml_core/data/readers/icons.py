@@ -21,6 +21,7 @@ from dml_core.data.readers.shared.drawn import DrawnDataset, Picture, Source
 from dml_core.data.readers.shared.packages import DebianArchive
 from dml_core.data.store.rows import Counts
 from dml_core.data.store.sizes import Side
+from dml_core.errors import DataError
 from dml_core.files import file_sha256
 
 NOT_DRAWN = "damaged, or nothing visible on white"
@@ -161,6 +162,8 @@ class Icons(DrawnDataset):
             too_small = size < self.image_size
             rank = (too_small, -size if too_small else size, path.suffix == ".png", file.path)
             best[path.stem] = min(best.get(path.stem, (rank, file.path)), (rank, file.path))
+        if not best:
+            raise DataError(f"{archive.path}: has no icons in usr/share/icons/{theme.folder}; leave the theme out with the option 'themes'")
         return {**dict.fromkeys(links, ""), **{icon: path for icon, (_, path) in best.items()}}
 
     def _themes(self) -> dict[str, Theme]:

@@ -18,7 +18,7 @@ from dml_core.data.readers.shared.drawn import FEW, REPEATED, TWO_CLASSES
 from dml_core.data.registry import fetch, parse_dataset
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, DataError
 from tests.data.readers.debs import put_deb
 
 OPTIONS = {"image_size": 32, "least_images": 2}
@@ -170,9 +170,14 @@ def test_classes_are_split_by_name_and_hold_the_icon_s_colours(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("home")
-def test_options_choose_themes(tmp_path: Path) -> None:
+def test_options_choose_themes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch("icons", {**OPTIONS, "themes": ["two", "three"]}, tmp_path / "raw")
     with (tmp_path / "raw/images.csv").open() as file:
         assert {row["path"].split("/")[1] for row in csv.DictReader(file)} == {"two.png", "three.png"}
     with pytest.raises(ConfigError, match="no theme 'z'; themes are one, two, three"):
         parse_dataset("icons", {"themes": ["z"]})
+    monkeypatch.setitem(icons.THEMES, "three", Theme("icons-two", "Thre", ""))
+    with pytest.raises(
+        DataError, match=r"icons-two_.*\.deb: has no icons in usr/share/icons/Thre; leave the theme out with the option 'themes'"
+    ):
+        fetch("icons", {**OPTIONS, "themes": ["two", "three"]}, tmp_path / "other")

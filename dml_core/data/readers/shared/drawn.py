@@ -211,7 +211,7 @@ def _store(pictures: Iterable[Picture], path: Path, least_images: int) -> list[t
 def left_out_reasons(pictures: list[tuple[str, bytes, str]], least_images: int) -> list[str]:
     """Return the reason to leave each picture out, or "".
 
-    Pictures of two classes with the same pixels are all left out, because their class cannot be told. Of the same pixels in one class the
+    Pictures of two classes with the same pixels are all left out, because their class is ambiguous. Of the same pixels in one class the
     first picture is kept. Classes that then have fewer than `least_images` pictures are left out.
 
     Args:
@@ -224,9 +224,9 @@ def left_out_reasons(pictures: list[tuple[str, bytes, str]], least_images: int) 
             classes[pixels] = class_name if classes.get(pixels, class_name) == class_name else None
     reasons, seen = [], set()
     for _, pixels, known in pictures:
-        reason = known or (TWO_CLASSES if classes[pixels] is None else REPEATED if pixels in seen else "")
-        seen.add(pixels)
-        reasons.append(reason)
+        reasons.append(known or (TWO_CLASSES if classes[pixels] is None else REPEATED if pixels in seen else ""))
+        if not known:
+            seen.add(pixels)
     sizes = Counter(class_name for (class_name, _, _), reason in zip(pictures, reasons, strict=True) if not reason)
     return [
         reason or (FEW if sizes[class_name] < least_images else "") for (class_name, _, _), reason in zip(pictures, reasons, strict=True)
