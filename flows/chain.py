@@ -1,8 +1,8 @@
 """One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is defined only here.
 
-A finished step (`flows.reuse.planned`) is reused without a task: its record takes the place of the task's result. Others run, all with `force`. A
-step shared by several chains runs once: chains of one flow wait for the
-same task, and flows of several processes for its lock (`flows.step_lock`).
+A finished step (`flows.reuse.planned`) has no task: its record takes the place of the task's result. Others run, all with `force`. A step
+shared by several chains runs once: chains of one flow wait for the same task, and flows of several processes for its lock
+(`flows.step_lock`).
 """
 
 import contextlib

@@ -22,7 +22,7 @@ GROUPS = {  # title in the help -> verb -> its module and the first line of its 
     "Look at results": {
         "compare": ("tracking", "Show a comparison's variants side by side, best first."),
         "look": ("report", "Write pages to inspect a run or a comparison."),
-        "ui": ("tracking", "Show a comparison in MLflow, best variant first; stop it with Ctrl-C."),
+        "ui": ("tracking", "Show a comparison in MLflow, best variant first."),
     },
     "Use networks": {
         "models": ("models", "List, promote and export trained networks."),

@@ -87,17 +87,8 @@ def reproduce(
     )
     project = open_project()
     params, runs = _check("reproduce", project, request)
-    if not (force or request.until) and _print_reused(project, params, runs):
-        return
-    with prefect_starting(project):
-        from flows.outcomes import RunsFailedError
-        from flows.reproduce import reproduce as flow
-
-    try:
-        _print_reports(flow(request), project)
-    except RunsFailedError as error:
-        _print_reports(error.reports, project)
-        raise
+    if force or request.until or not _print_reused(project, params, runs):
+        _run(request, project)
 
 
 @app.command(epilog=examples("dml run synthetic softtriple --seed 3"))
@@ -125,6 +116,19 @@ def run(
             from flows.reproduce import run as flow
         outcome = flow(dataset, variant, seed, force, set_, code)
     _print_outcome(outcome, project)
+
+
+def _run(request: "Request", project: "Project") -> None:
+    """Run the flow, and print its reports even if runs failed."""
+    with prefect_starting(project):
+        from flows.outcomes import RunsFailedError
+        from flows.reproduce import reproduce as flow
+
+    try:
+        _print_reports(flow(request), project)
+    except RunsFailedError as error:
+        _print_reports(error.reports, project)
+        raise
 
 
 def _print_reused(project: "Project", params: "Params", runs: "Sequence[RunSpec]") -> bool:

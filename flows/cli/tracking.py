@@ -102,9 +102,9 @@ def ui(
         bool, typer.Option("--no-open", help="Only print the page's address. At a terminal with a display a browser opens it, too.")
     ] = False,
 ) -> None:
-    """Show a comparison in MLflow, best variant first; stop it with Ctrl-C.
+    """Show a comparison in MLflow, best variant first.
 
-    Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is started.
+    Stop it with Ctrl-C. Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is started.
     """
     project = open_project()
     link = _comparison_link(project, dataset)

@@ -30,6 +30,7 @@ DRAWN = {
     "dml_core.extras",
     *(f"dml_core.data.readers.{name}" for name in ("cars196", "cub200", "inshop", "mnist", "sop")),
 }
+GENERATED = ("synthetic", "glyphs", "icons")
 NOT_IN_THE_BYTES = {
     "dml_core.config",
     "dml_core.errors",
@@ -155,11 +156,7 @@ def test_prepare_watches_all_that_decides_the_bytes(name: str) -> None:
     prepare = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["do"]
     watched = {dep.replace("${item.reader}", name) for dep in prepare["deps"]}
     reader = f"dml_core.data.readers.{name}"
-    used = (
-        set(source_files(["dml_core.data.prepare", reader]))
-        - NOT_IN_THE_BYTES
-        - (DRAWN if name in ("synthetic", "glyphs", "icons") else set())
-    )
+    used = set(source_files(["dml_core.data.prepare", reader])) - NOT_IN_THE_BYTES - (DRAWN if name in GENERATED else set())
     assert reader in used
     files = {path.relative_to(ROOT) for module, path in source_files(used).items() if module in used}
     assert {str(file) for file in files if not any(Path(dep) in (file, *file.parents) for dep in watched)} == set()

@@ -194,7 +194,7 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert f"{NUM_IMAGES} items" in dml("index", "add", folder, lone).stdout
     assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == NUM_IMAGES
     assert isinstance(dml("search", folder, query, "--model", "own/good/1").exception, ConfigError)
-    assert "Build and show" in dml("index", "--help").stdout
+    assert "Build, change and show" in dml("index", "--help").stdout
 
 
 @pytest.mark.parametrize(
