@@ -104,7 +104,8 @@ def ui(
 ) -> None:
     """Show a comparison in MLflow, best variant first.
 
-    Stop it with Ctrl-C. Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is started.
+    Stop it with Ctrl-C. Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is
+    started.
     """
     project = open_project()
     link = _comparison_link(project, dataset)
