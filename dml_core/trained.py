@@ -222,7 +222,7 @@ def save_network(
         title: display name.
     """
     model = json.loads(json.dumps(training["model"]))
-    model["backbone"]["weights"] = "none"  # the state contains them
+    model["backbone"] |= {"weights": "none", "weights_sha256": None}  # the state contains them
     config = parse(ModelConfig, model, "model")
     network = Embedder(config, num_classes)
     state = {name.removeprefix("model."): value for name, value in system_state.items() if name.startswith("model.")}

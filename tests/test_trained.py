@@ -14,8 +14,10 @@ from torch import Tensor
 from dml_core.config import parse
 from dml_core.data.store.decode import ORIENTATION_TAG
 from dml_core.errors import ConfigError, DataError
+from dml_core.models.config import ModelConfig
+from dml_core.models.embedder import Embedder
 from dml_core.network_description import NetworkDescription
-from dml_core.trained import TrainedModel
+from dml_core.trained import TrainedModel, load_network, save_network
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
 DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop_to_box": True}, "num_classes": 3, "embedding_dim": 3}
@@ -115,3 +117,13 @@ def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: s
     with pytest.raises((DataError, ConfigError), match=said) as raised:
         MODEL.embed(images, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_a_network_that_began_with_a_file_of_weights_is_saved_without_it(tmp_path: Path) -> None:
+    """The file may be gone, and its hash is not that of the trained weights."""
+    began = {"name": "lenet", "weights": str(tmp_path / "gone.pth"), "weights_sha256": "a" * 64}
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    description = save_network(tmp_path / "network", {"model": {"backbone": began}, "transform": {}}, 2, state)
+    saved = load_network(tmp_path / "network", description).state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in network.state_dict().items())

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 import yaml
 from PIL import Image
+from sklearn.datasets import load_sample_images
+from timm.data import ImageNetInfo
 
 from dml_core.data.drawing.creatures import draw_picture, draw_pose, draw_species
+from dml_core.data.views.transforms import scale
 from tests.e2e.conftest import ROOT, Project, make_project
 
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -49,6 +54,16 @@ def has_package(folder: Path) -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
+@torch.no_grad()
+def named_by(weights: Path) -> list[str]:
+    """Return the ImageNet classes of scikit-learn's two photographs, the Summer Palace and a flower, by the converted weights."""
+    network = timm.create_model("tf_efficientnet_lite0").eval()
+    network.load_state_dict(torch.load(weights))
+    pictures = [Image.fromarray(pixels).resize((336, 224)).crop((56, 0, 280, 224)) for pixels in load_sample_images().images]
+    images = torch.stack([scale(torch.from_numpy(np.array(picture)).permute(2, 0, 1), "minus-one-one") for picture in pictures])
+    return [ImageNetInfo().index_to_description(int(index)) for index in network(images).argmax(dim=1)]
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) -> None:
@@ -74,7 +89,7 @@ def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) ->
         row.split("|")[1].strip(): float(row.split("|")[2]) for row in trained.splitlines() if re.match(r"\| (untrained|softtriple) ", row)
     }
     assert recalls["softtriple"] > 80, recalls
-    assert recalls["untrained"] > 50, "ImageNet's weights under a random layer; random weights of this network are below 40"
+    assert named_by(tmp_path / "weights/efficientnet-lite0.pth") == ["palace", "daisy"]
     assert len(pictures.split()) == 2
     classes = [line.split("/")[0] for line in neighbours.splitlines() if re.fullmatch(r"\w+/\d\d\.jpg  [\d.-]+", line)]
     assert len(classes) == 5, neighbours
