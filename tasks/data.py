@@ -23,7 +23,7 @@ from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
-from tasks.file_states import hash_of_states
+from tasks.file_states import hash_of_states, last_change
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
@@ -191,13 +191,17 @@ def _mark(project: Project, name: str) -> Path:
 
 
 def _repro(project: Project, name: str) -> None:
-    """Run `dvc repro` of a dataset. If a file changes while DVC runs, no mark is left, and DVC runs again the next time."""
+    """Run `dvc repro` of a dataset. If a file may have changed while DVC ran, no mark is left, and DVC runs again the next time."""
     mark, before = _mark(project, name), _seen_by_dvc(project, name)
     mark.unlink(missing_ok=True)
-    without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
+    written = project.packed(name) / INFO_FILE
+    without_raw = ["--allow-missing"] if written.is_file() else []
     run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
     seen = _seen_by_dvc(project, name)
-    if before is not None and seen is not None and before["inputs"] == seen["inputs"]:
+    if seen is None or seen["inputs"] is None:
+        return
+    # DVC itself may have written inputs: raw files that it fetched. They are older than what was packed from them.
+    if (before is not None and before["inputs"] == seen["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
         write_whole(mark, json.dumps(seen))
 
 
@@ -207,17 +211,21 @@ def _seen_by_dvc(project: Project, name: str) -> dict[str, str | None] | None:
     Inputs and outputs: each file's path, size, time and inode, and for inputs also settings and definitions; None if a file is missing.
     Lock: what DVC recorded.
     """
-    stages = _locked_stages(project)
-    fetched, prepared = (stages.get(f"{stage}@{name}") for stage in ("fetch", "prepare"))
-    if fetched is None or prepared is None:
+    stages = [_locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
+    if None in stages:
         return None
     settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + (project.root / "dvc.yaml").read_text()
-    inputs, outputs = ([project.root / entry["path"] for entry in part] for part in (fetched["deps"] + prepared["deps"], prepared["outs"]))
     return {
-        "inputs": hash_of_states(inputs, settings),
-        "outputs": hash_of_states(outputs),
-        "lock": hashlib.sha256(f"{fetched}{prepared}".encode()).hexdigest(),
+        "inputs": hash_of_states(_inputs(project, name), settings),
+        "outputs": hash_of_states([project.packed(name)]),
+        "lock": hashlib.sha256(str(stages).encode()).hexdigest(),
     }
+
+
+def _inputs(project: Project, name: str) -> list[Path]:
+    """Return the files and folders on which a dataset's stages depend, as DVC recorded them."""
+    stages = _locked_stages(project)
+    return [project.root / str(dep["path"]) for stage in ("fetch", "prepare") for dep in stages[f"{stage}@{name}"].get("deps", [])]
 
 
 def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> list[str]:

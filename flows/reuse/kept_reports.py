@@ -101,5 +101,4 @@ def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], backends: Backend
     text = json.dumps([scores, backends.tags, project.tracking_uri, project.params_file.read_text()])
     logs = [path for suffix in ("-wal", "-journal") if (path := database.with_name(f"{database.name}{suffix}")).exists()]
     results = [result_path(project, STANDING)] if any(not outcome.spec.overrides for outcome in outcomes) else []
-    code = [path for package in PACKAGES for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
-    return hash_of_states([database, *logs, *results, *(page.parent for page in pages), *code], text)
+    return hash_of_states([database, *logs, *results, *(page.parent for page in pages), *PACKAGES], text)

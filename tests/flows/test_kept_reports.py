@@ -117,7 +117,8 @@ def test_any_change_writes_the_reports_again(backends: Any, change: str) -> None
 
 
 def test_compiled_code_counts_as_unchanged(backends: Any) -> None:
-    (backends.files[2].parent / "a.pyc").write_text("compiled")
+    (backends.files[2].parent / "__pycache__").mkdir()
+    (backends.files[2].parent / "__pycache__/a.pyc").write_text("compiled")
     assert kept(backends) is not None
 
 
