@@ -125,6 +125,7 @@ USES = {
     "onnx": "from pathlib import Path; from dml_core.exported import open_graph; from dml_core.network_description import GraphFile\n"
     "open_graph(Path(), GraphFile(format='onnx', name='network.onnx', precision='fp32'))",
     "caffe": "from dml_core.models.conversion.caffe import read_caffemodel",
+    "drawn": "from pathlib import Path; from dml_core.data.drawing.glyphs import code_points; code_points(Path())",
 }
 BARE = """
 import importlib, json, os, pkgutil, sys
@@ -158,6 +159,8 @@ for extra, code in USES.items():
         exec(code)
     except ImportError as error:
         uses[extra] = [type(error).__name__, str(error)]
+    except Exception as error:  # the extra is there; the file that the call names is not
+        assert type(error).__name__ in ("StoreError", "IsADirectoryError"), error
 names = ["dml_core", *(found.name for found in pkgutil.walk_packages(dml_core.__path__, "dml_core.", onerror=lambda name: None))]
 for name in names:
     if not name.endswith(("read_slim_checkpoint", "__main__")):
