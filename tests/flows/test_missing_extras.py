@@ -43,7 +43,7 @@ def dml_without(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("--help",), ("tables",), ("tables", "softtriple/table2"), ("reproduce", "--help")], ids=" ".join)
+@pytest.mark.parametrize("words", [("--help",), ("tables",), ("tables", "softtriple"), ("reproduce", "--help")], ids=" ".join)
 def test_what_needs_no_extra_works(project: Path, words: tuple[str, ...]) -> None:
     ran = dml_without(project, *words)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -55,15 +55,15 @@ def test_what_needs_no_extra_works(project: Path, words: tuple[str, ...]) -> Non
     ("words", "module", "extra"),
     [
         (("reproduce",), "prefect", "pipeline"),
-        (("tune", "project/standing/softmax", "-d", "synthetic"), "prefect", "pipeline"),
-        (("sync",), "mlflow", "pipeline"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
-def test_what_needs_one_names_it_in_one_line(project: Path, words: tuple[str, ...], module: str, extra: str) -> None:
+def test_what_needs_one_ends_with_a_line_that_names_it(project: Path, words: tuple[str, ...], module: str, extra: str) -> None:
     ran = dml_without(project, *words)
     assert ran.returncode == 2, ran.stderr
-    assert ran.stderr == f"error: {module} is not installed; in the project's folder: pip install -e '.[{extra}]'\n"
+    last = ran.stderr.splitlines()[-1]  # after the lines of progress
+    assert last == f"error: {module} is not installed; in the project's folder: pip install -e '.[{extra}]'"
+    assert "Traceback" not in ran.stderr
 
 
 def test_the_extras_are_those_of_the_project() -> None:
