@@ -1,0 +1,62 @@
+"""Replicas on Ray without Ray: opened from folders, and called through a handle whose replicas die."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
+from starlette.exceptions import HTTPException
+
+from tasks.serving import ray_replicas
+from tasks.serving.ray_replicas import NUM_ATTEMPTS, RayReplica, RayReplicas
+from tests.tasks.serving.conftest import Made
+
+
+class Handle:
+    """A handle to a replica in this process: the first calls raise the given errors."""
+
+    def __init__(self, replica: Any, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.replica = replica
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*arguments: Any) -> Any:
+            if self.errors:
+                raise self.errors.pop(0)
+            return await getattr(self.replica, method)(*arguments)
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.fixture(scope="module")
+def replica(made: Made) -> RayReplica:
+    return RayReplica(str(made.model), str(made.index), 1, 32, on_loopback=False)
+
+
+@pytest.mark.parametrize("num_deaths", [0, 1, NUM_ATTEMPTS - 1])
+def test_a_request_whose_replica_died_is_sent_to_another(
+    made: Made, replica: RayReplica, monkeypatch: pytest.MonkeyPatch, num_deaths: int
+) -> None:
+    monkeypatch.setattr(ray_replicas, "AGAIN_SECONDS", 0.0)
+    data = [path.read_bytes() for path in made.files[:3]]
+
+    async def ask() -> Any:
+        replicas = RayReplicas(Handle(replica, *[RayActorError()] * num_deaths))
+        return await replicas.check() if not num_deaths else None, await replicas.answer(data), await replicas.neighbours(3, 2, True)
+
+    is_well, embedded, neighbours = asyncio.run(ask())
+    assert is_well in (True, None)
+    np.testing.assert_allclose(embedded.embeddings, made.load().embed(data), rtol=0, atol=1e-5)
+    assert [len(hits) for hits in neighbours.hits] == [2]
+
+
+@pytest.mark.parametrize("errors", [[RayActorError()] * NUM_ATTEMPTS, [BackPressureError(1, 1)]])
+def test_a_request_that_no_replica_takes_is_refused(replica: RayReplica, monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> None:
+    monkeypatch.setattr(ray_replicas, "AGAIN_SECONDS", 0.0)
+    with pytest.raises(HTTPException, match="no replica is available") as refused:
+        asyncio.run(RayReplicas(Handle(replica, *errors)).answer([b"not read"]))
+    assert refused.value.status_code == 503
+    assert not asyncio.run(RayReplicas(Handle(replica, *errors)).check())
