@@ -61,7 +61,8 @@ def test_a_graph_gives_the_network_s_rows(graph_format: str, precision: str, sca
     expected = own.embed(images)
     for batch_size in (1, 4, 9):
         np.testing.assert_allclose(found.embed(images, batch_size), expected, atol=largest)
-    assert (found.identity, found.num_dimensions, found.metric) == (own.identity, 8, own.metric)
+    identity = own.identity if precision == "fp32" else f"{own.identity}-{precision}"
+    assert (found.identity, found.num_dimensions, found.metric) == (identity, 8, own.metric)
     assert np.abs(expected).max() > 0.1
 
 

@@ -186,7 +186,7 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
         (("softtriple/table91", "softtriple/tabel9*"), "unknown table 'softtriple/tabel9*'; did you mean 'softtriple/table9"),
         (("softtriple/table3", "softtriple/table5"), "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
         (("softtriple/table91", "-r", "3", "-s", "4"), "--seed cannot be combined with --seeds 3, which means seeds 0 to 2"),
-        (("softtriple/table91", "--track", "commn"), "unknown track 'commn'; did you mean 'common'?"),
+        (("softtriple/table91", "--track", "commn"), "'--track': 'commn' is not one of 'paper', 'common'."),
         (("--smoke",), "--smoke require a table"),
         (("softtriple/table91", "--resolve", "1"), "--resolve and --max-seeds require --seeds auto"),
         (("softtriple/table91", "--seeds", "auto", "--resolve", "0"), "--resolve 0: half of an interval in points must be above 0"),

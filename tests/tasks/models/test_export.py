@@ -77,7 +77,7 @@ def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_pat
         items = [Item(f"{number}.jpg", None, None) for number in range(4)]
         index = build_index(tmp_path / f"{name}.index", [Batch(rows, items)], model.identity, model_source=str(places[name]))
         _, opened = open_index_model(index, None)
-        assert opened.description.graph == (None if name in ("own", "fp32") else model.description.graph)
+        assert opened.description.graph == model.description.graph
         np.testing.assert_allclose(opened.embed(images), rows, rtol=0, atol=1e-4)
         for other, queries in models.items():
             added = [Batch(queries.embed(images[:1]), [Item(f"by {other}.jpg", None, None)])]

@@ -433,7 +433,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     of_run = {(run.variant, run.seed): run.run_id for run in runs}
     links = {f"#/experiments/{parent.info.experiment_id}/runs/{of_run[place]}?workflowType=machine_learning": place for place in of_run}
     assert {place for link, place in links.items() if link in note} == {("a", 1), ("b", 0), ("c", 0)}, "each variant's, by the same rule"
-    assert page.startswith("Best mean R@1 on these "), page
+    assert page.startswith("Best mean R@1"), page
     assert note.startswith(told.sentence.partition(". ")[0])
     said = f"est run: b, seed 0: {RULE} (validation Recall@1: mean 70.0, this seed 80.0)"
     assert said in note
@@ -448,7 +448,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     assert len(client.search_model_versions("name = 'dml-d'")) == 1
     tracker.publish(other(tracker, report, "identity-5", "a", 0, 0.1, 0.8))
     tracker.publish(comparison(tmp_path / "report"))
-    assert "| a | 42.5 ± " in parent_of(tracker).data.tags["mlflow.note.content"]
+    assert "| a | 42.5 |" in parent_of(tracker).data.tags["mlflow.note.content"]
     version = client.get_model_version_by_alias("dml-d", "best")
     assert (str(version.version), version.run_id) == ("2", of_run["a", 1])
     tracker.publish(other(tracker, report, "identity-0", *scores[0]))
