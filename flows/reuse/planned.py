@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step: its name, its identity, its record if it is finished, and the source files that differ from those that made it."""
+    """A step: its identity, its record if it is finished, and the source files that differ from those that made it."""
 
-    name: str
     of: StepIdentity
     record: StepRecord | None = None
     older_code: tuple[str, ...] = ()
@@ -82,19 +81,19 @@ def plan_run(
 
     def plan(name: str, of: StepIdentity) -> PlannedStep:
         if anew:
-            return PlannedStep(name, of)
+            return PlannedStep(of)
         if of.identity in known:
             record = known[of.identity]
-            return PlannedStep(name, of, record if isinstance(record, StepRecord) else None)
+            return PlannedStep(of, record if isinstance(record, StepRecord) else None)
         record = finished_record(name, of.identity, store, spec.title)
         if record is not None:
             record_provenance(state, of)
-            return PlannedStep(name, of, record)
+            return PlannedStep(of, record)
         older = finished_identities(state, of) if code == "keep" else {}
         for identity, files in older.items():
             if identity != of.identity and (record := finished_record(name, identity, store, spec.title)) is not None:
-                return PlannedStep(name, replace(of, identity=identity), record, files)
-        return PlannedStep(name, of)
+                return PlannedStep(replace(of, identity=identity), record, files)
+        return PlannedStep(of)
 
     trained = plan("train", train_step(spec, dataset))
     embedded = plan("embed", embed_step(spec, trained.of.identity))
