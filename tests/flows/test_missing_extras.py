@@ -10,33 +10,19 @@ import pytest
 
 from flows.cli.exits import EXTRAS
 from tests.conftest import ROOT
-
-# Read by every Python process that `dml` starts.
-HIDE = """
-import os, sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-    def find_spec(self, name, *others):
-        return None if name.partition(".")[0] in os.environ["HIDDEN"].split() else self.finder.find_spec(name, *others)
-
-sys.meta_path[:] = map(Without, sys.meta_path)
-"""
+from tests.hidden import hiding
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE)
     return tmp_path
 
 
 def dml_without(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `dml` as if no package of any extra were installed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "MLFLOW_", "PREFECT_"))}
-    environment |= {"PYTHONPATH": f"{project / 'hidden'}{os.pathsep}{ROOT}", "HIDDEN": " ".join(EXTRAS)}
+    environment |= hiding(project / "hidden", EXTRAS, ROOT)
     return subprocess.run(
         [sys.executable, "-m", "flows.cli", *words], cwd=project, env=environment, capture_output=True, text=True, check=False
     )
