@@ -2,7 +2,7 @@
 
 For each number of runs (one variant with as many seeds, on drawn images, with few epochs) the command runs in a separate project: the
 first time, and again, when everything is reused. Phases are read from the lines that it prints, steps from Prefect's records of tasks and
-from the records of training. The peers, each in a process of its own:
+from the records of training. The peers, each in a separate process:
   functions  training, embedding and evaluation of the same runs as plain functions with one thread
   Ray        a TorchTrainer fit of an empty function with one worker, Ray's start and end included
   Prefect    a flow with one empty task, the start and end of its server included

@@ -14,6 +14,7 @@ from tasks.environment import Project, ray_cluster
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.start_times import StartTimes
+from tasks.tracking.published import current_identities
 from tasks.workers.group import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
@@ -61,7 +62,7 @@ class Services(Backends):
             self._smoke_tables.add(spec.table)
             return is_first
         if spec.comparison not in self._published:
-            self._published[spec.comparison] = self.tracker.published(spec.comparison)
+            self._published[spec.comparison] = current_identities(self.project.tracking_uri, spec.dataset, spec.comparison)
         return identity not in self._published[spec.comparison]
 
     def begin(self, spec: RunSpec, doing: str) -> None:

@@ -52,7 +52,7 @@ class MetricLoss(nn.Module):
         """Return the loss of one batch, a scalar, and set `parts`. It is computed in float32 or better, also under autocast.
 
         Args:
-            embeddings: (N, D) floats, not normalised unless the loss's page says so.
+            embeddings: (N, D) floats; docs/how-to/use-the-losses.md lists the losses that expect unit length.
             labels: (N,) class indices in [0, C), integers of any type, on any device.
             indices_tuple: None, which pytorch-metric-learning's trainers pass if they have no miner.
 

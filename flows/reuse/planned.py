@@ -61,7 +61,7 @@ def plan_run(
     state: Path,
     store: Store,
     code: Code = "strict",
-    anew: bool = False,
+    force: bool = False,
     known: Mapping[str, Any] = {},
 ) -> PlannedRun:
     """Find the finished steps of a run.
@@ -72,7 +72,7 @@ def plan_run(
         state: the project's state folder.
         store: store of the steps' files, which are compared with their hashes.
         code: "keep" to accept a step made by other code, if the present code has made none.
-        anew: run every step, finished or not.
+        force: run every step, finished or not.
         known: identity -> record of a step whose files were compared before, or anything else for a step that runs already.
 
     Raises:
@@ -80,7 +80,7 @@ def plan_run(
     """
 
     def plan(name: str, of: StepIdentity) -> PlannedStep:
-        if anew:
+        if force:
             return PlannedStep(of)
         if of.identity in known:
             record = known[of.identity]

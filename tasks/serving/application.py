@@ -101,7 +101,7 @@ def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
     Args:
         served: facts about what is served.
         replicas: what computes the answers.
-        has_token: whether the guard requires a token; the OpenAPI description then says so.
+        has_token: whether the guard requires a token; if so, the OpenAPI description has a security scheme.
     """
     app = FastAPI(
         title="dml serve",

@@ -43,7 +43,6 @@ from tasks.tracking.child_run import (
     PUBLISHED_TAG,
     SEED_TAG,
     VARIANT_TAG,
-    current_tags,
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
@@ -137,15 +136,6 @@ class Tracker:
         """
         with one_line_errors(self.uri):
             self._log_points(run_id, points)
-
-    def published(self, comparison: str) -> frozenset[str]:
-        """Return identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
-        try:
-            with alone(self._lock), one_line_errors(self.uri):
-                runs = project_runs(self._client, current_tags(comparison))
-        except TrackingError:
-            return frozenset()  # publishing tries again and reports it
-        return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.data.tags)
 
     def _runs_wait(self) -> bool:
         """Return whether a run's record waits in the outbox, after any deliveries in progress."""

@@ -36,10 +36,9 @@ from tasks.files import write_whole
 from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.records import DatasetRecord, StepRecord
 from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
-from tasks.storage import Store
 from tasks.tracking.outbox import keep_report
+from tasks.tracking.published import current_identities
 from tasks.tracking.registered import Registry
-from tasks.tracking.tracker import Tracker
 from tasks.workers.jobs import Job
 from tests.conftest import MODEL, SETTINGS
 from tests.damage import contents
@@ -396,8 +395,8 @@ def test_two_promotions_and_two_deliveries_at_once(whole: Path, processes: Proce
     counts = [int(found) for one in delivered for found in re.findall(r"(\d+) records delivered", one.printed)]
     assert sum(counts) == 2
     assert not list((root / "state/outbox").glob("*"))
-    published = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
-    assert len(published.published(comparison_runs(load_params(project.params_file), "own")[0].comparison)) == 2
+    (spec, *_) = comparison_runs(load_params(project.params_file), "own")
+    assert len(current_identities(project.tracking_uri, "own", spec.comparison)) == 2
 
     ended = processes.at_once(root, ["models", "promote", "own/good"], ["models", "promote", "own/other"])
     said = "\n".join(one.printed for one in ended)

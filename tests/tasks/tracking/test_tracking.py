@@ -53,6 +53,7 @@ from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
     compare_published,
+    current_identities,
     in_order,
     published_runs,
     search_published,
@@ -360,15 +361,15 @@ def statuses(tracker: Tracker) -> dict[str, str]:
 
 def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tracker: Tracker, report: RunReport) -> None:
     first = tracker.publish(report)
-    assert tracker.published(COMPARISON) == {report.identity}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
     newer = report.model_copy(update={"identity": "identity-of-y"})
     second = tracker.publish(newer)
-    assert tracker.published(COMPARISON) == {"identity-of-y"}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {"identity-of-y"}
     assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
     counted = points(tracker, first)
     assert tracker.publish(report) == first
-    assert tracker.published(COMPARISON) == {report.identity}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
     assert points(tracker, first) == counted
     assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [second]
     assert len(client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])) == 2
@@ -377,15 +378,15 @@ def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tra
 def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
     run_id = tracker.publish(report)
     assert run_id is not None
-    assert tracker.published(COMPARISON) == {report.identity}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
     recorded = points(tracker, run_id)
     file = "dml_core/losses/softtriple.py"
     assert tracker.publish(report.model_copy(update={"tags": report.tags | {"older_code": file}})) == run_id
     assert client_of(tracker).get_run(run_id).data.tags["dml.older_code"] == file
-    assert tracker.published(COMPARISON) == frozenset(), "so that it is published again, and the tag goes"
+    assert current_identities(tracker.uri, "d", COMPARISON) == frozenset(), "so that it is published again, and the tag goes"
     assert tracker.publish(report) == run_id
     assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
-    assert tracker.published(COMPARISON) == {report.identity}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
     assert points(tracker, run_id) == recorded
 
 
@@ -518,7 +519,7 @@ def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparison
         "b": (0.5, 1),
     }
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["a", "a", "b"], "means are no runs"
-    assert tracker.published(COMPARISON) == {f"view-{number}" for number in range(3)}
+    assert current_identities(tracker.uri, "d", COMPARISON) == {f"view-{number}" for number in range(3)}
     tracker.publish(comparison().model_copy(update={"settings": {"b": "other"}, "is_one_protocol": True}))
     assert variants_in_view(tracker) == {}, "no run has today's settings, so there is no mean to show"
     tracker.publish(other(tracker, report, "view-3", "c", 0, 0.6))
@@ -562,7 +563,7 @@ def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunRepo
     assert away.publish(report) is None
     assert away.publish(comparison()) is None
     assert tracker.publish(comparison()) is None  # waits with its runs, although this server would accept it
-    assert away.published(COMPARISON) == frozenset()
+    assert current_identities(away.uri, "d", COMPARISON) == frozenset()
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 cannot be used") as caught:
         away.sync()
     assert "\n" not in str(caught.value)
@@ -629,7 +630,7 @@ def test_a_damaged_local_database_is_one_line_and_costs_no_record(report: RunRep
     damaged = path.read_bytes()
     tracker = Tracker(f"sqlite:///{path}", tmp_path, store)
     assert tracker.publish(report) is None
-    assert tracker.published(COMPARISON) == frozenset()
+    assert current_identities(tracker.uri, "d", COMPARISON) == frozenset()
     with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used: .*(malformed|not a database)") as caught:
         tracker.sync()
     assert "\n" not in str(caught.value)
