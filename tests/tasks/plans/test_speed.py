@@ -40,7 +40,7 @@ def test_a_larger_network_takes_longer_and_the_number_of_threads_is_put_back(run
     monkeypatch.setattr(speed, "_now", lambda device: time.thread_time())
     softmax = next(run for run in runs if run.variant == "softmax")
     training = softmax.training
-    wide = training.model.model_copy(update={"backbone": training.model.backbone.model_copy(update={"width": 64})})
+    wide = training.model.model_copy(update={"backbone": training.model.backbone.model_copy(update={"width": 128})})
     larger = softmax.model_copy(update={"training": training.model_copy(update={"model": wide})})
     before, here = torch.get_num_threads(), Placement("cpu", 1, 1, (1, 1))
     small, large = (measured_rates(run, here)[0].images_per_second for run in (softmax, larger))
