@@ -44,8 +44,9 @@ class TrainedModel:
 
     Args:
         description: the network's description.
-        identity: identity of the training step, hexadecimal, followed by `-fp16` or `-int8` if the network is exported in that precision:
-            embeddings of two precisions differ, and indexes refuse those of another identity.
+        identity: identity of the training step, hexadecimal, followed by the epoch of the weights if that is not the last (`-oracle`), and
+            by `-fp16` or `-int8` if the network is exported in that precision: their embeddings differ, and indexes refuse those of
+            another identity.
         forward: maps test views, uint8 (N, 3, H, W), to embeddings (N, D).
     """
 

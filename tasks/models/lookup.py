@@ -4,13 +4,12 @@ A run's network is extracted once from its checkpoint into `state/models/<identi
 without the optimiser's state, and with all that is needed to embed an image.
 """
 
-import re
 from pathlib import Path
 
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
 from dml_core.network_description import DESCRIPTION_FILE
-from dml_core.trained import save_network
+from dml_core.trained import read_description, save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import read_dataset
 from tasks.environment import Project, find_project, open_project, set_environment
@@ -18,11 +17,11 @@ from tasks.locks import alone
 from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_among
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.finished import parse_run_name
+from tasks.runs.identity import NETWORK_IDENTITY, network_identity
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.storage import open_store
 
 REGISTRY_PREFIX = "models:/"
-IDENTITY = re.compile(r"[0-9a-f]{32}")
 MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a folder, or models:/name@alias"
 
 
@@ -30,8 +29,9 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     """Return the folder of a network, for `load_model`.
 
     Args:
-        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the identity of a training,
-            or `models:/name@alias` or `models:/name/version` of MLflow's registry.
+        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the identity of a training
+            or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a training stand for the
+            epoch that their run scores.
         project: project of the runs; by default that around the working directory.
 
     Raises:
@@ -51,7 +51,7 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     if path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file():
         identity = (path.parent if path.name == CHECKPOINT_FILE else path).resolve().name
         return network_of(project, identity)
-    if IDENTITY.fullmatch(text):
+    if NETWORK_IDENTITY.fullmatch(text):
         return network_of(project, text)
     return package(project, find_run(project, text))
 
@@ -67,7 +67,7 @@ def find_network(text: str) -> Path | None:
     """
     path = Path(text).absolute()
     is_checkpoint = path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file()
-    if not (is_checkpoint or text.startswith(REGISTRY_PREFIX) or IDENTITY.fullmatch(text) or parse_run_name(text)):
+    if not (is_checkpoint or text.startswith(REGISTRY_PREFIX) or NETWORK_IDENTITY.fullmatch(text) or parse_run_name(text)):
         return None
     project = find_project(*([path] if is_checkpoint else []), Path.cwd(), Path(__file__).parent)
     if text.startswith(REGISTRY_PREFIX):
@@ -100,14 +100,11 @@ def find_run(project: Project, text: str) -> TrainedRun:
 
 
 def network_of(project: Project, identity: str) -> Path:
-    """Return the folder of the network trained under this identity.
+    """Return the folder of the network with this identity, or of the epoch that a training's run scores.
 
     Raises:
         ConfigError: no run here has it.
     """
-    folder = _folder(project, identity, "last")
-    if folder.exists():
-        return folder
     run = run_of(project, identity)
     if run is not None:
         return package(project, run)
@@ -128,9 +125,10 @@ def package(project: Project, run: TrainedRun) -> Path:
         StoreError: the checkpoint is damaged, missing, or not of all epochs.
     """
     epoch = run.spec.evaluation.epoch
-    folder = _folder(project, run.trained, epoch)
+    identity = network_identity(run.trained, epoch)
+    folder = project.state / "models" / identity
     with alone(folder.parent / ".lock"):
-        if not folder.exists():
+        if not folder.exists() or read_description(folder).identity != identity:
             trained = open_store(project).pull(f"train/{run.trained}")
             checkpoint = load_checkpoint(trained, run.trained)
             if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
@@ -139,9 +137,5 @@ def package(project: Project, run: TrainedRun) -> Path:
             training = run.spec.training
             num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)
             values = training.model_dump(mode="json")
-            save_network(folder, values, num_classes, weights, run.trained, run.spec.evaluation.metric, run.spec.title)
+            save_network(folder, values, num_classes, weights, identity, run.spec.evaluation.metric, run.spec.title)
     return folder
-
-
-def _folder(project: Project, identity: str, epoch: str) -> Path:
-    return project.state / "models" / (identity if epoch == "last" else f"{identity}-{epoch}")

@@ -26,8 +26,9 @@ from dml_core.evaluation.statistics.paired import MIN_CLASSES, least_deviation
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.models.card import model_card
-from tasks.models.lookup import IDENTITY, find_run
+from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.runs.identity import NETWORK_IDENTITY
 from tasks.runs.specs import load_params
 from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Registry, registered_name
@@ -75,7 +76,7 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
 
     Args:
         project: project of the run, which must be published in MLflow.
-        text: the run, as `tasks.models.lookup.find_run` takes it, or the identity of its training.
+        text: the run, as `tasks.models.lookup.find_run` takes it, or the identity of its training or network.
         alias: name of the alias.
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
@@ -182,7 +183,8 @@ def _compared(
 
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
-    tag, value = (TRAINED_TAG, text) if IDENTITY.fullmatch(text) else (IDENTITY_TAG, find_run(project, text).scored)
+    match = NETWORK_IDENTITY.fullmatch(text)
+    tag, value = (TRAINED_TAG, match[1]) if match else (IDENTITY_TAG, find_run(project, text).scored)
     network = registry.logged(tag, value) if value is not None else None
     if network is None:
         raise ConfigError(f"{text}: MLflow at {registry.uri} has no such run with a network; dml reproduce publishes it, or dml sync")

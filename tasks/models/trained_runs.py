@@ -7,7 +7,7 @@ from dml_core.data.store.info import INFO_FILE
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.finished import finished_identities, finished_scores
-from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.storage import Store, open_store
@@ -28,6 +28,11 @@ class TrainedRun:
     trained: str
     embedded: str | None
     scored: str | None
+
+    @property
+    def network(self) -> str:
+        """Identity of the network that the run scores."""
+        return network_identity(self.trained, self.spec.evaluation.epoch)
 
 
 def trained_runs(project: Project) -> list[TrainedRun]:
@@ -60,8 +65,8 @@ def _is_stored(store: Store, key: str) -> bool:
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:
-    """Return the run of the standing comparison whose training has this identity, or None."""
-    return next((run for run in trained_runs(project) if run.trained == identity), None)
+    """Return the run of the standing comparison whose training or network has this identity, or None."""
+    return next((run for run in trained_runs(project) if identity in (run.trained, run.network)), None)
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:

@@ -13,6 +13,7 @@ are not followed or counted: a run depends on the file of its own entry, not on 
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -92,6 +93,14 @@ def step_identities(spec: RunSpec, dataset: DatasetRecord) -> dict[str, str]:
     trained = train_step(spec, dataset).identity
     embedded = embed_step(spec, trained).identity
     return {"train": trained, "embed": embedded, "evaluate": evaluate_step(spec, embedded).identity}
+
+
+NETWORK_IDENTITY = re.compile(r"([0-9a-f]{32})(?:-(best_validation|oracle))?")
+
+
+def network_identity(trained: str, epoch: str) -> str:
+    """Return the identity of a network: that of its training, followed by `-EPOCH` if its weights are not those of the last epoch."""
+    return trained if epoch == "last" else f"{trained}-{epoch}"
 
 
 def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:

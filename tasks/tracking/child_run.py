@@ -42,6 +42,7 @@ VARIANT_TAG, SEED_TAG = "dml.variant", "dml.seed"
 SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # which runs may be averaged and compared (`tasks.runs.comparable`)
 PUBLISHED_TAG = "dml.published"  # "true": complete and current
 PROCESS_TAG = "dml.process"  # the process that trains it
+EPOCH_TAG = "dml.epoch"  # epoch of the scored weights
 OLDER_CODE_TAG = "dml.older_code"
 DEFAULTS_TAG = "dml.defaults"
 NOTE_TAG = "mlflow.note.content"

@@ -28,7 +28,7 @@ from dml_core.models.embedder import Embedder
 from dml_core.trained import load_model, save_network
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
-from tasks.runs.identity import source_files
+from tasks.runs.identity import network_identity, source_files
 from tasks.runs.records import RunReport
 from tasks.tracking import packaged_model
 from tasks.tracking.child_run import MLFLOW_TAGS, NOTE_TAG, run_title
@@ -68,7 +68,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
             report.parameters["training"],
             len(dataset.class_names),
             weights,
-            report.checkpoint.identity,
+            network_identity(report.checkpoint.identity, evaluation.epoch),
             evaluation.metric,
             run_title(report.dataset.name, report.variant, report.seed),
         )

@@ -29,7 +29,8 @@ from dml_core.trained import write_folder
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE
-from tasks.tracking.child_run import PUBLISHED_TAG, TRAINED_TAG
+from tasks.runs.identity import network_identity
+from tasks.tracking.child_run import EPOCH_TAG, PUBLISHED_TAG, TRAINED_TAG
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, registered_versions
 
@@ -92,11 +93,17 @@ class Registry:
             return self._fetch(self._model_id(address), cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
-        """Return the folder of the network of a training, from any comparison or table; None if MLflow has no such run."""
+        """Return the folder of a network, from any comparison or table; None if MLflow has no such run.
+
+        Args:
+            identity: identity of the network, or of its training: then of any epoch that a run scores.
+            cache: folder of fetched networks.
+        """
+        trained = identity.partition("-")[0]
         with one_line_errors(self.uri):
-            models = (find_model(self._client, run) for run in self._runs(TRAINED_TAG, identity))
-            model_id = next(filter(None, models), None)
-            return self._fetch(model_id, cache, identity) if model_id is not None else None
+            runs = [run for run in self._runs(TRAINED_TAG, trained) if identity in (trained, _network_of(run))]
+            model_id = next(filter(None, (find_model(self._client, run) for run in runs)), None)
+            return self._fetch(model_id, cache) if model_id is not None else None
 
     def _model_id(self, address: str) -> str:
         name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
@@ -114,7 +121,7 @@ class Registry:
             raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists all") from None
         return _model_of(version)
 
-    def _fetch(self, model_id: str, cache: Path, identity: str | None = None) -> Path:
+    def _fetch(self, model_id: str, cache: Path) -> Path:
         folder = cache / f"mlflow-{model_id}"
         with alone(cache / ".lock"):
             if not folder.exists():
@@ -124,9 +131,9 @@ class Registry:
                     network = self._download(f"{model.artifact_location}/{NETWORK}", temporary, problem)
                     files = {name: (network / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
                 run_id = model.source_run_id
-                identity = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
-                if identity is not None:  # earlier versions of this package did not write it
-                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": identity}, json.loads(files[DESCRIPTION_FILE]))).encode()
+                identity = _network_of(self._client.get_run(run_id)) if run_id else None
+                if identity is not None:  # earlier versions of this package wrote none, or that of the last epoch
+                    files[DESCRIPTION_FILE] = json.dumps(merge(json.loads(files[DESCRIPTION_FILE]), {"identity": identity})).encode()
 
                 def write(beside: Path) -> None:
                     for name, data in files.items():
@@ -287,6 +294,12 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
     if str(client.get_registered_model(name).aliases.get(BEST)) != number:
         client.set_registered_model_alias(name, BEST, number)
     return number
+
+
+def _network_of(run: Any) -> str | None:
+    """Return the identity of the network that an MLflow run scores, or None if it has no training."""
+    tags = run.data.tags
+    return network_identity(tags[TRAINED_TAG], tags.get(EPOCH_TAG, "last")) if TRAINED_TAG in tags else None
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:

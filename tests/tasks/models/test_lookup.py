@@ -5,24 +5,34 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from dml_core import load_model
+from dml_core.config import merge
 from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import SEAL, sealed
+from dml_core.training.epochs import RECALL
+from dml_core.training.loop import fit
+from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.models import lookup
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
 from tasks.runs.embeddings import load_embeddings
+from tasks.runs.identity import train_step
+from tasks.runs.specs import comparison_runs, load_params
 from tasks.storage import Store
 from tests.conftest import ROOT
+from tests.tasks.models.conftest import PARAMS
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +56,36 @@ def test_a_run_is_found_by_the_identity_of_its_training(project: Project) -> Non
     assert len({run.trained for run in runs}) == len(runs) > 1
     assert [run_of(project, run.trained) for run in runs] == runs
     assert run_of(project, "0" * 32) is None
+
+
+def test_a_network_of_another_epoch_has_an_identity_of_its_own(project: Project, tmp_path: Path) -> None:
+    """Otherwise an index of the last epoch's embeddings would take those of the best epoch."""
+    training = {"validation": {"share": 0.5}, "keep_epochs": ["best_validation"], "num_epochs": 2}
+    for name, epoch in (("best", "best_validation"), ("last", "last")):
+        params = merge(PARAMS, {"comparison": {"protocol": training}, "evaluation": {"epoch": epoch}})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "params.yaml").write_text(yaml.safe_dump(params))
+        (tmp_path / name / "data").symlink_to(project.root / "data")
+        own = replace(project, root=tmp_path / name, state=tmp_path / name / "state", store=str(tmp_path / "store"))
+        spec = comparison_runs(load_params(own.params_file), "own")[0]
+        dataset = read_dataset(own, "own")
+        trained = train_step(spec, dataset).identity
+        if name == "best":
+            fit(
+                spec.training,
+                open_role(Path(dataset.folder), "train", spec.training.validation),
+                spec.seed,
+                Store(own.store, own.state).folder(f"train/{trained}"),
+                torch.device("cpu"),
+                identity=trained,
+                validate=lambda model: {RECALL["best_validation"]: 0.5},
+            )
+        (run,) = trained_runs(own)
+        network = load_model(resolve_model("own/good/0", own))
+        assert network.identity == (trained if epoch == "last" else f"{trained}-best_validation") == run.network
+        for text in (trained, network.identity):
+            assert load_model(resolve_model(text, own)).identity == network.identity
+            assert run_of(own, text) == run
 
 
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
