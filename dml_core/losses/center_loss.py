@@ -45,6 +45,6 @@ class CenterLoss(Loss):
 
     def _move_centres(self, centres_CD: Tensor, difference_ND: Tensor, labels_N: Tensor) -> None:
         """Apply eq. 4: c_j += alpha sum_{y_i = j} (x_i - c_j) / (1 + number of samples of class j)."""
-        counts_C = torch.bincount(labels_N, minlength=self.num_classes)
+        counts_C = labels_N.new_zeros(self.num_classes).index_add_(0, labels_N, torch.ones_like(labels_N))
         sums_CD = torch.zeros_like(centres_CD).index_add_(0, labels_N, difference_ND.to(centres_CD.dtype))
         centres_CD += self.config.centre_rate * sums_CD / (1 + counts_C)[:, None]

@@ -54,6 +54,7 @@ class Combined(Loss):
             sampler="k_by_n" if any(need.sampler == "k_by_n" for need in needs) else "any",
             global_batch=any(need.global_batch for need in needs),
             initial_embeddings=any(need.initial_embeddings for need in needs),
+            labels_on_cpu=any(need.labels_on_cpu for need in needs),
         )
 
     @property
@@ -74,7 +75,10 @@ class Combined(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the weighted sum; parts are named `<term>.<part>`, or `<term>_<n>.<part>` for the n-th term of one name."""
-        outputs = [loss.compute(embeddings_ND, labels_N, generator) for loss in self._terms]
+        there_N = labels_N.to(embeddings_ND.device, non_blocking=True)
+        outputs = [
+            loss.compute(embeddings_ND, labels_N if loss.needs.labels_on_cpu else there_N, generator) for loss in self._terms
+        ]
         weighted = [term.weight * output.total for term, output in zip(self.config.terms, outputs, strict=True)]
         names = [term.name for term in self.config.terms]
         titles = [name if name not in names[:n] else f"{name}_{names[:n].count(name) + 1}" for n, name in enumerate(names)]

@@ -42,11 +42,13 @@ class Needs:
         sampler: "k_by_n" if batches must hold several images of each of several classes, else "any".
         global_batch: the loss compares samples (or depends on the whole batch), so it receives all workers' embeddings.
         initial_embeddings: the loop calls `initialise` with the training set's embeddings before the first epoch.
+        labels_on_cpu: the loop leaves the labels on the CPU, where their structure is known without waiting for a GPU.
     """
 
     sampler: Literal["any", "k_by_n"] = "any"
     global_batch: bool = False
     initial_embeddings: bool = False
+    labels_on_cpu: bool = False
 
 
 PAIRS = Needs(sampler="k_by_n", global_batch=True)  # same-class pairs within the global batch
@@ -124,8 +126,8 @@ class Loss(nn.Module, ABC):
 
         Args:
             embeddings_ND: the head's training output, not normalised unless the head does so.
-            labels_N: class indices in [0, C), of any integer type.
-            generator: CPU generator seeded from (seed, epoch, step), for losses that draw.
+            labels_N: class indices in [0, C), of any integer type, on the embeddings' device, or on the CPU if `needs.labels_on_cpu`.
+            generator: on the embeddings' device, seeded from (seed, epoch, step), for losses that draw.
 
         Raises:
             DataError: wrong shapes or types, or labels outside [0, C) on the CPU (a check on a GPU would force a synchronisation).

@@ -61,7 +61,7 @@ class MetricLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise DataError(f"loss '{self.name}' chooses its pairs from the whole batch: remove the miner")
-        if isinstance(labels, Tensor) and isinstance(embeddings, Tensor):
+        if isinstance(labels, Tensor) and isinstance(embeddings, Tensor) and not self.needs.labels_on_cpu:
             labels = labels.to(embeddings.device)
         output: LossOutput = self.loss(embeddings, labels)
         self.parts = output.parts

@@ -86,7 +86,7 @@ def centre_spread(unit_KCD: Tensor) -> Tensor:
         cos_PC = (unit_KCD[first_P] * unit_KCD[second_P]).sum(dim=-1)
         return _roots(2.0 + ROOT_EPSILON - 2.0 * cos_PC).sum() / (num_classes * num_centres * (num_centres - 1))
     unit_CKD = unit_KCD.transpose(0, 1)
-    squared_CKK = torch.baddbmm(unit_KCD.new_tensor(2.0 + ROOT_EPSILON), unit_CKD, unit_CKD.transpose(1, 2), alpha=-2.0)
+    squared_CKK = torch.baddbmm(unit_KCD.new_full((), 2.0 + ROOT_EPSILON), unit_CKD, unit_CKD.transpose(1, 2), alpha=-2.0)
     return _roots(squared_CKK).triu(1).sum() / (num_classes * num_centres * (num_centres - 1))
 
 

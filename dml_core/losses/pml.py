@@ -112,7 +112,7 @@ class PmlLoss(Loss):
 @contextmanager
 def _seeded(generator: Generator | None, device: torch.device) -> Iterator[None]:
     """Seed torch's global state, which the library draws from and which differs between workers, from the step's generator."""
-    seed = int(torch.randint(2**31, (), generator=generator))
+    seed = int(torch.randint(2**31, (), generator=generator, device=None if generator is None else generator.device))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -70,8 +70,8 @@ class SGSL(Loss):
 
 
 def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | None) -> Tensor:
-    """Apply dropout drawn on the CPU by the step's generator: identical on every device and after an interruption."""
-    kept_ND = torch.rand(embeddings_ND.shape, generator=generator) >= share
+    """Apply dropout drawn by the step's generator: identical after an interruption."""
+    kept_ND = torch.rand(embeddings_ND.shape, generator=generator, device=embeddings_ND.device) >= share
     return embeddings_ND * kept_ND.to(embeddings_ND) / (1.0 - share)
 
 

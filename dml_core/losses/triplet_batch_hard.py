@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
+from dml_core.losses.selection import mean_where
 from dml_core.search_space import searched
 
 
@@ -34,12 +35,10 @@ class TripletBatchHard(Loss):
         """Return the mean over the anchors that have a positive and a negative; exactly 0 if no anchor has both."""
         same_NN = labels_N[:, None] == labels_N
         anchor_N = (same_NN.sum(dim=1) > 1) & (~same_NN).any(dim=1)
-        if not anchor_N.any():
-            return LossOutput(embeddings_ND.sum() * 0.0, {})
         distance_NN = torch.cdist(embeddings_ND, embeddings_ND)
         hardest_positive_N = distance_NN.masked_fill(~same_NN, -torch.inf).amax(dim=1)
         hardest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
-        return self._mean((hardest_positive_N - hardest_negative_N)[anchor_N])
+        return self._mean(hardest_positive_N - hardest_negative_N, anchor_N)
 
     def compare(
         self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
@@ -48,14 +47,12 @@ class TripletBatchHard(Loss):
         same_NM = labels_N[:, None] == labels_M
         positive_NM = same_NM.scatter(1, own_N[:, None], value=False)
         anchor_N = positive_NM.any(dim=1) & (~same_NM).any(dim=1)
-        if not anchor_N.any():
-            return LossOutput(embeddings_ND.sum() * 0.0, {})
         distance_NM = torch.cdist(embeddings_ND, memory_MD)
         hardest_positive_N = distance_NM.masked_fill(~positive_NM, -torch.inf).amax(dim=1)
         hardest_negative_N = distance_NM.masked_fill(same_NM, torch.inf).amin(dim=1)
-        return self._mean((hardest_positive_N - hardest_negative_N)[anchor_N])
+        return self._mean(hardest_positive_N - hardest_negative_N, anchor_N)
 
-    def _mean(self, excess: Tensor) -> LossOutput:
+    def _mean(self, excess_N: Tensor, anchor_N: Tensor) -> LossOutput:
         margin = self.config.margin
-        total = (functional.softplus(excess) if margin is None else functional.relu(excess + margin)).mean()
+        total = mean_where(functional.softplus(excess_N) if margin is None else functional.relu(excess_N + margin), anchor_N)
         return LossOutput(total, {"triplet": total.detach()})

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
+from dml_core.losses.selection import mean_where, variance_where
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -55,15 +56,11 @@ class TripletGlobal(Loss):
         """Use the positive pairs whose anchor has a negative; exactly 0 if there are none."""
         same_NN = labels_N[:, None] == labels_N
         pair_NN = same_NN.clone().fill_diagonal_(False) & (~same_NN).any(dim=1, keepdim=True)
-        if not pair_NN.any():
-            return LossOutput(embeddings_ND.sum() * 0.0, {})
         unit_ND = unit_length(embeddings_ND)
         distance_NN = (1.0 - unit_ND @ unit_ND.T) / 2
-        nearest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
-        positive_P = distance_NN[pair_NN]
-        negative_P = nearest_negative_N[pair_NN.nonzero()[:, 0]]
-        triplet = functional.relu(positive_P - negative_P + self.config.margin).mean()
-        spread = positive_P.var(correction=0) + negative_P.var(correction=0)
-        gap = functional.relu(positive_P.mean() - negative_P.mean() + self.config.global_margin)
-        whole = spread + self.config.mean_weight * gap
+        nearest_NN = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1, keepdim=True).expand_as(distance_NN)
+        triplet = mean_where(functional.relu(distance_NN - nearest_NN + self.config.margin), pair_NN)
+        spread = variance_where(distance_NN, pair_NN) + variance_where(nearest_NN, pair_NN)
+        gap = functional.relu(mean_where(distance_NN, pair_NN) - mean_where(nearest_NN, pair_NN) + self.config.global_margin)
+        whole = (spread + self.config.mean_weight * gap) * pair_NN.any()
         return LossOutput(triplet + self.config.global_weight * whole, {"triplet": triplet.detach(), "global": whole.detach()})

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
+from dml_core.losses.selection import mean_where
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -35,8 +36,6 @@ class TripletSemiHard(Loss):
         same_NN = labels_N[:, None] == labels_N
         num_negatives_N1 = (~same_NN).sum(dim=1, keepdim=True)
         pair_NN = same_NN.clone().fill_diagonal_(False) & (num_negatives_N1 > 0)
-        if not pair_NN.any():
-            return LossOutput(embeddings_ND.sum() * 0.0, {})
         unit_ND = unit_length(embeddings_ND)
         distance_NN = 2.0 - 2.0 * unit_ND @ unit_ND.T
         negatives_NN = distance_NN.masked_fill(same_NN, torch.inf).sort(dim=1).values
@@ -45,5 +44,5 @@ class TripletSemiHard(Loss):
         place_NN = torch.searchsorted(negatives_NN.detach(), distance_NN.detach() + rounding)
         place_NN = torch.minimum(place_NN, (num_negatives_N1 - 1).clamp_min(0))
         violation_NN = distance_NN - negatives_NN.gather(1, place_NN) + self.config.margin
-        total = functional.relu(violation_NN[pair_NN]).mean()
+        total = mean_where(functional.relu(violation_NN), pair_NN)
         return LossOutput(total, {"triplet": total.detach()})

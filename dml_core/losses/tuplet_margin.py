@@ -4,14 +4,15 @@ Shapes: N samples, D embedding dimensions, P positive pairs (ordered), G classes
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.losses.selection import mean_where
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -35,44 +36,46 @@ class TupletMarginConfig(LossConfig):
 
 
 class TupletMargin(Loss):
-    """log(1 + sum_i exp(s (cos an_i - cos(ap - beta)))), mean over the positive pairs, plus lambda (L_pos + L_neg)."""
+    """log(1 + sum_i exp(s (cos an_i - cos(ap - beta)))), mean over the positive pairs, plus lambda (L_pos + L_neg).
+
+    The number of pairs depends on the labels, so labels on the CPU avoid waiting for a GPU.
+    """
 
     Config = TupletMarginConfig
     config: TupletMarginConfig
-    NEEDS = PAIRS
+    NEEDS = Needs(sampler="k_by_n", global_batch=True, labels_on_cpu=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 17; exactly 0 if the batch has no positive or no negative pair."""
-        same_NN = labels_N[:, None] == labels_N
-        other_NN = ~same_NN
-        anchor_P, positive_P = (same_NN & ~torch.eye(len(labels_N), dtype=torch.bool, device=labels_N.device)).nonzero(as_tuple=True)
-        if not len(anchor_P) or not other_NN.any():
+        batch = batch_pairs(labels_N.cpu())
+        if not len(batch.anchor_P) or len(batch.count_G) == 1:
             return LossOutput(embeddings_ND.sum() * 0.0, {})
+        batch = BatchPairs(*(_sent(part, embeddings_ND.device) for part in batch))
+        other_NN = batch.class_N[:, None] != batch.class_N
         unit_ND = unit_length(embeddings_ND)
         cos_NN = unit_ND @ unit_ND.T
-        cos_ap_P = cos_NN[anchor_P, positive_P]
-        negative_P = self._log_sum_negatives(cos_NN, other_NN, labels_N, anchor_P, generator)
+        cos_ap_P = cos_NN[batch.anchor_P, batch.positive_P]
+        negative_P = self._log_sum_negatives(cos_NN, other_NN, batch, generator)
         positive_P = self.config.scale * cos_with_slack(cos_ap_P, self.config.slack_margin)
         tuplet = functional.softplus(negative_P - positive_P).mean()
-        spread = self._pair_variation(cos_ap_P, 1.0) + self._pair_variation(cos_NN[other_NN], -1.0)
+        spread = self._pair_variation(cos_ap_P, torch.ones_like(cos_ap_P, dtype=torch.bool), 1.0)
+        spread = spread + self._pair_variation(cos_NN, other_NN, -1.0)
         total = tuplet + self.config.variance_weight * spread
         return LossOutput(total, {"tuplet": tuplet.detach(), "pair_variation": spread.detach()})
 
-    def _log_sum_negatives(
-        self, cos_NN: Tensor, other_NN: Tensor, labels_N: Tensor, anchor_P: Tensor, generator: Generator | None
-    ) -> Tensor:
+    def _log_sum_negatives(self, cos_NN: Tensor, other_NN: Tensor, batch: "BatchPairs", generator: Generator | None) -> Tensor:
         """Return log sum_i exp(s cos an_i) for each positive pair, (P,)."""
         if self.config.negatives == "all":
             logits_NN = (self.config.scale * cos_NN).masked_fill(~other_NN, -torch.inf)
-            return logits_NN.logsumexp(dim=1)[anchor_P]
-        negative_PG, own_PG = random_negatives(labels_N, anchor_P, generator)
-        logits_PG = self.config.scale * cos_NN[anchor_P[:, None], negative_PG]
+            return logits_NN.logsumexp(dim=1)[batch.anchor_P]
+        negative_PG, own_PG = random_negatives(batch, generator)
+        logits_PG = self.config.scale * cos_NN[batch.anchor_P[:, None], negative_PG]
         return logits_PG.masked_fill(own_PG, -torch.inf).logsumexp(dim=1)
 
-    def _pair_variation(self, cos: Tensor, sign: float) -> Tensor:
+    def _pair_variation(self, cos: Tensor, is_pair: Tensor, sign: float) -> Tensor:
         """Return eq. 15 (sign 1, positive pairs) or 16 (sign -1, negative pairs): the mean squared excess beyond the mean cosine."""
-        bound = (1.0 - sign * self.config.variance_epsilon) * cos.mean()
-        return functional.relu(sign * (bound - cos)).square().mean()
+        bound = (1.0 - sign * self.config.variance_epsilon) * mean_where(cos, is_pair)
+        return mean_where(functional.relu(sign * (bound - cos)).square(), is_pair)
 
 
 def cos_with_slack(cos: Tensor, slack: float) -> Tensor:
@@ -87,16 +90,45 @@ def cos_with_slack(cos: Tensor, slack: float) -> Tensor:
     return cos * math.cos(slack) + sine * math.sin(slack)
 
 
-def random_negatives(labels_N: Tensor, anchor_P: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+class BatchPairs(NamedTuple):
+    """Positive pairs and classes of a batch.
+
+    Attributes:
+        anchor_P: index of each pair's anchor.
+        positive_P: index of its positive.
+        class_N: class of each sample, numbered from 0 within the batch.
+        count_G: number of samples of each class.
+        by_class_N: indices of the samples, ordered by class.
+    """
+
+    anchor_P: Tensor
+    positive_P: Tensor
+    class_N: Tensor
+    count_G: Tensor
+    by_class_N: Tensor
+
+
+def batch_pairs(labels_N: Tensor) -> BatchPairs:
+    """Return the positive pairs and classes of a batch; waits for a GPU if the labels are on one."""
+    same_NN = labels_N[:, None] == labels_N
+    anchor_P, positive_P = same_NN.fill_diagonal_(False).nonzero(as_tuple=True)
+    _, class_N, count_G = torch.unique(labels_N, return_inverse=True, return_counts=True)
+    return BatchPairs(anchor_P, positive_P, class_N, count_G, class_N.argsort(stable=True))
+
+
+def random_negatives(batch: BatchPairs, generator: Generator | None) -> tuple[Tensor, Tensor]:
     """Draw one sample of each class of the batch for each positive pair, uniformly within the class.
 
     Returns:
         Indices of the drawn samples (P, G), and a mask (P, G) that is true for the anchor's own class.
     """
-    _, class_N, count_G = torch.unique(labels_N, return_inverse=True, return_counts=True)
-    by_class_N = class_N.argsort(stable=True)
-    first_G = count_G.cumsum(0) - count_G
-    draw_PG = torch.rand(len(anchor_P), len(count_G), generator=generator).to(labels_N.device)
-    place_PG = first_G + (draw_PG * count_G).long()
-    own_PG = class_N[anchor_P][:, None] == torch.arange(len(count_G), device=labels_N.device)
-    return by_class_N[place_PG], own_PG
+    first_G, device = batch.count_G.cumsum(0) - batch.count_G, batch.anchor_P.device
+    draw_PG = torch.rand(len(batch.anchor_P), len(batch.count_G), generator=generator, device=device)
+    place_PG = first_G + (draw_PG * batch.count_G).long()
+    own_PG = batch.class_N[batch.anchor_P][:, None] == torch.arange(len(batch.count_G), device=device)
+    return batch.by_class_N[place_PG], own_PG
+
+
+def _sent(part: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor on `device`. Memory is pinned for a GPU, as the CPU would wait for a copy from other memory."""
+    return (part.pin_memory() if device.type == "cuda" else part).to(device, non_blocking=True)

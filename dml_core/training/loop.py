@@ -44,7 +44,16 @@ from dml_core.training.parallel.batchnorm import check_batches, synchronise_batc
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
 from dml_core.training.parallel.sharded_state import check_shardable, leave_to_their_worker, own_part, whole_optimiser_state, whole_state
-from dml_core.training.parallel.workers import Failures, TrainingSystem, from_rank_zero, rank, shard_sizes, state_from_rank_zero, world_size
+from dml_core.training.parallel.workers import (
+    Failures,
+    TrainingSystem,
+    equal_buffers,
+    from_rank_zero,
+    rank,
+    shard_sizes,
+    state_from_rank_zero,
+    world_size,
+)
 from dml_core.training.preparing import load, prepare, training_outputs
 from dml_core.training.pulse import beat, patient
 from dml_core.training.seeding import derived_seed, seeded
@@ -123,13 +132,13 @@ class _Run:
         self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
         if world_size() > 1:
             leave_to_their_worker(self.parallel, self.system)
-            devices = [self.device] if self.device.type == "cuda" else None
-            self.parallel = DistributedDataParallel(self.parallel, device_ids=devices, broadcast_buffers=False)
+            # Without `device_ids`, which would move labels that a loss needs on the CPU.
+            self.parallel = DistributedDataParallel(self.parallel, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     @property
     def result(self) -> TrainingSystem:
         """The system that the run would return if it ended now."""
-        if self.averaged is None or int(self.averaged.n_averaged) == 0:
+        if self.averaged is None or self.averaged.is_empty:
             return self.system
         return self.averaged.module
 
@@ -256,7 +265,7 @@ def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch |
     run.optimiser.load_state_dict(state["optimiser"])
     if run.averaged is not None and state["averaged"] is not None:
         run.averaged.module.load_state_dict(state["averaged"])
-        run.averaged.n_averaged.fill_(1)  # only zero or not matters
+        run.averaged.is_empty = False
     return int(state["num_epochs_done"]), _unfinished_epoch(state)
 
 
@@ -298,10 +307,16 @@ def build_system(config: TrainingConfig, num_classes: int, seed: int, device: to
 
 def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     if precision == "auto":
-        precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        precision = "bfloat16" if device.type == "cuda" and _has_bfloat16(device) else "float32"
     if precision == "float32":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Return True if the GPU multiplies bfloat16 itself; before Ampere, torch emulates it slowly."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 # ---------------------------------------------------------------- the epoch
@@ -310,7 +325,8 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.A
 def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
     """Train one epoch, or the rest of an unfinished one."""
     config = run.config
-    done = under_way or _Epoch(negatives=from_rank_zero(lambda: _mine(run)) if config.sampler.kind == "mined_triplets" else None)
+    done = under_way or _Epoch(negatives=_mine(run) if config.sampler.kind == "mined_triplets" else None)
+    equal_buffers(run.system.loss)
     run.system.train()
     run.system.loss.start_epoch(epoch, config.num_epochs)
     batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, done.negatives)
@@ -325,7 +341,7 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
         done.rates.append(factor * run.system.loss.learning_rate_factor)
         done.values.append(_train_step(run, images, labels_N, sizes, epoch, step))
         if run.averaged is not None and config.average is not None and epoch >= config.average.begins_at(config.num_epochs):
-            run.averaged.update_parameters(run.system)
+            run.averaged.update()
         beat()
         with run.failures.kept():
             clock.tick(step, sum(sizes), done.values[-1])
@@ -341,15 +357,15 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
 
 
 def _mine(run: _Run) -> np.ndarray:
-    """Return hard negatives of every training image by its current embedding; only rank 0 calls it, so that all workers use the same."""
-    embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader)
+    """Return hard negatives of every training image by its current embedding, the same on all workers, each of which finds a part."""
+    embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader, run.failures)
     with patient():
         return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
 
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], epoch: int, step: int) -> dict[str, Tensor]:
     run.optimiser.zero_grad(set_to_none=True)
-    generator = torch.Generator().manual_seed(derived_seed(run.seed, "step", epoch, step))  # the same on every worker
+    generator = torch.Generator(run.device).manual_seed(derived_seed(run.seed, "step", epoch, step))  # the same on every worker
     with seeded(derived_seed(run.seed, f"network on worker {rank()}", epoch, step), run.device):
         if run.config.embed_at_once is None:
             with run.autocast():
@@ -368,7 +384,9 @@ def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Itera
         [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
         for all_rows in (batches, count_copies(batches))
     )
-    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once, so that no step waits for a copy
+    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)])
+    if not run.system.loss.needs.labels_on_cpu:
+        labels = labels.to(run.device)  # at once, so that no step waits for a copy
     labels_of = torch.split(labels, list(map(len, batches)))
     loaded = load(run.loader, shards[first:], TrainView(run.config.transform, run.seed, epoch), run.failures, copies[first:])
     yield from zip(loaded, labels_of[first:], all_sizes[first:], strict=True)

@@ -13,16 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from dml_core.training.parallel.workers import rank, sum_over_workers, world_size
+
 NUM_NEAREST = 10  # assumed: each epoch draws one of these at random, so that a few outlying images do not appear in every triplet
 ROWS_AT_ONCE = 1024
 
 
 def nearest_of_other_classes(embeddings_ND: Tensor, labels_N: Tensor, num_nearest: int = NUM_NEAREST) -> NDArray[np.int64]:
-    """Return the (N, k) nearest images of other classes by cosine, nearest first; k is smaller if some image has fewer."""
+    """Return the (N, k) nearest images of other classes by cosine, nearest first; k is smaller if some image has fewer.
+
+    All workers call it with the same arguments; each searches for a part of the images.
+    """
     unit_ND = functional.normalize(embeddings_ND.float())
-    fewest = len(labels_N) - int(torch.bincount(labels_N).max())
-    nearest = []
-    for rows_RD, labels_R in zip(torch.split(unit_ND, ROWS_AT_ONCE), torch.split(labels_N, ROWS_AT_ONCE), strict=True):
-        sim_RN = (rows_RD @ unit_ND.T).masked_fill_(labels_R[:, None] == labels_N, -torch.inf)
-        nearest.append(sim_RN.topk(min(num_nearest, fewest), dim=1).indices)
-    return torch.cat(nearest).cpu().numpy()
+    num_found = min(num_nearest, len(labels_N) - int(torch.bincount(labels_N).max()))
+    nearest_Nk = labels_N.new_zeros(len(labels_N), num_found)
+    for first in range(rank() * ROWS_AT_ONCE, len(labels_N), world_size() * ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        sim_RN = (unit_ND[rows] @ unit_ND.T).masked_fill_(labels_N[rows, None] == labels_N, -torch.inf)
+        nearest_Nk[rows] = sim_RN.topk(num_found, dim=1).indices
+    return sum_over_workers(nearest_Nk).cpu().numpy()

@@ -10,7 +10,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Indices, Loader, TestView, View
 from dml_core.data.views.samplers import first_batch_size
 from dml_core.training.config import TrainingConfig
-from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, shard_sizes, world_size
+from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, shard_sizes, sum_over_workers, world_size
 from dml_core.training.pulse import beat
 from dml_core.training.seeding import derived_seed, seeded
 
@@ -39,10 +39,7 @@ def prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConf
     if config.warm_up_batchnorm:
         _warm_up_batchnorm(system, dataset, config, seed, loader, failures)
     if system.loss.needs.initial_embeddings:
-        outputs_ND = torch.empty(0)
-        with failures.kept():
-            outputs_ND = training_outputs(system, dataset, config, loader)
-        failures.raise_together()
+        outputs_ND = training_outputs(system, dataset, config, loader, failures)
         system.loss.initialise(outputs_ND, torch.from_numpy(dataset.labels).to(loader.device))
 
 
@@ -63,12 +60,23 @@ def _warm_up_batchnorm(
 
 
 @torch.no_grad()
-def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
-    """Return the loss's inputs for every training image, plain view, in dataset order, (N, D); each worker computes all of them."""
+def training_outputs(
+    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader, failures: Failures
+) -> Tensor:
+    """Return the loss's inputs for every training image, plain view, in dataset order, (N, D), on every worker; all must call it.
+
+    Workers take batches in turn, so that each batch is computed as by a single worker.
+
+    Raises:
+        Exception: an error of one worker in loading images, on every worker.
+    """
     system.eval()
     batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
-    outputs = []
-    for images, _ in loader.batches(batches, TestView(config.transform)):
-        outputs.append(system.model(images))
-        beat()
-    return torch.cat(outputs)
+    head = system.model.get_submodule("head")
+    outputs_ND = next(system.parameters()).new_zeros(len(dataset), int(head.output_dim))
+    with failures.kept():
+        for images, rows in loader.batches(batches[rank() :: world_size()], TestView(config.transform)):
+            outputs_ND[rows[0] : rows[-1] + 1] = system.model(images)
+            beat()
+    failures.raise_together()
+    return sum_over_workers(outputs_ND)

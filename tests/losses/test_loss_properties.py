@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import CASES, DIM, NUM_CLASSES, build, case_id
 
-from dml_core.losses.tuplet_margin import random_negatives
+from dml_core.losses.tuplet_margin import batch_pairs, random_negatives
 
 DRAWS = settings(derandomize=True, deadline=None, max_examples=15)
 LABELS = st.lists(st.integers(0, NUM_CLASSES - 1), min_size=2, max_size=12)
@@ -98,7 +98,8 @@ def test_a_batch_without_a_valid_pair_gives_exactly_zero_and_zero_gradients(case
         labels = labels[:1]  # the contrastive loss uses any two samples as a pair
     batch_ND = embeddings(len(labels), 0).requires_grad_()
     value, parts = build(case)(batch_ND, torch.tensor(labels))
-    assert (value, parts) == (0, {})
+    assert value == 0
+    assert not any(parts.values())
     value.backward()
     assert torch.equal(batch_ND.grad, torch.zeros_like(batch_ND))
 
@@ -107,7 +108,7 @@ def test_random_negatives_are_uniform_within_each_other_class():
     """For classes of 1, 2 and 3 samples, 3000 draws are uniform over the samples of each class; no class draws for its own pairs."""
     labels_N = torch.tensor([7, 4, 9, 4, 9, 9])
     anchor_P = torch.tensor([1, 2]).repeat(3000)
-    negative_PG, own_PG = random_negatives(labels_N, anchor_P, torch.Generator().manual_seed(0))
+    negative_PG, own_PG = random_negatives(batch_pairs(labels_N)._replace(anchor_P=anchor_P), torch.Generator().manual_seed(0))
     assert torch.equal(labels_N[negative_PG], torch.tensor([4, 7, 9]).expand(6000, 3))
     assert torch.equal(own_PG, labels_N[negative_PG] == labels_N[anchor_P][:, None])
     shares = torch.bincount(negative_PG[:, 2], minlength=6)[[2, 4, 5]] / 6000

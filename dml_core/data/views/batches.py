@@ -92,6 +92,7 @@ class Loader:
 
     def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._tasks: list[_Task] = []
         # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
         self._loader: DataLoader[Any] | None = DataLoader(
@@ -123,10 +124,10 @@ class Loader:
         self._tasks[:] = [(view, indices, again) for indices, again in zip(batches, copies, strict=True)]
         pixels = map(_whole, self._loader)
         scaling = view.config.scaling
-        if self.device.type == "cpu":
+        if self._stream is None:
             yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in pixels)
         else:
-            yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(pixels, self.device))
+            yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(pixels, self.device, self._stream))
 
     def close(self) -> None:
         """Stop the processes."""
@@ -152,9 +153,11 @@ def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
     return scaled
 
 
-def _one_ahead(pixels: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on a GPU; each batch's copy starts, on a separate stream, before the previous batch is yielded."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _one_ahead(pixels: Iterator[Batch], device: torch.device, stream: torch.cuda.Stream) -> Iterator[Batch]:
+    """Yield batches on a GPU; each batch's copy starts, on a separate stream, before the previous batch is yielded.
+
+    A loader keeps its stream, because torch keeps the memory of each stream apart.
+    """
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for images, indices in pixels:
         with torch.cuda.stream(stream):

@@ -4,44 +4,43 @@ The exponential moving average of Polyak and Juditsky (1992) in the form used fo
 towards the weights. It changes no training step, only the run's result, which is scored, saved and returned.
 """
 
-from typing import Any
+from copy import deepcopy
 
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+import torch
 
 from dml_core.training.optimisation.config import AverageConfig
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from dml_core.training.parallel.workers import TrainingSystem
 
 
-class WeightAverage(AveragedModel):
-    """The average of a system's parameters and floating-point buffers; empty until `update_parameters` adds the first step.
+class WeightAverage:
+    """The average of a system's parameters and floating-point buffers.
 
-    Other state is copied from the last step: counters, and a cross-batch memory, whose samples and labels have no mean.
+    Other state is copied from the last step: counters, and a cross-batch memory, whose samples and labels have no mean. torch's
+    `AveragedModel` computes the same with a copy to the device and a test of it at each step.
+
+    Attributes:
+        module: the system with the averages.
+        is_empty: True until `update` adds the first step.
     """
 
-    module: TrainingSystem
-
     def __init__(self, system: TrainingSystem, config: AverageConfig) -> None:
-        super().__init__(system, multi_avg_fn=_weights_alone(config.decay), use_buffers=True)
+        self.module = deepcopy(system)
+        self.is_empty = True
+        self._system, self._decay = system, config.decay
 
-    def update_parameters(self, model: nn.Module) -> None:
-        """Add the weights after a step to the average."""
-        super().update_parameters(model)
-        for average, last in zip(self.module.modules(), model.modules(), strict=True):
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the system's weights after a step to the average."""
+        last, averages = ([*of.parameters(), *of.buffers()] for of in (self._system, self.module))
+        pairs = list(zip(averages, last, strict=True))
+        moving = [] if self.is_empty else [pair for pair in pairs if pair[0].is_floating_point()]
+        copied = pairs if self.is_empty else [pair for pair in pairs if not pair[0].is_floating_point()]
+        if moving:
+            torch._foreach_lerp_([pair[0] for pair in moving], [pair[1] for pair in moving], 1 - self._decay)
+        if copied:
+            torch._foreach_copy_([pair[0] for pair in copied], [pair[1] for pair in copied])
+        for average, memory in zip(self.module.modules(), self._system.modules(), strict=True):
             if isinstance(average, CrossBatchMemory):
-                average.copy_memory(last)
-
-
-def _weights_alone(decay: float) -> Any:
-    """Return the update function: exponential moving average for floating-point tensors, a copy for others."""
-    moving_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-
-    def update(averages: list[Tensor], values: list[Tensor], num_averaged: Tensor | int) -> None:
-        if averages[0].is_floating_point():
-            moving_average(averages, values, num_averaged)
-            return
-        for average, value in zip(averages, values, strict=True):
-            average.copy_(value)
-
-    return update
+                average.copy_memory(memory)
+        self.is_empty = False

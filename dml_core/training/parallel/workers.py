@@ -147,6 +147,20 @@ def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
     return [quotient + (worker < remainder) for worker in range(num_workers)]
 
 
+def equal_buffers(module: nn.Module) -> None:
+    """Give every worker rank 0's buffers. Sums on a GPU have no fixed order, so buffers that every worker computes drift apart."""
+    if world_size() > 1:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def sum_over_workers(values: Tensor) -> Tensor:
+    """Return the sum of the workers' tensors, in place; unchanged for one worker."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
 def gather_with_gradients(shard: Tensor, sizes: list[int], in_parts: bool = False) -> Tensor:
     """Concatenate all workers' shards in rank order, with gradients to this worker's own shard.
 

@@ -1,0 +1,28 @@
+"""Means over the entries that a mask selects, without waiting for a GPU, which alone knows how many these are."""
+
+import torch
+from torch import Tensor
+
+
+def mean_where(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the entries of `values` where `mask`, of the same shape, is true; scalar, exactly 0 if there are none.
+
+    Entries that are not selected may be infinite; their gradient is 0. On a CPU the entries are taken out first; elsewhere the others count
+    as 0, which differs in the last bits only.
+    """
+    return _mean_of_some(values, mask) if mask.is_cpu else _mean_of_all(values, mask)
+
+
+def variance_where(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean squared deviation from `mean_where`; scalar, exactly 0 without entries."""
+    deviation = torch.where(mask, values - mean_where(values, mask), 0.0)  # masked before squaring: the gradient of an infinite square is NaN
+    return mean_where(deviation.square(), mask)
+
+
+def _mean_of_some(values: Tensor, mask: Tensor) -> Tensor:
+    some = values[mask]
+    return some.mean() if len(some) else some.sum()
+
+
+def _mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
