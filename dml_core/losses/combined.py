@@ -76,9 +76,7 @@ class Combined(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the weighted sum; parts are named `<term>.<part>`, or `<term>_<n>.<part>` for the n-th term of one name."""
         there_N = labels_N.to(embeddings_ND.device, non_blocking=True)
-        outputs = [
-            loss.compute(embeddings_ND, labels_N if loss.needs.labels_on_cpu else there_N, generator) for loss in self._terms
-        ]
+        outputs = [loss.compute(embeddings_ND, labels_N if loss.needs.labels_on_cpu else there_N, generator) for loss in self._terms]
         weighted = [term.weight * output.total for term, output in zip(self.config.terms, outputs, strict=True)]
         names = [term.name for term in self.config.terms]
         titles = [name if name not in names[:n] else f"{name}_{names[:n].count(name) + 1}" for n, name in enumerate(names)]

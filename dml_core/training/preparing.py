@@ -60,9 +60,7 @@ def _warm_up_batchnorm(
 
 
 @torch.no_grad()
-def training_outputs(
-    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader, failures: Failures
-) -> Tensor:
+def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader, failures: Failures) -> Tensor:
     """Return the loss's inputs for every training image, plain view, in dataset order, (N, D), on every worker; all must call it.
 
     Workers take batches in turn, so that each batch is computed as by a single worker.

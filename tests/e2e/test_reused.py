@@ -38,6 +38,7 @@ def test_reused_runs_load_neither_prefect_nor_ray_nor_torch_and_print_the_same_r
     assert "train: reused" in project.run("dml", "run", "synthetic", "softtriple", **without)
 
 
+@pytest.mark.proof
 def test_what_was_deleted_is_made_again(project: Project, first: str) -> None:
     report = project.root / "results/synthetic/report.md"
     text = report.read_bytes()
@@ -52,6 +53,7 @@ def test_what_was_deleted_is_made_again(project: Project, first: str) -> None:
     assert client.get_run(run.info.run_id).info.lifecycle_stage == "active"
 
 
+@pytest.mark.proof
 def test_a_changed_byte_of_a_network_trains_again_though_the_file_looks_the_same(project: Project, first: str) -> None:
     (folder,) = (Path(path) for path in re.findall(r"network: (.*)", project.run("dml", "run", "synthetic", "softtriple")))
     network = folder / "checkpoint.pt"
