@@ -15,10 +15,8 @@ def mean_where(values: Tensor, mask: Tensor) -> Tensor:
 
 def variance_where(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean squared deviation from `mean_where`; scalar, exactly 0 without entries."""
-    deviation = torch.where(
-        mask, values - mean_where(values, mask), 0.0
-    )  # masked before squaring: the gradient of an infinite square is NaN
-    return mean_where(deviation.square(), mask)
+    deviations = torch.where(mask, values - mean_where(values, mask), 0.0)  # not infinite, for the gradient of a square
+    return mean_where(deviations.square(), mask)
 
 
 def _mean_of_some(values: Tensor, mask: Tensor) -> Tensor:

@@ -48,13 +48,13 @@ class TupletMargin(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 17; exactly 0 if the batch has no positive or no negative pair."""
         batch = batch_pairs(labels_N.cpu())
-        if not len(batch.anchor_P) or len(batch.count_G) == 1:
+        if not len(batch.anchors) or len(batch.sizes) == 1:
             return LossOutput(embeddings_ND.sum() * 0.0, {})
         batch = BatchPairs(*(_sent(part, embeddings_ND.device) for part in batch))
-        other_NN = batch.class_N[:, None] != batch.class_N
+        other_NN = batch.classes[:, None] != batch.classes
         unit_ND = unit_length(embeddings_ND)
         cos_NN = unit_ND @ unit_ND.T
-        cos_ap_P = cos_NN[batch.anchor_P, batch.positive_P]
+        cos_ap_P = cos_NN[batch.anchors, batch.positives]
         negative_P = self._log_sum_negatives(cos_NN, other_NN, batch, generator)
         positive_P = self.config.scale * cos_with_slack(cos_ap_P, self.config.slack_margin)
         tuplet = functional.softplus(negative_P - positive_P).mean()
@@ -67,9 +67,9 @@ class TupletMargin(Loss):
         """Return log sum_i exp(s cos an_i) for each positive pair, (P,)."""
         if self.config.negatives == "all":
             logits_NN = (self.config.scale * cos_NN).masked_fill(~other_NN, -torch.inf)
-            return logits_NN.logsumexp(dim=1)[batch.anchor_P]
+            return logits_NN.logsumexp(dim=1)[batch.anchors]
         negative_PG, own_PG = random_negatives(batch, generator)
-        logits_PG = self.config.scale * cos_NN[batch.anchor_P[:, None], negative_PG]
+        logits_PG = self.config.scale * cos_NN[batch.anchors[:, None], negative_PG]
         return logits_PG.masked_fill(own_PG, -torch.inf).logsumexp(dim=1)
 
     def _pair_variation(self, cos: Tensor, is_pair: Tensor, sign: float) -> Tensor:
@@ -94,18 +94,18 @@ class BatchPairs(NamedTuple):
     """Positive pairs and classes of a batch.
 
     Attributes:
-        anchor_P: index of each pair's anchor.
-        positive_P: index of its positive.
-        class_N: class of each sample, numbered from 0 within the batch.
-        count_G: number of samples of each class.
-        by_class_N: indices of the samples, ordered by class.
+        anchors: index of each pair's anchor, (P,).
+        positives: index of its positive, (P,).
+        classes: class of each sample, numbered from 0 within the batch, (N,).
+        sizes: number of samples of each class, (G,).
+        by_class: indices of the samples, ordered by class, (N,).
     """
 
-    anchor_P: Tensor
-    positive_P: Tensor
-    class_N: Tensor
-    count_G: Tensor
-    by_class_N: Tensor
+    anchors: Tensor
+    positives: Tensor
+    classes: Tensor
+    sizes: Tensor
+    by_class: Tensor
 
 
 def batch_pairs(labels_N: Tensor) -> BatchPairs:
@@ -122,11 +122,11 @@ def random_negatives(batch: BatchPairs, generator: Generator | None) -> tuple[Te
     Returns:
         Indices of the drawn samples (P, G), and a mask (P, G) that is true for the anchor's own class.
     """
-    first_G, device = batch.count_G.cumsum(0) - batch.count_G, batch.anchor_P.device
-    draw_PG = torch.rand(len(batch.anchor_P), len(batch.count_G), generator=generator, device=device)
-    place_PG = first_G + (draw_PG * batch.count_G).long()
-    own_PG = batch.class_N[batch.anchor_P][:, None] == torch.arange(len(batch.count_G), device=device)
-    return batch.by_class_N[place_PG], own_PG
+    first_G, device = batch.sizes.cumsum(0) - batch.sizes, batch.anchors.device
+    draw_PG = torch.rand(len(batch.anchors), len(batch.sizes), generator=generator, device=device)
+    place_PG = first_G + (draw_PG * batch.sizes).long()
+    own_PG = batch.classes[batch.anchors][:, None] == torch.arange(len(batch.sizes), device=device)
+    return batch.by_class[place_PG], own_PG
 
 
 def _sent(part: Tensor, device: torch.device) -> Tensor:

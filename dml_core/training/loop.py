@@ -316,7 +316,7 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.A
 def _has_bfloat16(device: torch.device) -> bool:
     """Return True if the GPU multiplies bfloat16 itself; before Ampere, torch emulates it slowly."""
     with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 # ---------------------------------------------------------------- the epoch

@@ -70,8 +70,7 @@ def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: Tra
     """
     system.eval()
     batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
-    head = system.model.get_submodule("head")
-    outputs_ND = next(system.parameters()).new_zeros(len(dataset), int(head.output_dim))
+    outputs_ND = next(system.parameters()).new_zeros(len(dataset), system.loss.embedding_dim)
     with failures.kept():
         for images, rows in loader.batches(batches[rank() :: world_size()], TestView(config.transform)):
             outputs_ND[rows[0] : rows[-1] + 1] = system.model(images)

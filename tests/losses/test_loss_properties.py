@@ -108,7 +108,7 @@ def test_random_negatives_are_uniform_within_each_other_class():
     """For classes of 1, 2 and 3 samples, 3000 draws are uniform over the samples of each class; no class draws for its own pairs."""
     labels_N = torch.tensor([7, 4, 9, 4, 9, 9])
     anchor_P = torch.tensor([1, 2]).repeat(3000)
-    negative_PG, own_PG = random_negatives(batch_pairs(labels_N)._replace(anchor_P=anchor_P), torch.Generator().manual_seed(0))
+    negative_PG, own_PG = random_negatives(batch_pairs(labels_N)._replace(anchors=anchor_P), torch.Generator().manual_seed(0))
     assert torch.equal(labels_N[negative_PG], torch.tensor([4, 7, 9]).expand(6000, 3))
     assert torch.equal(own_PG, labels_N[negative_PG] == labels_N[anchor_P][:, None])
     shares = torch.bincount(negative_PG[:, 2], minlength=6)[[2, 4, 5]] / 6000

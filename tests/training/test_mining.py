@@ -11,7 +11,9 @@ from dml_core.training import mining
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.mining import nearest_of_other_classes
+from dml_core.training.parallel.workers import equal_buffers, world_size
 from tests.conftest import small_training
+from tests.workers import spawn
 
 CPU = torch.device("cpu")
 MINED = small_training("triplet_global", sampler={"kind": "mined_triplets", "batch_size": 9})
@@ -34,6 +36,28 @@ def test_no_more_negatives_than_the_largest_class_leaves() -> None:
     found = nearest_of_other_classes(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), labels, 10)
     assert found.shape == (6, 2)
     assert (labels.numpy()[found] != labels.numpy()[:, None]).all()
+
+
+def search_in_parts(rank: int, folder: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    embeddings_ND, labels_N = torch.randn(50, 4, generator=random), torch.arange(50) % 5
+    mining.ROWS_AT_ONCE = 7
+    buffers = torch.nn.BatchNorm1d(3)
+    buffers.running_mean.fill_(rank)
+    equal_buffers(buffers)
+    found = nearest_of_other_classes(embeddings_ND, labels_N, 3)
+    torch.save((torch.from_numpy(found), buffers.running_mean), folder / f"{world_size()}-{rank}.pt")
+
+
+@pytest.mark.slow
+def test_workers_search_in_parts_and_have_the_whole_and_the_buffers_of_the_first(tmp_path: Path) -> None:
+    for num_workers in (1, 3):
+        spawn(search_in_parts, num_workers, tmp_path)
+    alone, _ = torch.load(tmp_path / "1-0.pt")
+    for rank in range(3):
+        together, buffers = torch.load(tmp_path / f"3-{rank}.pt")
+        assert torch.equal(together, alone)
+        assert torch.equal(buffers, torch.zeros(3))
 
 
 class StoppedError(Exception):
