@@ -32,6 +32,10 @@ GROUPS = {  # title in the help -> verb -> its module and the first line of its 
         "search": ("search", "Find the images of an index that are nearest to query images."),
         "serve": ("serve", "Embed and search over HTTP, with a page to drop an image on."),
     },
+    "Watch results": {
+        "verify": ("verify", "Train accepted results again, from nothing, and compare."),
+        "accept": ("verify", "Make finished and verified results the reference."),
+    },
     "Papers": {
         "tables": ("tables", "List and show the tables and figures of the five papers."),
         "plan": ("plan", "Print the runs of tables that `dml reproduce` would start."),

@@ -3,7 +3,7 @@
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | an error of this program: the line names the log file with the traceback |
+| 1 | an error of this program: the line names the log file with the traceback; of `dml verify`: a row drifted, failed or vanished |
 | 2 | a problem that the user can fix: the line says what, where and how |
 | 130 | interrupted with Ctrl-C |
 | 141 | the reader of standard output has closed it, as `head` does |

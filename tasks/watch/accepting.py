@@ -1,0 +1,146 @@
+"""Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dml_core.errors import ConfigError
+from tasks.environment import Project
+from tasks.runs.specs import RunSpec, load_params
+from tasks.watch.bands import level_of, seeds_needed
+from tasks.watch.candidates import candidate_evidence, find_candidates
+from tasks.watch.evidence import code_commit, is_same_code
+from tasks.watch.records import Environment, Evidence, Reference, Verdict
+from tasks.watch.storage import matching_rows, protocol_of, read_reference, read_verifications, rows_today, write_reference
+from tasks.watch.verdicts import verdict_of
+
+Say = Callable[[str], None]
+
+
+def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> tuple[Reference, Path]:
+    """Write the reference of a dataset's standing comparison or of a table; return it and its file.
+
+    Args:
+        project: the project, with its environment set.
+        name: the dataset or the table.
+        why: the person's reason.
+        rows: only these rows; the others keep their accepted evidence.
+        say: receives progress, a line at a time.
+
+    Raises:
+        ConfigError: no reason is given, git does not name the person, code differs from its commit, runs are unfinished, a row was not
+            verified with this code, or the finished runs are not what the verification trained.
+    """
+    if not why.strip():
+        raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
+    who, commit = _person(project.root), code_commit(project.root)
+    if commit == "unknown" or commit.endswith("-dirty"):
+        where = "the project is not in a git checkout" if commit == "unknown" else "tracked code or settings differ from the commit"
+        raise ConfigError(f"{where}; commit first: a reference names the commit that made it")
+    params = load_params(project.params_file)
+    specs = rows_today(params, name)
+    chosen = {row: specs[row] for row in matching_rows(list(specs), rows)}
+    candidates = find_candidates(project, params, name, chosen)
+    _check_finished(name, candidates.unfinished, candidates.finished)
+    others = _others(read_reference(project, name), protocol_of(params, name), candidates.finished, rows)
+    verified = _verified(project, name, list(candidates.finished), commit)
+    say(f"{name}: collecting the evidence of {sum(map(len, candidates.finished.values()))} runs")
+    level = level_of(len(specs))
+    evidence = []
+    for row, seeds in candidates.finished.items():
+        runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
+        evidence += _checked(project, runs, verified[row], level)
+    reference = Reference(
+        name=name,
+        protocol=protocol_of(params, name),
+        who=who,
+        why=why.strip(),
+        commit=commit,
+        accepted_at=datetime.now(UTC).replace(microsecond=0),
+        evidence=_in_order([*evidence, *others], specs),
+    )
+    fewest = min(len([one for one in reference.evidence if one.row == row]) for row in candidates.finished)
+    if fewest < seeds_needed(level):
+        say(f"note: {fewest} seeds; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
+    return reference, write_reference(project, reference)
+
+
+def _person(root: Path) -> str:
+    """Return name and address from git's configuration.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    values = {}
+    for key in ("user.name", "user.email"):
+        try:
+            ran = subprocess.run(["git", "config", key], cwd=root, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise ConfigError("git is not installed; a reference names the person who accepted it") from None
+        values[key] = ran.stdout.strip()
+        if not values[key]:
+            raise ConfigError(f"git has no {key}; set it: git config {key} ...")
+    return f"{values['user.name']} <{values['user.email']}>"
+
+
+def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: Mapping[str, object]) -> None:
+    if not finished:
+        raise ConfigError(f"{name}: no row is finished by this code; run them with dml reproduce, then: dml verify {name}")
+    if unfinished:
+        shown = ", ".join(f"{row} seed {seed}" for row, seed in unfinished[:3])
+        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
+        raise ConfigError(f"{name}: {len(unfinished)} unfinished runs: {shown}{more}; run them with dml reproduce, or name rows with --row")
+
+
+def _others(reference: Reference | None, protocol: str, accepted: Mapping[str, object], rows: Sequence[str]) -> list[Evidence]:
+    """Return the evidence of rows that keep theirs.
+
+    Raises:
+        ConfigError: it is of another protocol.
+    """
+    if reference is None or not rows:
+        return []
+    if reference.protocol != protocol:
+        raise ConfigError(f"{reference.name}: the accepted rows have another protocol; accept all rows, without --row")
+    return [evidence for evidence in reference.evidence if evidence.row not in accepted]
+
+
+def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> dict[str, list[Evidence]]:
+    """Return row -> evidence of its last verification.
+
+    Raises:
+        ConfigError: a row was never verified, or with other code than the present.
+    """
+    last: dict[str, tuple[str, list[Evidence]]] = {}
+    for verification in read_verifications(project.state, [name]):
+        for row in {verdict.row for verdict in verification.rows if verdict.evidence is not None}:
+            found = [verdict.evidence for verdict in verification.rows if verdict.row == row and verdict.evidence is not None]
+            last[row] = (verification.commit, found)
+    never = [row for row in rows if row not in last]
+    old = [row for row in rows if row in last and not is_same_code(project.root, last[row][0], commit)]
+    for which, problem in ((never, "not verified yet"), (old, "verified with other code than the present")):
+        if which:
+            raise ConfigError(f"{', '.join(which)}: {problem}; run: dml verify {name}")
+    return {row: last[row][1] for row in rows}
+
+
+def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evidence], level: float) -> list[Evidence]:
+    """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    environment: Environment = verified[0].environment
+    finished = candidate_evidence(project, runs, environment)
+    for one in verified:
+        verdict = verdict_of(one, finished, level)
+        if verdict.verdict is Verdict.DRIFTED:
+            again = "dml reproduce --force, then dml verify"
+            raise ConfigError(f"{one.row}: the finished runs are not what the verification trained ({verdict.reason}); {again}")
+    return finished
+
+
+def _in_order(evidence: Sequence[Evidence], specs: Mapping[str, RunSpec]) -> tuple[Evidence, ...]:
+    places = {row: place for place, row in enumerate(specs)}
+    return tuple(sorted(evidence, key=lambda one: (places.get(one.row, len(places)), one.row, one.seed)))

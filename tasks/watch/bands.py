@@ -1,0 +1,161 @@
+"""Convergence bands: limits within which one new run is expected, from the scores of accepted runs with other seeds.
+
+MLPerf's reference convergence points (mlcommons/logging, rcp_checker) compare the mean of several submitted runs with at least twice as
+many reference runs, without the fastest and the slowest. Here one new run is compared with n accepted ones by a prediction limit for one
+more normal observation, mean +- t * s * sqrt(1 + 1/n) with Student's t of n - 1 degrees (Hahn 1969), on both sides: a score that is too
+good is a fault as well. Extremes are not dropped: a t limit needs the whole spread, and without them false alarms are several times as
+many (tests/tasks/watch/test_bands.py simulates both).
+
+Judged are Recall@K at the smallest K, MAP@R, NMI, the mean loss of the first and of the last epoch, and the number of epochs to a target
+score. The level is Bonferroni's, over rows, scores, sides and the nights of a month.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from scipy import stats
+
+from dml_core.evaluation.metric_info import metric_info, recall_k
+from tasks.watch.records import Band, Evidence
+
+ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; 0.7 if they are Student-t of 8 degrees
+NIGHTS_PER_MONTH = 30
+SCORES = ("map@r", "nmi")  # judged besides the first Recall@K, of those that a run has
+EPOCHS, FIRST_LOSS, LAST_LOSS = "epochs to target", "loss of the first epoch", "loss of the last epoch"
+MOST_JUDGED = 6
+WIDEST = 9.0  # standard deviations; a wider band would accept almost any run
+RELATIVE_FLOOR = 1e-6  # of the mean: deviation of scores that are equal in all accepted runs
+
+
+def level_of(num_rows: int) -> float:
+    """Return the probability with which one limit of one score may be exceeded by chance.
+
+    Args:
+        num_rows: rows that are verified each night.
+    """
+    return ALARMS_PER_MONTH / (max(1, num_rows) * MOST_JUDGED * NIGHTS_PER_MONTH * 2)
+
+
+def width_of(num_seeds: int, level: float) -> float:
+    """Return the distance of a limit from the mean of `num_seeds` accepted scores, in their standard deviations; infinite below two."""
+    if num_seeds < 2:
+        return math.inf
+    return float(stats.t.isf(level, num_seeds - 1)) * math.sqrt(1 + 1 / num_seeds)
+
+
+def seeds_needed(level: float) -> int:
+    """Return the fewest accepted seeds whose band is not wider than `WIDEST`."""
+    return next(num_seeds for num_seeds in range(2, 1000) if width_of(num_seeds, level) <= WIDEST)
+
+
+def prediction_band(values: Sequence[float], level: float, floor: float = 0.0) -> Band:
+    """Return the limits that one more value exceeds with probability `level` on each side.
+
+    Args:
+        values: of the accepted runs; at least two.
+        level: as of `level_of`.
+        floor: least standard deviation, for scores that have only some values.
+    """
+    mean = float(np.mean(values))
+    deviation = max(float(np.std(values, ddof=1)), floor, RELATIVE_FLOOR * abs(mean))
+    half = width_of(len(values), level) * deviation
+    return Band(low=mean - half, high=mean + half)
+
+
+def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
+    """Return the band of each judged score of a row; empty if its accepted seeds are too few (`seeds_needed`).
+
+    Args:
+        accepted: accepted runs of the row, one per seed.
+        level: as of `level_of`.
+    """
+    if len(accepted) < seeds_needed(level):
+        return {}
+    target = _target(accepted, level)
+    values = [judged(evidence, target) for evidence in accepted]
+    names = [name for name in values[0] if all(name in other for other in values)]
+    floors = {name: _floor(name, accepted[0]) for name in names}
+    return {name: prediction_band([of_run[name] for of_run in values], level, floors[name]) for name in names}
+
+
+def judge(evidence: Evidence, accepted: Sequence[Evidence], level: float) -> tuple[dict[str, Band], str | None]:
+    """Return the bands of a row and the first score of a new run that is outside its band, in words; None if all are within.
+
+    A score that only the accepted runs have is outside.
+
+    Args:
+        evidence: the new run.
+        accepted, level: as of `bands_of`.
+    """
+    bands = bands_of(accepted, level)
+    values = judged(evidence, _target(accepted, level)) if bands else {}
+    for name, band in bands.items():
+        value = values.get(name)
+        if value is None:
+            return bands, f"{title_of(name)} is missing"
+        if not band.low <= value <= band.high:
+            side = "above" if value > band.high else "below"
+            return bands, f"{title_of(name)} {_shown(name, value)} is {side} the band {_shown(name, band.low)} to {_shown(name, band.high)}"
+    return bands, None
+
+
+def judged(evidence: Evidence, target: float | None) -> dict[str, float]:
+    """Return the judged scores of a run.
+
+    Args:
+        evidence: the run.
+        target: Recall@1 to which epochs are counted; None if there is none.
+    """
+    first = min((k for name in evidence.scores if (k := recall_k(name)) is not None), default=None)
+    names = [*([] if first is None else [f"recall@{first}"]), *(name for name in SCORES if name in evidence.scores)]
+    values = {name: evidence.scores[name] for name in names}
+    if evidence.losses and evidence.steps_per_epoch:
+        values[FIRST_LOSS] = float(np.mean(evidence.losses[: evidence.steps_per_epoch]))
+        values[LAST_LOSS] = float(np.mean(evidence.losses[-evidence.steps_per_epoch :]))
+    if target is not None and evidence.curve:
+        values[EPOCHS] = epochs_to(evidence.curve, evidence.curve_epochs, target)
+    return values
+
+
+def epochs_to(curve: Sequence[float], epochs: Sequence[int], target: float) -> float:
+    """Return after how many epochs a curve first reaches a target, linear between its points; infinite if it does not.
+
+    >>> epochs_to([0.2, 0.4, 0.3], [8, 16, 24], 0.3)
+    12.0
+    """
+    if curve[0] >= target:
+        return float(epochs[0])
+    for (before, at), (after, then) in pairwise(zip(curve, epochs, strict=True)):
+        if after >= target:
+            return at + (then - at) * (target - before) / (after - before)
+    return math.inf
+
+
+def title_of(name: str) -> str:
+    """Return the display name of a judged score."""
+    return name if name in (EPOCHS, FIRST_LOSS, LAST_LOSS) else metric_info(name).title
+
+
+def _target(accepted: Sequence[Evidence], level: float) -> float | None:
+    """Return the target of the epochs: the score that a new run reaches at its best with probability 1 - level."""
+    if len(accepted) < 2 or not all(evidence.curve for evidence in accepted):
+        return None
+    return prediction_band([max(evidence.curve) for evidence in accepted], level).low
+
+
+def _floor(name: str, evidence: Evidence) -> float:
+    """Return the least deviation of a score: one query of a share of the queries, half of the distance between points of a curve."""
+    if name == EPOCHS:
+        points = evidence.curve_epochs
+        return (points[-1] - points[0]) / max(1, len(points) - 1) / 2 or 0.5
+    if name in (FIRST_LOSS, LAST_LOSS) or not metric_info(name).is_share_of_queries:
+        return 0.0
+    return 1 / max(1.0, evidence.scores.get("num_queries", 1.0))
+
+
+def _shown(name: str, value: float) -> str:
+    if name in (FIRST_LOSS, LAST_LOSS):
+        return f"{value:.4g}"
+    return f"{value:.1f}" if name == EPOCHS else f"{100 * value:.1f}"

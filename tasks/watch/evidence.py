@@ -1,0 +1,227 @@
+"""Collect the evidence of a finished run from its records and files.
+
+The hashes of initial weights, batches and views are not recorded during training: they are computed again, by the functions that the
+training loop calls. A fault in these functions therefore shows in them as well.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dml_core.data.store.splits import open_role
+from dml_core.data.views.batches import Loader, TrainView, count_copies
+from dml_core.data.views.samplers import epoch_batches
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
+from dml_core.training.epochs import CURVE, RECALL
+from dml_core.training.history import read_history
+from dml_core.training.loop import build_system
+from dml_core.training.mining import nearest_of_other_classes
+from dml_core.training.parallel.workers import Failures
+from dml_core.training.preparing import prepare, training_outputs
+from tasks.plans.times import placement_here
+from tasks.runs.comparable import spec_settings
+from tasks.runs.finished import read_finished
+from tasks.runs.identity import step_identities
+from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
+from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.storage import Store
+from tasks.watch.records import Environment, Evidence
+
+CPU = torch.device("cpu")
+PACKAGES = (  # distributions whose code computes a result
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "faiss-gpu",
+    "faiss-cpu",
+    "pillow",
+    "pyarrow",
+    "timm",
+    "pytorch-metric-learning",
+)
+CURVES = (RECALL["best_validation"], CURVE["test"], CURVE["train"])  # of the history; the first that a run records
+NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
+
+
+def row_of(spec: RunSpec) -> str:
+    """Return the name of a run's row: `DATASET/VARIANT` of the standing comparison, or `TABLE:ROW:DATASET` of a table."""
+    return f"{spec.dataset}/{spec.variant}" if spec.table is None else f"{spec.table}:{spec.label}:{spec.column}"
+
+
+def settings_hash(spec: RunSpec) -> str:
+    """Return the hash of the settings of training, embedding and scoring, without the seed."""
+    return _sha256(f"{spec_settings(spec, None)} {sorted(spec.measurements.items())}".encode())
+
+
+def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment) -> Evidence | None:
+    """Return the evidence of a run, or None if the present code has not finished it.
+
+    Args:
+        spec: the run.
+        dataset: its prepared dataset, whose files were verified.
+        store: store of its files, which are compared with their records.
+        records: folder of the records of finished steps.
+        environment: surroundings of the training.
+
+    Raises:
+        StoreError: a record is damaged, or a file differs from its record.
+    """
+    identities = step_identities(spec, dataset)
+    steps = {step: read_finished(records, step, identity) for step, identity in identities.items()}
+    trained, scored = steps["train"], steps["evaluate"]
+    if trained is None or not isinstance(scored, ScoreRecord):
+        return None
+    folder = store.checked(trained)
+    history = read_history(folder)
+    checkpoint = load_checkpoint(folder, identities["train"])
+    assert checkpoint is not None, "its file was just verified"
+    curve = next((name for name in CURVES if any(name in row for row in history)), CURVES[0])
+    points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
+    initial, batches, pixels = beginning(spec, Path(dataset.folder))
+    return Evidence(
+        row=row_of(spec),
+        seed=spec.seed,
+        settings=settings_hash(spec),
+        dataset=dataset.digest,
+        initial_weights=initial,
+        batches=batches,
+        losses=tuple(_shortest(row["loss"]) for row in history),
+        weights=_hash_of_state(weights_of(checkpoint, spec.evaluation.epoch)[0]),
+        scores=_scores_of(spec, read_scores(scored, store.checked(scored)).metrics),
+        curve=tuple(value for _, value in points),
+        curve_epochs=tuple(epoch for epoch, _ in points),
+        seconds=float(trained.facts.get("seconds", 0)),
+        environment=environment,
+        pixels=pixels,
+        steps_per_epoch=sum(row["epoch"] == 0 for row in history),
+    )
+
+
+def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
+    """Return hashes of a run's weights before the first step, of its first epoch's batches, and of the first batch's views.
+
+    A run of no epochs has no batches and no views. Computed on the CPU in one thread.
+    """
+    config, num_threads = spec.training, torch.get_num_threads()
+    dataset = open_role(packed, "train", config.validation)
+    torch.set_num_threads(1)
+    loader = Loader(dataset)
+    try:
+        system = build_system(config, len(dataset.class_names), spec.seed, CPU)
+        prepare(system, dataset, config, spec.seed, loader, Failures())
+        weights = _hash_of_state(system.state_dict())
+        if not config.num_epochs:
+            return weights, _sha256(b""), None
+        negatives = None
+        if config.sampler.kind == "mined_triplets":
+            negatives = nearest_of_other_classes(training_outputs(system, dataset, config, loader, Failures()), torch.from_numpy(dataset.labels))
+        batches = epoch_batches(config.sampler, dataset.labels, spec.seed, 0, negatives)
+        samples = hashlib.sha256()
+        for batch in batches:
+            samples.update(f"{len(batch)}:".encode() + np.asarray(batch, dtype=np.int64).tobytes())
+            samples.update(np.asarray(dataset.labels[batch], dtype=np.int64).tobytes())
+        view = TrainView(config.transform, spec.seed, 0)
+        pixels, _ = next(loader.batches(batches[:1], view, count_copies(batches)[:1]))
+        return weights, samples.hexdigest(), _hash_of_state({"pixels": pixels})
+    finally:
+        loader.close()
+        torch.set_num_threads(num_threads)
+
+
+def environment_here(commit: str, scale: ScaleSpec) -> Environment:
+    """Return the surroundings of runs on this machine.
+
+    Args:
+        commit: commit of the project (`code_commit`).
+        scale: resources of the runs, from which their device and threads follow.
+    """
+    placement = placement_here(scale)
+    num_workers = placement.num_workers * placement.num_groups
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    instructions = torch.backends.cpu.get_cpu_capability() + (f", oneDNN {limit}" if limit else "")
+    return Environment(
+        commit=commit,
+        python=platform.python_version(),
+        packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        processor=f"{_processor()} ({instructions})",
+        device="cpu" if placement.device == "cpu" else _gpu(),
+        threads=max(1, (os.cpu_count() or 1) // num_workers),
+    )
+
+
+def code_commit(root: Path) -> str:
+    """Return the commit of the project at `root`, with "-dirty" if tracked code or settings differ; "unknown" outside git."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return "unknown"
+    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE) else commit
+
+
+def is_same_code(root: Path, commit: str, other: str) -> bool:
+    """Return whether code and settings of two commits are equal; False for a commit with changes, or one that git does not have."""
+    if commit.endswith("-dirty") or other.endswith("-dirty"):
+        return False
+    return commit == other or _git(root, "diff", "--quiet", commit, other, "--", ".", *NO_CODE) is not None
+
+
+def _scores_of(spec: RunSpec, metrics: dict[str, float]) -> dict[str, float]:
+    """Return the evaluator's metrics; measurements are left out, because some of them are times."""
+    return {name: value for name, value in metrics.items() if not spec.measurements or metric_info(name).family != "measurement"}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command, or None if it failed or there is no git."""
+    try:
+        ran = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return ran.stdout.strip() if ran.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _gpu() -> str:
+    driver = Path("/sys/module/nvidia/version")
+    found = driver.read_text().strip() if driver.is_file() else "unknown"
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU of a cluster"
+    return f"{name}, driver {found}, CUDA {torch.version.cuda}"
+
+
+def _hash_of_state(state: dict[str, Tensor]) -> str:
+    """Return a hash of the names, types, shapes and values of tensors, whatever their memory layout."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _shortest(loss: Any) -> float:
+    """Return a float32 as the shortest decimal that identifies it, which halves the size of a reference."""
+    return float(str(np.float32(loss)))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,146 @@
+"""Records of a verification: evidence of one trained run, accepted references, verdicts of rows.
+
+Evidence states what went into a run and what came out, so that two runs can be compared at the step where they part. All hashes are SHA-256
+in hexadecimal.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+FORMAT = 1
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Environment(_Record):
+    """The surroundings that may change a result although parameters and data are the same.
+
+    Attributes:
+        commit: commit of the project, with "-dirty" if tracked files differ.
+        packages: versions of the installed libraries that compute (torch, torchvision, numpy, faiss, pillow and others).
+        processor: model of the processor and the instruction sets that torch uses.
+        device: "cpu", or name of the GPU with its driver.
+        threads: threads of one worker.
+    """
+
+    commit: str
+    python: str
+    packages: dict[str, str]
+    processor: str
+    device: str
+    threads: int
+
+
+class Evidence(_Record):
+    """One trained and scored run.
+
+    Attributes:
+        row: name of the row: `DATASET/VARIANT` of the standing comparison, or `TABLE:ROW:DATASET` of a table.
+        settings: hash of the settings of training, embedding and scoring.
+        dataset: digest of the dataset's content.
+        initial_weights: hash of the network and loss before the first step.
+        batches: hash of the samples of the first epoch's batches, in order.
+        losses: loss of each step, exact as float32.
+        weights: hash of the trained weights.
+        scores: each metric of the evaluation, exact.
+        curve: validation or training Recall@1 by epoch where the run records it, for the epochs that a score needs; else empty.
+        seconds: wall-clock time of training.
+        pixels: hash of the first batch's views as the network gets them; None for a run without a step.
+        steps_per_epoch: number of steps of an epoch; 0 for a run without a step.
+        curve_epochs: number of completed epochs at each value of `curve`.
+    """
+
+    row: str
+    seed: int
+    settings: Hash
+    dataset: str
+    initial_weights: Hash
+    batches: Hash
+    losses: tuple[float, ...]
+    weights: Hash
+    scores: dict[str, float]
+    curve: tuple[float, ...] = ()
+    seconds: float
+    environment: Environment
+    pixels: Hash | None = None
+    steps_per_epoch: int = 0
+    curve_epochs: tuple[int, ...] = ()
+
+
+class Reference(_Record):
+    """Accepted evidence of all rows of a table or of a dataset's standing comparison, a committed file.
+
+    Attributes:
+        name: table, or dataset of the standing comparison.
+        protocol: hash of the protocol's settings without seeds; references of two protocols are never compared.
+        who: name and address of the person who accepted it, from git's configuration.
+        why: their reason.
+    """
+
+    format: int = FORMAT
+    name: str
+    protocol: Hash
+    who: str
+    why: str
+    commit: str
+    accepted_at: AwareDatetime
+    evidence: tuple[Evidence, ...]
+
+
+class Verdict(StrEnum):
+    """Result of verifying a row; `DRIFTED`, `FAILED` and `VANISHED` raise an alarm."""
+
+    IDENTICAL = "identical"
+    WITHIN_BAND = "within the band"
+    DRIFTED = "drifted"
+    FAILED = "failed"
+    NEW = "no reference"
+    VANISHED = "vanished"
+
+
+class Band(_Record):
+    """Limits of one score of one run, its level corrected for the number of rows and nights; two one-sided limits."""
+
+    low: float
+    high: float
+
+
+class RowVerdict(_Record):
+    """Verdict of one run of one row.
+
+    Attributes:
+        reason: one sentence: the first difference between the two runs, or the score that left its band.
+        changed: what differs in the environments, as "torch 2.11.0 -> 2.14.1".
+        bands: limits of each judged score; scores that are not judged have none.
+        evidence: the new run; None if it failed or vanished.
+    """
+
+    row: str
+    seed: int
+    verdict: Verdict
+    reason: str
+    changed: tuple[str, ...] = ()
+    bands: dict[str, Band] = {}
+    evidence: Evidence | None = None
+
+
+class Verification(_Record):
+    """One execution of `dml verify`: a night's share of the rows, or all.
+
+    Attributes:
+        name: table, or dataset of the standing comparison.
+        skipped: rows that the share or the budget left for another night.
+    """
+
+    format: int = FORMAT
+    name: str
+    started_at: AwareDatetime
+    seconds: float
+    commit: str
+    rows: tuple[RowVerdict, ...]
+    skipped: tuple[str, ...] = ()

@@ -1,0 +1,139 @@
+"""The runs of a night: rows verified longest ago, each with the seed verified longest ago, within a share and a budget of time."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import fmean
+
+from tasks.watch.records import Evidence, Verification
+
+START_SECONDS = 60.0  # Prefect, Ray, its workers, and evidence at the end
+RUN_SECONDS = 8.0  # scoring, figures, publishing of a run
+Accepted = Mapping[str, Mapping[int, float]]  # row -> seed -> seconds of its training
+NEVER = datetime.min.replace(tzinfo=UTC)
+RECENT = 3  # verifications whose measured times correct the prediction
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run to verify: its reference's name, its row, a seed, and the predicted duration in seconds."""
+
+    name: str
+    row: str
+    seed: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Night:
+    """The runs of a night.
+
+    Attributes:
+        turns: runs to verify, those verified longest ago first.
+        waiting: rows left for another night.
+        too_long: rows whose predicted duration exceeds the budget; they never have a turn.
+        seconds: predicted duration of the night.
+        num_nights: nights after which every row had its turn, too long ones excepted.
+        num_seeds: seeds per row through which the rotation passes.
+        least: predicted duration of a night with only the shortest row, in seconds.
+    """
+
+    turns: tuple[Turn, ...]
+    waiting: tuple[str, ...]
+    too_long: tuple[str, ...]
+    seconds: float
+    num_nights: int
+    num_seeds: int
+    least: float
+
+    @property
+    def line(self) -> str:
+        """The plan in a line: what follows, how long it takes, and when every row has had its turn."""
+        runs = f"{len(self.turns)} run{'' if len(self.turns) == 1 else 's'} to verify, about {math.ceil(self.seconds / 60)} min"
+        every = "every row in each verification" if self.num_nights == 1 else f"every row within {self.num_nights} verifications"
+        seeds = f", every accepted seed within {self.num_nights * self.num_seeds}" if self.num_seeds > 1 else ""
+        too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""
+        return f"{runs}; {every}{seeds}{too_long}"
+
+
+def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> list[Turn]:
+    """Return one run for each row, the rows and seeds that were verified longest ago first.
+
+    Args:
+        accepted: name -> row -> accepted seed -> seconds of its training.
+        past: earlier verifications, oldest first.
+    """
+    last: dict[tuple[str, int | None], datetime] = {}
+    for verification in past:
+        for verdict in verification.rows:
+            if verdict.evidence is not None:
+                last[verdict.row, verdict.seed] = last[verdict.row, None] = verification.started_at
+    measured = measured_seconds(past)
+    turns = []
+    for name, rows in accepted.items():
+        for row, seconds in rows.items():
+            seed = min(seconds, key=lambda seed: (last.get((row, seed), NEVER), seed))
+            turns.append(Turn(name, row, seed, measured.get(row) or fmean(seconds.values())))
+    return sorted(turns, key=lambda turn: last.get((turn.row, None), NEVER))
+
+
+def measured_seconds(past: Iterable[Verification]) -> dict[str, float]:
+    """Return row -> seconds of its training when it was last verified."""
+    return {verdict.row: verdict.evidence.seconds for one in past for verdict in one.rows if verdict.evidence is not None}
+
+
+def plan_night(
+    turns: Sequence[Turn], share: float, budget_seconds: float | None, num_parallel: int, num_seeds: int, correction: float = 1.0
+) -> Night:
+    """Choose the runs of a night from all rows, in the order of `turns_of`.
+
+    Args:
+        turns: one run for each row.
+        share: share of the rows, rounded up; 1 for all.
+        budget_seconds: most seconds of the night; None for no limit.
+        num_parallel: runs that train at the same time.
+        num_seeds: seeds of each row in the rotation.
+        correction: factor between measured and predicted durations (`correction_of`).
+    """
+    most = math.ceil(share * len(turns) - 1e-9)
+
+    def seconds_of(some: Sequence[Turn], factor: float = correction) -> float:
+        return predicted_seconds([turn.seconds for turn in some], num_parallel, factor)
+
+    def fits(some: Sequence[Turn]) -> bool:
+        return len(some) <= most and (budget_seconds is None or seconds_of(some) <= budget_seconds)
+
+    too_long = [turn for turn in turns if budget_seconds is not None and seconds_of([turn], 1.0) > budget_seconds]
+    possible = [turn for turn in turns if turn not in too_long]
+    nights: list[list[Turn]] = []
+    for turn in possible:  # as the rotation will pass through them
+        if nights and fits([*nights[-1], turn]):
+            nights[-1].append(turn)
+        else:
+            nights.append([turn])
+    tonight = nights[0] if nights else []
+    waiting = [turn.row for turn in possible if turn not in tonight]
+    least = min((seconds_of([turn], 1.0) for turn in turns), default=0.0)
+    long_rows = tuple(dict.fromkeys(turn.row for turn in too_long))
+    return Night(tuple(tonight), tuple(waiting), long_rows, seconds_of(tonight), len(nights), num_seeds, least)
+
+
+def predicted_seconds(seconds: Sequence[float], num_parallel: int, correction: float = 1.0) -> float:
+    """Return the predicted duration of runs that train for these seconds each, `num_parallel` at a time."""
+    runs = [each + RUN_SECONDS for each in seconds]
+    return correction * (START_SECONDS + max(sum(runs) / num_parallel, max(runs, default=0.0)))
+
+
+def correction_of(past: Sequence[Verification], num_parallel: int) -> float:
+    """Return how many times as long as predicted the slowest of the last verifications took; at least 1."""
+    factors = [1.0]
+    for verification in past[-RECENT:]:
+        trained = _trained(verification)
+        if trained:
+            factors.append(verification.seconds / predicted_seconds([evidence.seconds for evidence in trained], num_parallel))
+    return max(factors)
+
+
+def _trained(verification: Verification) -> list[Evidence]:
+    return [verdict.evidence for verdict in verification.rows if verdict.evidence is not None]

@@ -1,0 +1,166 @@
+"""Files of accepted references and of verifications, and the rows that a project has today.
+
+| file | content |
+|---|---|
+| `results/accepted/<name>.json` | a `Reference`: committed JSON with sorted keys, the evidence of each run on a line |
+| `state/verifications/<time>-<name>.json` | a `Verification`, sealed (`tasks.sealed`) |
+
+In file names `/` is replaced by `~`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from dml_core.config import unknown_name
+from dml_core.errors import StoreError
+from tasks.environment import Project
+from tasks.files import write_whole
+from tasks.runs.protocols import read_protocol
+from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tasks.runs.tuned import STANDING
+from tasks.sealed import read_or_set_aside, write_sealed
+from tasks.tables.choice import Choice
+from tasks.tables.file import table_names
+from tasks.tables.runs import chosen_runs
+from tasks.watch.evidence import row_of
+from tasks.watch.records import FORMAT, Reference, Verification
+
+ACCEPTED = Path("results") / "accepted"  # in the project
+VERIFICATIONS = "verifications"  # in the state folder
+_VERIFICATION = TypeAdapter(Verification)
+
+
+# ---------------------------------------------------------------- references
+
+
+def reference_path(project: Project, name: str) -> Path:
+    """Return the file of a reference."""
+    return project.root / ACCEPTED / f"{name.replace('/', '~')}.json"
+
+
+def read_reference(project: Project, name: str) -> Reference | None:
+    """Return the accepted reference of a table or dataset; None if there is none.
+
+    Raises:
+        StoreError: the file is damaged, or a newer version of the program wrote it.
+    """
+    path = reference_path(project, name)
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
+            raise StoreError(f"{path}: written by a newer version (format {content['format']}); update dml-repro")
+        return Reference.model_validate_json(json.dumps(content))
+    except (OSError, ValueError, ValidationError):
+        raise StoreError(f"{path}: damaged; restore it with git, or accept again: dml accept {name} --why ...") from None
+
+
+def read_references(project: Project, names: Iterable[str] = ()) -> dict[str, Reference]:
+    """Return name -> reference; all references without names.
+
+    Raises:
+        StoreError: as `read_reference`.
+    """
+    found = names or [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("*.json"))]
+    references = {name: read_reference(project, name) for name in found}
+    return {name: reference for name, reference in references.items() if reference is not None}
+
+
+def write_reference(project: Project, reference: Reference) -> Path:
+    """Write a reference, replacing an earlier one; return its file.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path, content = reference_path(project, reference.name), reference.model_dump(mode="json")
+    runs = ",\n".join(json.dumps(evidence, sort_keys=True) for evidence in content["evidence"])
+    texts = {key: f"[\n{runs}\n]" if key == "evidence" else json.dumps(content[key]) for key in sorted(content)}
+    fields = ",\n".join(f'"{key}": {text}' for key, text in texts.items())
+    try:
+        write_whole(path, f"{{\n{fields}\n}}\n")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return path
+
+
+# ---------------------------------------------------------------- verifications
+
+
+def write_verification(state: Path, verification: Verification) -> Path:
+    """Write a verification, and return its file.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    time = f"{verification.started_at:%Y%m%dT%H%M%SZ}"
+    path = state / VERIFICATIONS / f"{time}-{verification.name.replace('/', '~')}.json"
+    write_sealed(path, verification, _VERIFICATION)
+    return path
+
+
+def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verification]:
+    """Return the verifications of some names, or of all, oldest first; damaged files are renamed with a warning.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote one.
+    """
+    wanted = set(names)
+    read = (read_or_set_aside(path, _VERIFICATION) for path in sorted((state / VERIFICATIONS).glob("*.json")))
+    found = [verification for verification in read if verification is not None and (not wanted or verification.name in wanted)]
+    return sorted(found, key=lambda verification: verification.started_at)
+
+
+# ---------------------------------------------------------------- rows of today
+
+
+def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
+    """Return row -> its run with seed 0, for all rows of a dataset's standing comparison or of a table; datasets are the project's.
+
+    Raises:
+        ConfigError: the name is unknown, or no row of it can be run.
+    """
+    known = [*params.comparison.datasets, *(table for table in table_names() if table != STANDING)]
+    if name not in known:
+        raise unknown_name("dataset of the comparison or table", name, known)
+    if name in params.comparison.datasets:
+        runs = comparison_runs(params, name, None, (0,))
+    else:
+        runs = [spec for specs in chosen_runs(params, (name,), Choice(seeds=(0,))).runs for spec in specs]
+    return {row_of(spec): spec for spec in runs}
+
+
+def protocol_of(params: Params, name: str) -> str:
+    """Return the hash of the settings that the rows of a dataset's standing comparison, or of a table's paper, share."""
+    if name in params.comparison.datasets:
+        content = [params.comparison.protocol, params.comparison.datasets[name], params.evaluation.model_dump(mode="json")]
+    else:
+        content = [read_protocol(name.partition("/")[0]).model_dump(mode="json", exclude={"independent"})]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def matching_rows(rows: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return the rows that a person names by their full name, or by a part between their separators, as `softtriple`; all without names.
+
+    Raises:
+        ConfigError: a name matches no row.
+    """
+    if not wanted:
+        return list(rows)
+    for text in wanted:
+        if not any(_is_named(row, text) for row in rows):
+            raise unknown_name("row", text, sorted({_short_name(row) for row in rows}))
+    return [row for row in rows if any(_is_named(row, text) for text in wanted)]
+
+
+def _is_named(row: str, text: str) -> bool:
+    return text in (row, _short_name(row), _short_name(row).partition(" ")[0])
+
+
+def _short_name(row: str) -> str:
+    """Return the variant of a standing row, or the label of a table's row."""
+    return row.split(":")[1] if ":" in row else row.partition("/")[2]

@@ -1,0 +1,40 @@
+"""Sentences about a verification, for the terminal, pages and flow runs."""
+
+from collections import Counter
+
+from dml_core.evaluation.metric_info import recall_k
+from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
+
+WORDS = {
+    Verdict.IDENTICAL: "identical",
+    Verdict.WITHIN_BAND: "within the band",
+    Verdict.DRIFTED: "drifted",
+    Verdict.FAILED: "failed",
+    Verdict.VANISHED: "vanished",
+    Verdict.NEW: "without a reference",
+}
+BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)
+
+
+def first_sentence(verification: Verification, reference: Reference | None) -> str:
+    """Return whether a reference is reproduced, with the number of rows of each verdict."""
+    counts = Counter(row.verdict for row in verification.rows)
+    parts = [f"{counts[verdict]} {words}" for verdict, words in WORDS.items() if counts[verdict]]
+    skipped = f"; {len(verification.skipped)} left for another time" if verification.skipped else ""
+    bad = [row.row for row in verification.rows if row.verdict in BAD]
+    if bad:
+        result = "NOT reproduced"
+    elif counts[Verdict.IDENTICAL] or counts[Verdict.WITHIN_BAND]:
+        result = "reproduced"
+    else:
+        result = "nothing is accepted" if reference is None else "nothing was compared"
+    since = "" if reference is None else f" (accepted {reference.accepted_at:%Y-%m-%d} at {reference.commit[:10]})"
+    return f"{verification.name}: {result}{since}: {', '.join(parts) or 'no run'}{skipped}."
+
+
+def first_recall(row: RowVerdict) -> str:
+    """Return the first Recall@K of a run in per cent; empty without a run."""
+    if row.evidence is None:
+        return ""
+    ks = [k for name in row.evidence.scores if (k := recall_k(name)) is not None]
+    return f"{100 * row.evidence.scores[f'recall@{min(ks)}']:.1f}" if ks else ""

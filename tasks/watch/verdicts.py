@@ -1,0 +1,102 @@
+"""Compare a new run with the accepted runs of its row: the first difference, what differs in the environments, and the verdict.
+
+| verdict | condition |
+|---|---|
+| identical | all hashes, losses and scores equal those of the accepted run with the same seed |
+| drifted | settings or dataset differ; or what enters the network differs in an equal environment; or a score is outside its band |
+| within the band | bits differ, and every judged score is within its band |
+
+What enters the network are initial weights, batches and views of images. They contain no sums whose order a processor or a commit may
+change, so a difference in an equal environment is a fault, or a change that a person has to accept.
+"""
+
+from collections.abc import Sequence
+
+from tasks.watch.bands import judge, seeds_needed
+from tasks.watch.records import Band, Environment, Evidence, RowVerdict, Verdict
+
+INPUTS = {  # compared in this order, after settings and dataset
+    "initial_weights": "the initial weights differ",
+    "batches": "samples, labels or order of the first epoch's batches differ",
+    "pixels": "the images of the first batch differ as the network gets them",
+}
+
+
+def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> RowVerdict:
+    """Return the verdict of a new run.
+
+    Args:
+        new: the run.
+        accepted: accepted runs of its row, at least one.
+        level: as of `tasks.watch.bands.level_of`.
+    """
+    same = next((evidence for evidence in accepted if evidence.seed == new.seed), None)
+    nearest = same or accepted[0]
+    changed = differing(nearest.environment, new.environment)
+
+    def result(verdict: Verdict, reason: str, bands: dict[str, Band] | None = None) -> RowVerdict:
+        return RowVerdict(row=new.row, seed=new.seed, verdict=verdict, reason=reason, changed=changed, bands=bands or {}, evidence=new)
+
+    for name, what in (("settings", "the settings"), ("dataset", "the dataset's content")):
+        if getattr(nearest, name) != getattr(new, name):
+            return result(Verdict.DRIFTED, f"{what} differ{'' if name == 'settings' else 's'} from the accepted run's")
+    difference = f"seed {new.seed} has no accepted run" if same is None else first_difference(same, new)
+    if difference is None:
+        return result(Verdict.IDENTICAL, "")
+    bands, outside = judge(new, accepted, level)
+    if outside is not None:
+        return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)
+    if difference in INPUTS.values() and is_equal(nearest.environment, new.environment):
+        return result(Verdict.DRIFTED, f"{difference}, in an equal environment", bands=bands)
+    if not bands:
+        few = f"{len(accepted)} accepted seed{'' if len(accepted) == 1 else 's'}, and a band needs {seeds_needed(level)}"
+        return result(Verdict.DRIFTED, f"{difference}; {few}")
+    return result(Verdict.WITHIN_BAND, difference, bands=bands)
+
+
+def first_difference(accepted: Evidence, new: Evidence) -> str | None:
+    """Return the first difference of two runs of one row and seed in the order in which they arise, in words; None if there is none."""
+    for name, what in INPUTS.items():
+        old, now = getattr(accepted, name), getattr(new, name)
+        if old is not None and now is not None and old != now:
+            return what
+    step = next((step for step, pair in enumerate(zip(accepted.losses, new.losses, strict=False)) if pair[0] != pair[1]), None)
+    if step is not None:
+        return f"the loss differs from {_step(step, new)} on: {accepted.losses[step]:.9g} -> {new.losses[step]:.9g}"
+    if len(accepted.losses) != len(new.losses):
+        return f"the number of steps differs: {len(accepted.losses)} -> {len(new.losses)}"
+    if accepted.weights != new.weights:
+        return "the trained weights differ, although all losses are equal"
+    for name in sorted(accepted.scores.keys() | new.scores.keys()):
+        old_score, score = accepted.scores.get(name), new.scores.get(name)
+        if old_score != score:
+            return f"scoring differs, of equal weights: {name} {_number(old_score)} -> {_number(score)}"
+    return None
+
+
+def differing(accepted: Environment, new: Environment) -> tuple[str, ...]:
+    """Return what differs in two environments, as "torch 2.11.0 -> 2.14.1"."""
+    pairs = {name: (getattr(accepted, name), getattr(new, name)) for name in ("commit", "python", "processor", "device", "threads")} | {
+        name: (accepted.packages.get(name), new.packages.get(name)) for name in sorted(accepted.packages.keys() | new.packages.keys())
+    }
+    return tuple(f"{name} {_short(old)} -> {_short(now)}" for name, (old, now) in pairs.items() if old != now)
+
+
+def is_equal(accepted: Environment, new: Environment) -> bool:
+    """Return whether two environments differ at most in the commit."""
+    return accepted.model_copy(update={"commit": ""}) == new.model_copy(update={"commit": ""})
+
+
+def _step(step: int, evidence: Evidence) -> str:
+    epoch = f" of epoch {step // evidence.steps_per_epoch + 1}" if evidence.steps_per_epoch else ""
+    return f"step {step + 1}{epoch}"
+
+
+def _number(score: float | None) -> str:
+    return "none" if score is None else f"{score:.9g}"
+
+
+def _short(value: object) -> str:
+    text = "none" if value is None else str(value)
+    commit, dash, dirty = text.partition("-dirty")
+    return f"{commit[:10]}{dash}{dirty}" if len(commit) == 40 else text

@@ -1,0 +1,294 @@
+"""Verify references: train rows again, collect their evidence, judge it, and write a `Verification` for each reference.
+
+A dataset or table without an accepted reference is compared with the finished runs of the store: the first step towards accepting them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from dml_core.config import refuse_repeats
+from dml_core.errors import ConfigError, DataError, DmlError
+from tasks.data import changed_datasets, read_dataset, unchanged_dataset
+from tasks.environment import Project
+from tasks.plans.times import placement_here
+from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
+from tasks.tables.file import load_table
+from tasks.tables.runs import at_scale
+from tasks.watch.bands import level_of
+from tasks.watch.candidates import candidate_evidence, find_candidates
+from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
+from tasks.watch.fresh_runs import Workspace, train, workspace
+from tasks.watch.records import Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
+from tasks.watch.storage import matching_rows, protocol_of, read_references, read_verifications, rows_today, write_verification
+from tasks.watch.verdicts import first_difference, verdict_of
+
+ALARMS = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)
+END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
+COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
+UNKNOWN_SECONDS = 60.0  # of a finished run without a recorded duration
+Say = Callable[[str], None]
+
+
+@checked_dataclass(frozen=True)
+class VerifyRequest:
+    """What to verify; by default every row of every accepted reference, with one seed each."""
+
+    names: tuple[str, ...] = Field(default=(), description="Datasets of the comparison, or tables; by default all that are accepted.")
+    rows: tuple[str, ...] = Field(default=(), description="Only these rows.")
+    seeds: tuple[int, ...] = Field(default=(), description="These seeds; by default, of each row, the accepted seed verified longest ago.")
+    share: float = Field(default=1.0, gt=0, le=1, description="Share of the rows, those verified longest ago first.")
+    budget_minutes: float | None = Field(default=None, gt=0, description="Most minutes; rows that do not fit wait for the next time.")
+    keep: bool = Field(default=False, description="Keep the files of the runs, below state/verify.")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Result of one execution.
+
+    Attributes:
+        verifications: one for each name, as written.
+        night: the plan behind them.
+        references: name -> accepted reference; names without one are missing.
+        folder: folder with the files of the runs; None if it was removed.
+    """
+
+    verifications: tuple[Verification, ...]
+    night: Night
+    references: dict[str, Reference]
+    folder: str | None
+
+    @property
+    def has_alarm(self) -> bool:
+        """True if a row drifted, failed or vanished."""
+        return any(row.verdict in ALARMS for verification in self.verifications for row in verification.rows)
+
+
+def verify(project: Project, request: VerifyRequest, say: Say) -> Verified:
+    """Verify, and write the verifications to the state folder.
+
+    Args:
+        project: the project, with its environment set.
+        request: what.
+        say: receives progress, a line at a time.
+
+    Raises:
+        ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget.
+    """
+    return _Verifier(project, request, say).run()
+
+
+class _Verifier:
+    """One execution.
+
+    Attributes:
+        specs: name -> row -> its run with seed 0.
+        accepted: name -> row -> accepted seed, or finished one of a name without a reference -> seconds of its training.
+        verdicts: name -> verdicts so far.
+    """
+
+    def __init__(self, project: Project, request: VerifyRequest, say: Say) -> None:
+        self.project, self.request, self.say = project, request, say
+        self.began, self.started_at = time.monotonic(), datetime.now(UTC)
+        self.references = read_references(project, request.names)
+        names = list(request.names or self.references)
+        refuse_repeats("NAME", names)
+        check_seeds(request.seeds)
+        refuse_repeats("--seed", request.seeds)
+        if not names:
+            raise ConfigError("nothing is accepted yet; verify the finished runs of a dataset or table: dml verify NAME")
+        self.params = _params_of(project, names)
+        self.specs = {name: rows_today(self.params, name) for name in names}
+        self.level = level_of(sum(len(rows) for rows in self.specs.values()))
+        self.commit = code_commit(project.root)
+        self.verdicts: dict[str, list[RowVerdict]] = {name: [] for name in names}
+        self.accepted: dict[str, dict[str, dict[int, float]]] = {}
+        all_rows = {name: _rows_of(self.references.get(name), self.specs[name]) for name in names}
+        wanted = matching_rows([row for rows in all_rows.values() for row in rows], request.rows)
+        for name in names:
+            rows = [row for row in all_rows[name] if row in wanted]
+            reference = self.references.get(name)
+            self.accepted[name] = self._from_store(name, rows) if reference is None else self._from_reference(name, reference, rows)
+
+    # ------------------------------------------------------------ what is compared
+
+    def _from_reference(self, name: str, reference: Reference, rows: Sequence[str]) -> dict[str, dict[int, float]]:
+        """Return the rows to verify; give verdicts on those that vanished, are new, or have other settings, which are not trained."""
+        if reference.protocol != protocol_of(self.params, name):
+            self.say(f"{name}: the protocol differs from the accepted one; rows with other settings are not compared")
+        accepted: dict[str, dict[int, float]] = {}
+        for row in rows:
+            spec, evidence = self.specs[name].get(row), [one for one in reference.evidence if one.row == row]
+            if spec is None:
+                self._settle(name, row, Verdict.VANISHED, "accepted, but the project has no such row; restore it, or accept without it")
+            elif not evidence:
+                self._settle(name, row, Verdict.NEW, f"not accepted; after a verification of it: dml accept {name} --row ... --why ...")
+            elif evidence[0].settings != settings_hash(spec):
+                self._settle(name, row, Verdict.DRIFTED, "the settings differ from the accepted ones; restore them, or accept new results")
+            else:
+                accepted[row] = {one.seed: one.seconds for one in evidence}
+        return accepted
+
+    def _from_store(self, name: str, rows: Sequence[str]) -> dict[str, dict[int, float]]:
+        """Return the finished rows of a name without a reference.
+
+        Raises:
+            ConfigError: no row is finished.
+        """
+        finished = find_candidates(self.project, self.params, name, {row: self.specs[name][row] for row in rows}).finished
+        if not finished:
+            what = f"--dataset {name}" if name in self.params.comparison.datasets else name
+            raise ConfigError(f"{name}: nothing is accepted, and no row is finished by this code; run: dml reproduce {what}")
+        self.say(f"{name}: nothing is accepted; comparing with the finished runs")
+        return finished
+
+    def _settle(self, name: str, row: str, verdict: Verdict, reason: str, seed: int = 0) -> None:
+        self.verdicts[name].append(RowVerdict(row=row, seed=seed, verdict=verdict, reason=reason))
+
+    # ------------------------------------------------------------ execution
+
+    def run(self) -> Verified:
+        night = self._plan()
+        is_kept, folder, late = False, None, list[Turn]()
+        if night.turns:
+            with workspace(self.project, lambda: self.request.keep or self._has_alarm()) as space:
+                late = self._train(self._with_data(night.turns), space)
+                folder = str(space.project.root)
+            is_kept = self.request.keep or self._has_alarm()
+        verifications = tuple(self._written(name, night, late) for name in self.specs)
+        return Verified(verifications, night, self.references, folder if is_kept else None)
+
+    def _has_alarm(self) -> bool:
+        return any(row.verdict in ALARMS for rows in self.verdicts.values() for row in rows)
+
+    def _plan(self) -> Night:
+        """Choose the runs.
+
+        Raises:
+            ConfigError: no row fits into the budget.
+        """
+        past = read_verifications(self.project.state)
+        turns = turns_of(self.accepted, past)
+        if self.request.seeds:
+            turns = [Turn(turn.name, turn.row, seed, turn.seconds) for turn, seed in product(turns, self.request.seeds)]
+        num_parallel = placement_here(self.params.scale).num_groups
+        minutes = self.request.budget_minutes
+        num_seeds = max((len(seeds) for rows in self.accepted.values() for seeds in rows.values()), default=0)
+        correction = correction_of(past, num_parallel)
+        night = plan_night(turns, self.request.share, None if minutes is None else 60 * minutes, num_parallel, num_seeds, correction)
+        if turns and not night.turns:
+            raise ConfigError(f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes")
+        if turns:
+            self.say(night.line)
+        return night
+
+    def _with_data(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return the turns whose dataset is as it was packed; give verdicts on the others."""
+        problems: dict[str, tuple[Verdict, str] | None] = {}
+        sound = []
+        for turn in turns:
+            dataset = self.specs[turn.name][turn.row].dataset
+            if dataset not in problems:
+                problems[dataset] = self._problem(dataset)
+            problem = problems[dataset]
+            if problem is None:
+                sound.append(turn)
+            else:
+                self._settle(turn.name, turn.row, *problem, seed=turn.seed)
+        return sound
+
+    def _problem(self, dataset: str) -> tuple[Verdict, str] | None:
+        """Verify the packed files of a dataset; return the verdict on its rows if they are damaged or out of date."""
+        try:
+            if unchanged_dataset(self.project, dataset) is not None or not changed_datasets(self.project, self.params, [dataset]):
+                return None
+        except DataError as error:
+            return Verdict.FAILED, str(error)
+        return Verdict.DRIFTED, f"raw files, settings or packing code of {dataset} differ from what was packed; then: dml reproduce"
+
+    def _train(self, turns: Sequence[Turn], space: Workspace) -> list[Turn]:
+        """Train and judge the turns; return those that the budget stopped."""
+        minutes = self.request.budget_minutes
+        until = math.inf if minutes is None else self.began + 60 * minutes - END_SECONDS - COLLECT_SECONDS * len(turns)
+        late = []
+        for group in _groups(turns, self.specs):
+            specs = [self._spec(turn) for turn in group]
+            failed = train(space, specs, until, self.say) if time.monotonic() < until else {}
+            is_stopped = time.monotonic() >= until
+            for turn, spec in zip(group, specs, strict=True):
+                evidence = failed.get((spec.label, spec.seed)) or self._collected(spec, space)
+                if isinstance(evidence, Evidence):
+                    self.verdicts[turn.name].append(self._judged(turn, evidence))
+                elif evidence is None and is_stopped:
+                    late.append(turn)
+                else:
+                    self._settle(turn.name, turn.row, Verdict.FAILED, evidence or "it did not finish", turn.seed)
+        return late
+
+    def _spec(self, turn: Turn) -> RunSpec:
+        return self.specs[turn.name][turn.row].model_copy(update={"seed": turn.seed})
+
+    def _collected(self, spec: RunSpec, space: Workspace) -> Evidence | str | None:
+        """Return the evidence of a run, None if it is not finished, or why its files cannot be used."""
+        environment = environment_here(self.commit, self.params.scale)
+        try:
+            return collect(spec, read_dataset(self.project, spec.dataset), space.store, space.records, environment)
+        except DmlError as error:
+            return str(error)
+
+    def _judged(self, turn: Turn, evidence: Evidence) -> RowVerdict:
+        reference = self.references.get(turn.name)
+        if reference is not None:
+            return verdict_of(evidence, [one for one in reference.evidence if one.row == turn.row], self.level)
+        reason = "the finished run of this seed is not in the store"
+        for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment):
+            difference = first_difference(finished, evidence)
+            reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
+        return RowVerdict(row=turn.row, seed=turn.seed, verdict=Verdict.NEW, reason=reason, evidence=evidence)
+
+    def _written(self, name: str, night: Night, late: Sequence[Turn]) -> Verification:
+        """Write the verification of a name; its seconds are its part of the whole duration, by the number of runs."""
+        own = [turn for turn in night.turns if turn.name == name and turn not in late]
+        part = len(own) / max(1, len(night.turns) - len(late))
+        rows = self.verdicts[name]
+        judged = {row.row for row in rows}
+        verification = Verification(
+            name=name,
+            started_at=self.started_at,
+            seconds=round(part * (time.monotonic() - self.began), 3),
+            commit=self.commit,
+            rows=tuple(
+                sorted(rows, key=lambda row: (list(self.specs[name]).index(row.row) if row.row in self.specs[name] else -1, row.seed))
+            ),
+            skipped=tuple(row for row in self.accepted[name] if row not in judged),
+        )
+        write_verification(self.project.state, verification)
+        return verification
+
+
+def _params_of(project: Project, names: Sequence[str]) -> Params:
+    """Return the parameters, with the resources that the tables among the names request, if all request the same."""
+    params = load_params(project.params_file)
+    tables = [load_table(name) for name in names if name not in params.comparison.datasets]
+    return at_scale(params, tables) if tables and len(tables) == len(names) else params
+
+
+def _rows_of(reference: Reference | None, specs: dict[str, RunSpec]) -> list[str]:
+    """Return all rows of a name, those first that the project has."""
+    accepted = [] if reference is None else [evidence.row for evidence in reference.evidence]
+    return list(dict.fromkeys([*specs, *accepted]))
+
+
+def _groups(turns: Sequence[Turn], specs: dict[str, dict[str, RunSpec]]) -> list[list[Turn]]:
+    """Return the turns that one command can train together: of one name and dataset, with one seed."""
+    groups: dict[tuple[str, str, int], list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault((turn.name, specs[turn.name][turn.row].dataset, turn.seed), []).append(turn)
+    return list(groups.values())

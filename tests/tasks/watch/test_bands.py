@@ -1,0 +1,48 @@
+"""Convergence bands against simulated nights and values worked out by hand."""
+
+import numpy as np
+import pytest
+
+from tasks.watch.bands import NIGHTS_PER_MONTH, epochs_to, level_of, prediction_band, seeds_needed, width_of
+
+NIGHTS, ROWS, SEEDS = 10_000, 8, 11
+
+
+def test_a_band_of_ten_scores_is_the_textbook_s_prediction_interval() -> None:
+    # mean 4.5, s = sqrt(82.5 / 9); t(0.975, 9) = 2.262157 (Student's table)
+    band = prediction_band(range(10), 0.025)
+    half = 2.262157 * (82.5 / 9) ** 0.5 * 1.1**0.5
+    assert (band.low, band.high) == (pytest.approx(4.5 - half, rel=1e-5), pytest.approx(4.5 + half, rel=1e-5))
+
+
+def alarms_per_month(scores: np.ndarray) -> float:
+    """Return false alarms a month of one score of ROWS rows: the last column is a night's run, the others its accepted seeds."""
+    level = level_of(ROWS)
+    accepted, new = scores[:, :-1], scores[:, -1]
+    width = width_of(accepted.shape[1], level) * accepted.std(axis=1, ddof=1)
+    return float((abs(new - accepted.mean(axis=1)) > width).mean()) * ROWS * 6 * NIGHTS_PER_MONTH
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "discrete"])
+def test_false_alarms_stay_below_one_a_month(kind: str) -> None:
+    rng, shape = np.random.default_rng(0), (50 * NIGHTS, SEEDS + 1)
+    if kind == "normal":
+        scores = rng.normal(size=shape)
+    elif kind == "heavy":
+        scores = rng.standard_t(8, size=shape)
+    else:
+        scores = rng.binomial(200, 0.6, size=shape) / 200
+    assert alarms_per_month(scores) < 1
+
+
+def test_dropping_extremes_would_raise_false_alarms() -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(50 * NIGHTS, SEEDS + 1))
+    kept = np.concatenate([np.sort(scores[:, :-1], axis=1)[:, 1:-1], scores[:, -1:]], axis=1)
+    assert alarms_per_month(kept) > 3 * max(alarms_per_month(scores), 0.1)
+
+
+def test_few_seeds_have_no_band_and_epochs_are_interpolated() -> None:
+    assert 3 < seeds_needed(level_of(ROWS)) <= SEEDS
+    assert epochs_to([0.2, 0.4, 0.3], [8, 16, 24], 0.3) == pytest.approx(12.0)
+    assert epochs_to([0.2, 0.25], [8, 16], 0.3) == float("inf")
