@@ -21,8 +21,8 @@ from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
 from flows.reuse.kept_reports import keep_reports
+from flows.reuse.step_cache import forget_failure
 from flows.services import Services
-from flows.step_cache import forget_failure
 from tasks.checks import bring_weights, check_before, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code

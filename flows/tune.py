@@ -21,8 +21,8 @@ from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
 from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
 from flows.reuse.planned import finished_record
+from flows.reuse.step_cache import forget_failure
 from flows.services import Services
-from flows.step_cache import forget_failure
 from tasks.checks import bring_weights
 from tasks.environment import open_project
 from tasks.locks import alone

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from configparser import ConfigParser, Error
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,7 @@ from tasks.environment import STACK_ENV, Project, answers, overridden, prefect_s
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store, open_store
+from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
 from tasks.tracking.connection import check_database
 from tasks.tracking.outbox import OUTBOX
 
@@ -33,6 +35,7 @@ SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
+NIGHT = timedelta(hours=26)  # as `report-missed-nights` in infra/automations.yaml
 Status = Literal["ok", "note", "wrong"]
 
 
@@ -57,7 +60,7 @@ class Finding:
 
 def examine(project: Project) -> list[Finding]:
     """Check everything that a flow of this project would use; call `set_environment` first."""
-    checks = (_packages, _parameters, _state, _stack, _store, _mlflow, _outbox, _prefect, _pool, _ray, _dvc_remote)
+    checks = (_packages, _parameters, _state, _stack, _store, _mlflow, _outbox, _alarms, _prefect, _pool, _ray, _dvc_remote)
     return [check(project) for check in checks]
 
 
@@ -128,6 +131,23 @@ def _stack(project: Project) -> Finding:
 
 
 _ADDRESSES = ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RAY_ADDRESS")
+
+
+def _alarms(project: Project) -> Finding:
+    """Report alarms that last, and a night without a verification if there was one before."""
+    where, last = str(project.state / ALARMS_FILE), last_verification(project.state)
+    try:
+        lasting = open_alarms(project.state)
+    except StoreError as error:
+        return Finding("verification", where, "wrong", str(error), "dml verify writes the alarms again")
+    if lasting:
+        return Finding("verification", where, "note", f"{len(lasting)} alarms; the first: {lasting[0].text}", lasting[0].remedy)
+    if last is None:
+        return Finding("verification", where, "ok", "no verification yet")
+    if datetime.now(UTC) - last > NIGHT:
+        hours = (datetime.now(UTC) - last).total_seconds() / 3600
+        return Finding("verification", where, "note", f"the last one began {hours:.0f} hours ago", "look at the schedule, or: dml verify")
+    return Finding("verification", where, "ok", f"the last one began on {last:%Y-%m-%d %H:%M} UTC, without alarms")
 
 
 def _outbox(project: Project) -> Finding:

@@ -8,6 +8,7 @@ OF_THE_USER = {
     "DML_STORE": "Folder or `s3://bucket/prefix` of finished runs; default `store` in the state folder.",
     "DML_WEIGHTS": "Folder of the published weights' files; default `hub/checkpoints` in torch's cache folder.",
     "DML_SERVE_TOKEN": "Token that requests to `dml serve` must contain; `--token-env` names another variable.",
+    "DML_WEBHOOK": "Address to which alarms of `dml verify` are posted; read when the automations are loaded into Prefect.",
     "DML_ROOT": "The project's folder on the machines of Prefect's workers, for `infra/prefect.yaml`.",
     "MLFLOW_TRACKING_URI": "Address of the MLflow server; default a SQLite file in the state folder.",
     "MLFLOW_TRACKING_USERNAME": "User for the MLflow server, with `MLFLOW_TRACKING_PASSWORD`.",

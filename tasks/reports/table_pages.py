@@ -25,6 +25,7 @@ from tasks.reports.table_text import as_markdown, as_note
 from tasks.runs.specs import Params, RunSpec, table_comparison
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
+from tasks.tables.alarms import Alarm, open_alarms
 from tasks.tables.file import PROJECT, TableFile, load_table, paper_tables, table_names
 from tasks.tables.present import table_today
 from tasks.tables.result import TableResult
@@ -82,7 +83,7 @@ def write_site(project: Project, params: Params, names: Sequence[str], folder: P
         with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
             pages.append(_write_table(project, params, name, store, folder))
     with alone(project.state / SITE_LOCK):
-        write_whole(folder / INDEX, index_page(folder))
+        write_whole(folder / INDEX, index_page(folder, open_alarms(project.state)))
     return pages
 
 
@@ -145,8 +146,11 @@ class IndexEntry:
         return "stand-in" if self.table is not None and self.table.stand_in.rows else "nothing"
 
 
-def index_page(folder: Path) -> str:
-    """Return the HTML index of a folder's pages, read from their JSON: what is measured first, the other tables folded with their needs."""
+def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
+    """Return the HTML index of a folder's pages, read from their JSON: what is measured first, the other tables folded with their needs.
+
+    Alarms of the verification are above both.
+    """
     entries = [_index_entry(folder, name) for name in table_names()]
     measured = [entry for entry in entries if entry.measured_on != "nothing"]
     of_papers = [entry for entry in measured if entry.paper != PROJECT]
@@ -159,6 +163,7 @@ def index_page(folder: Path) -> str:
         waiting={paper: list(of_paper) for paper, of_paper in groupby(waiting, attrgetter("paper"))},
         needs=Counter(dataset for entry in waiting for dataset in entry.needs).most_common(),
         num_tables=len(paper_tables()),
+        alarms=alarms,
     )
 
 

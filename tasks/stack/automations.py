@@ -1,6 +1,7 @@
 """Synchronise a Prefect server's automations with a file: `python -m tasks.stack.automations infra/automations.yaml`.
 
-Prefect's own command adds another automation of the same name on each call; this one replaces it.
+Prefect's own command adds another automation of the same name on each call; this one replaces it. An action `call-webhook` names the
+environment variable with the webhook's address; while that is unset, the automation is left out.
 """
 
 import os
@@ -13,6 +14,7 @@ from dml_core.config import read_yaml
 from dml_core.errors import ConfigError
 
 SECONDS = 30
+WEBHOOK_BLOCK = "dml-webhook"
 
 
 def replace_automations(url: str, path: Path) -> None:
@@ -27,9 +29,33 @@ def replace_automations(url: str, path: Path) -> None:
         response.raise_for_status()
         for old in response.json():
             requests.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
+        webhooks = [action for action in automation["actions"] if action["type"] == "call-webhook"]
+        if any(not os.environ.get(action["webhook"]) for action in webhooks):
+            continue
+        for action in webhooks:
+            action["block_document_id"] = _webhook_block(url, os.environ[action.pop("webhook")])
         response = requests.post(f"{url}/automations/", json=automation, timeout=SECONDS)
         if not response.ok:
             raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
+
+
+def _webhook_block(url: str, address: str) -> str:
+    """Return the id of the server's block with a webhook's address, created or updated."""
+    found = requests.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
+    if found.ok:
+        block = f"{url}/block_documents/{found.json()['id']}"
+        requests.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
+        return str(found.json()["id"])
+    block_type = requests.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
+    block_type.raise_for_status()
+    of_type = {"block_schemas": {"block_type_id": {"any_": [block_type.json()["id"]]}}}
+    schemas = requests.post(f"{url}/block_schemas/filter", json=of_type, timeout=SECONDS)
+    schemas.raise_for_status()
+    of_webhook = {"block_type_id": block_type.json()["id"], "block_schema_id": schemas.json()[0]["id"]}
+    document = {"name": WEBHOOK_BLOCK, "data": {"method": "POST", "url": address}, **of_webhook}
+    made = requests.post(f"{url}/block_documents/", json=document, timeout=SECONDS)
+    made.raise_for_status()
+    return str(made.json()["id"])
 
 
 if __name__ == "__main__":

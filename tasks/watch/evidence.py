@@ -125,7 +125,8 @@ def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
             return weights, _sha256(b""), None
         negatives = None
         if config.sampler.kind == "mined_triplets":
-            negatives = nearest_of_other_classes(training_outputs(system, dataset, config, loader, Failures()), torch.from_numpy(dataset.labels))
+            outputs_ND = training_outputs(system, dataset, config, loader, Failures())
+            negatives = nearest_of_other_classes(outputs_ND, torch.from_numpy(dataset.labels))
         batches = epoch_batches(config.sampler, dataset.labels, spec.seed, 0, negatives)
         samples = hashlib.sha256()
         for batch in batches:

@@ -93,7 +93,7 @@ class Reference(_Record):
 
 
 class Verdict(StrEnum):
-    """Result of verifying a row; `DRIFTED`, `FAILED` and `VANISHED` raise an alarm."""
+    """Result of verifying a row; those of `BAD` raise an alarm."""
 
     IDENTICAL = "identical"
     WITHIN_BAND = "within the band"
@@ -101,6 +101,9 @@ class Verdict(StrEnum):
     FAILED = "failed"
     NEW = "no reference"
     VANISHED = "vanished"
+
+
+BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)  # verdicts that raise an alarm
 
 
 class Band(_Record):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from dml_core.evaluation.metric_info import recall_k
-from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import BAD, Reference, RowVerdict, Verdict, Verification
 
 WORDS = {
     Verdict.IDENTICAL: "identical",
@@ -13,7 +13,6 @@ WORDS = {
     Verdict.VANISHED: "vanished",
     Verdict.NEW: "without a reference",
 }
-BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)
 
 
 def first_sentence(verification: Verification, reference: Reference | None) -> str:
@@ -38,3 +37,15 @@ def first_recall(row: RowVerdict) -> str:
         return ""
     ks = [k for name in row.evidence.scores if (k := recall_k(name)) is not None]
     return f"{100 * row.evidence.scores[f'recall@{min(ks)}']:.1f}" if ks else ""
+
+
+def as_markdown(verification: Verification, reference: Reference | None) -> str:
+    """Return a verification as a page: its sentence, a table of its rows, and what differs from the accepted environment."""
+    rows = [
+        f"| {row.row} | {row.seed if row.evidence is not None else ''} | {row.verdict} | {first_recall(row)} | {row.reason} |"
+        for row in verification.rows
+    ]
+    table = ["| row | seed | verdict | R@1 | where they part |", "|---|---|---|---|---|", *rows, ""] if rows else []
+    changed = dict.fromkeys(line for row in verification.rows for line in row.changed)
+    differs = ["Differs from the accepted environment:", "", *(f"- {line}" for line in changed), ""] if changed else []
+    return "\n".join([f"# {first_sentence(verification, reference)}", "", *table, *differs])

@@ -21,16 +21,16 @@ from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table
 from tasks.tables.runs import at_scale
+from tasks.watch.alarms import notify
 from tasks.watch.bands import level_of
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
-from tasks.watch.records import Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import BAD, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
 from tasks.watch.storage import matching_rows, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
 
-ALARMS = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)
 END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
 COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
 UNKNOWN_SECONDS = 60.0  # of a finished run without a recorded duration
@@ -68,7 +68,7 @@ class Verified:
     @property
     def has_alarm(self) -> bool:
         """True if a row drifted, failed or vanished."""
-        return any(row.verdict in ALARMS for verification in self.verifications for row in verification.rows)
+        return any(row.verdict in BAD for verification in self.verifications for row in verification.rows)
 
 
 def verify(project: Project, request: VerifyRequest, say: Say) -> Verified:
@@ -163,10 +163,12 @@ class _Verifier:
                 folder = str(space.project.root)
             is_kept = self.request.keep or self._has_alarm()
         verifications = tuple(self._written(name, night, late) for name in self.specs)
+        for verification in verifications:
+            notify(self.project, verification)
         return Verified(verifications, night, self.references, folder if is_kept else None)
 
     def _has_alarm(self) -> bool:
-        return any(row.verdict in ALARMS for rows in self.verdicts.values() for row in rows)
+        return any(row.verdict in BAD for rows in self.verdicts.values() for row in rows)
 
     def _plan(self) -> Night:
         """Choose the runs.

@@ -140,7 +140,7 @@ def wait_for(url: str) -> None:
 
 def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: Server) -> None:
     deployments = {entry["name"]: entry for entry in server.ask("deployments/filter")}
-    assert set(deployments) == {"nightly", "dataset-change", "on-demand", "single-run", "table", "weekly"}
+    assert set(deployments) == {"nightly", "dataset-change", "nightly-share", "on-demand", "single-run", "table", "weekly", "weekly-all"}
     assert [entry["schedule"]["cron"] for entry in deployments["nightly"]["schedules"]] == ["0 2 * * *"]
     for name in ("on-demand", "nightly", "dataset-change", "table", "weekly"):
         form = deployments[name]["parameter_openapi_schema"]["definitions"]["Request"]["properties"]

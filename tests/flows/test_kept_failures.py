@@ -10,7 +10,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from dml_core.errors import DataError
 from flows import chain, reproduce, tune
-from flows.step_cache import SealedJSON, forget_failure
+from flows.reuse.step_cache import SealedJSON, forget_failure
 
 pytestmark = pytest.mark.slow
 

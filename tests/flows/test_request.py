@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from dml_core.errors import ConfigError
-from flows import reproduce
+from flows import reproduce, verify
 from flows.reproduce import flow_run_name
 from flows.request import Request
 from tasks.tables.file import table_names
@@ -54,7 +54,7 @@ def test_the_form_offers_names_with_descriptions_and_the_deployments_fit_it() ->
     deployments = {entry["name"]: entry for entry in yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["deployments"]}
     for deployment in deployments.values():
         module, _, name = deployment["entrypoint"].partition(":")
-        assert module == "flows/reproduce.py"
-        getattr(reproduce, name).validate_parameters(deployment.get("parameters", {}))
+        flows = {"flows/reproduce.py": reproduce, "flows/verify.py": verify}
+        getattr(flows[module], name).validate_parameters(deployment.get("parameters", {}))
     assert deployments["weekly"]["parameters"]["request"]["prepared_only"]
     assert deployments["weekly"]["schedules"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from dml_core.errors import StoreError
-from flows.step_cache import SealedJSON
+from flows.reuse.step_cache import SealedJSON
 from tasks import gc
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside, write_whole

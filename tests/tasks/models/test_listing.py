@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dml_core.training.checkpoints import file
-from flows.step_cache import SealedJSON
+from flows.reuse.step_cache import SealedJSON
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import listing

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
-from flows.step_cache import SealedJSON
+from flows.reuse.step_cache import SealedJSON
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.plans.progress import table_states

@@ -1,0 +1,56 @@
+"""The flow that the schedules of verification start: `tasks.watch.verifying`, with its report on Prefect's page of the flow run."""
+
+import logging
+
+from prefect import flow, runtime
+from prefect.artifacts import create_markdown_artifact
+from pydantic import TypeAdapter
+
+from dml_core.errors import DmlError
+from tasks.environment import open_project
+from tasks.watch.storage import read_references
+from tasks.watch.summary import as_markdown, first_sentence
+from tasks.watch.verifying import VerifyRequest
+from tasks.watch.verifying import verify as verify_now
+
+REQUEST = TypeAdapter(VerifyRequest)
+logger = logging.getLogger(__name__)
+
+
+class NotReproducedError(DmlError):
+    """Rows drifted, failed or vanished: the flow run fails, and is not started again."""
+
+
+def flow_run_name(request: VerifyRequest) -> str:
+    """Return the name of a flow run on Prefect's pages: what it verifies."""
+    what = ", ".join(request.names) or "everything accepted"
+    share = f", {request.share:.0%} of the rows" if request.share < 1 else ""
+    budget = f", within {request.budget_minutes:g} min" if request.budget_minutes else ""
+    return f"verify {what}{share}{budget}"
+
+
+def _flow_run_name() -> str:
+    return flow_run_name(REQUEST.validate_python(runtime.flow_run.parameters.get("request") or {}))
+
+
+@flow(name="verify", flow_run_name=_flow_run_name)
+def verify(request: VerifyRequest = VerifyRequest()) -> list[str]:  # noqa: B008  frozen, and Prefect's form shows the defaults
+    """Train accepted results again and compare; return a sentence for each reference.
+
+    Args:
+        request: what to verify.
+    """
+    project = open_project()
+    if not request.names and not read_references(project):
+        logger.info("nothing is accepted yet; accept results with: dml accept NAME --why ...")
+        return []
+    verified = verify_now(project, request, logger.info)
+    sentences = []
+    for verification in verified.verifications:
+        reference = verified.references.get(verification.name)
+        sentences.append(first_sentence(verification, reference))
+        key = "verification-" + "".join(letter if letter.isalnum() else "-" for letter in verification.name.lower())
+        create_markdown_artifact(as_markdown(verification, reference), key=key, description=sentences[-1])
+    if verified.has_alarm:
+        raise NotReproducedError(" ".join(sentences))
+    return sentences

@@ -1,0 +1,56 @@
+"""Alarms of the verification, as they stand: `alarms.json` in the state folder, sealed. `tasks.watch.alarms` raises and ends them."""
+
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import AwareDatetime, TypeAdapter
+
+from tasks.runs.records import Record
+from tasks.sealed import read_sealed
+
+ALARMS_FILE = "alarms.json"
+
+
+class Alarm(Record):
+    """One cause of alarm.
+
+    Attributes:
+        cause: `<table or dataset> <row> <verdict>`; a cause raises one alarm until it is over.
+        since: begin of the verification that found it.
+        commit: commit of that verification.
+        text: what is wrong, in one sentence.
+        remedy: what to do.
+        ended: begin of the verification that found it over; None while it lasts.
+        event: id of the event that is still to be sent; None when Prefect's server has it.
+    """
+
+    cause: str
+    since: AwareDatetime
+    commit: str
+    text: str
+    remedy: str
+    ended: AwareDatetime | None = None
+    event: str | None = None
+
+
+ALARMS = TypeAdapter(dict[str, Alarm])
+
+
+def read_alarms(state: Path) -> dict[str, Alarm]:
+    """Return cause -> alarm, of alarms that last or whose end is still to be sent.
+
+    Raises:
+        DamagedError, NewerFormatError, StoreError: as `read_sealed`.
+    """
+    return read_sealed(state / ALARMS_FILE, ALARMS) or {}
+
+
+def open_alarms(state: Path) -> list[Alarm]:
+    """Return the alarms that last, the oldest first; raises as `read_alarms`."""
+    return sorted((alarm for alarm in read_alarms(state).values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
+
+
+def last_verification(state: Path) -> datetime | None:
+    """Return when the newest verification began, by the names of their files; None if there was none."""
+    stamps = sorted(path.name.partition("-")[0] for path in (state / "verifications").glob("[0-9]*T[0-9]*Z-*.json"))
+    return datetime.strptime(f"{stamps[-1]}+0000", "%Y%m%dT%H%M%SZ%z") if stamps else None

@@ -1,0 +1,49 @@
+"""Alarms of the verification on the comparisons that MLflow shows: the tag `dml.alarm`, and a line before the description."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+
+from tasks.locks import alone
+from tasks.runs.specs import comparison_title, table_comparison
+from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
+from tasks.tracking.connection import SQLITE, Lock, LockingClient, one_line_errors, project_runs, set_tags
+
+ALARM_TAG = "dml.alarm"
+NOTE = "Not reproduced: "
+
+
+def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> int:
+    """Mark the comparisons of a table or dataset with its alarms, or remove the marks if there are none; return how many were changed.
+
+    Args:
+        uri: MLflow's tracking address.
+        state: the project's state folder, with the lock of a local database.
+        name: table, or dataset of the standing comparison.
+        texts: its alarms, a sentence each.
+
+    Raises:
+        TrackingError: MLflow cannot be used.
+    """
+    num_changed = 0
+    with one_line_errors(uri):
+        lock: Lock = partial(alone, state / "mlflow.locks" / "database") if uri.startswith(SQLITE) else nullcontext
+        client: Any = LockingClient(MlflowClient(uri), lock)
+        for run in project_runs(client, {}):
+            title = run.data.tags.get(COMPARISON_TAG, "")
+            if title != comparison_title(name, "test") and not title.startswith(table_comparison(name, "")):
+                continue
+            note = run.data.tags.get(NOTE_TAG, "")
+            plain = note.partition("\n\n")[2] if note.startswith(NOTE) else note
+            marked = f"{NOTE}{' '.join(texts)}\n\n{plain}" if texts else plain
+            if marked == note and (ALARM_TAG in run.data.tags) == bool(texts):
+                continue
+            num_changed += 1
+            set_tags(client, run.info.run_id, {NOTE_TAG: marked} | ({ALARM_TAG: " ".join(texts)} if texts else {}))
+            if not texts:
+                client.delete_tag(run.info.run_id, ALARM_TAG)
+    return num_changed

@@ -1,0 +1,160 @@
+"""Raise and end alarms after a verification: one for each row that drifted, failed or vanished, until the row is reproduced again.
+
+An alarm is written to the state first and sent afterwards, with the id of its event; if the process dies in between, the next call sends
+the same event, and Prefect's server acts once on an id. `infra/automations.yaml` turns events into calls of a webhook.
+
+| event | resource | when |
+|---|---|---|
+| `dml.verified` | `dml.verification.<name>` | a verification has ended; a night without one is found by its absence |
+| `dml.alarm` | `dml.alarm.<cause>` | a cause is new |
+| `dml.recovered` | `dml.alarm.<cause>` | it is over |
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import requests
+
+from dml_core.errors import TrackingError
+from tasks.environment import Project
+from tasks.files import write_whole
+from tasks.locks import alone
+from tasks.reports.table_pages import INDEX, SITE, SITE_LOCK, index_page
+from tasks.sealed import read_or_set_aside, write_sealed
+from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
+from tasks.watch.records import BAD, RowVerdict, Verdict, Verification
+
+SECONDS = 10
+REPRODUCED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
+REMEDIES = {
+    Verdict.DRIFTED: "find the first difference named here and undo it, or make the new result the reference: dml accept {name}",
+    Verdict.FAILED: "correct the error, then: dml verify {name} --row {row}",
+    Verdict.VANISHED: "restore the row, or accept the table without it: dml accept {name}",
+}
+logger = logging.getLogger(__name__)
+
+
+def notify(project: Project, verification: Verification) -> list[Alarm]:
+    """Update the alarms by a verification, send what is new, mark MLflow and the pages' index, and return the alarms that last.
+
+    A row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
+
+    Raises:
+        NewerFormatError, StoreError: the file of alarms cannot be read or written.
+    """
+    path = project.state / ALARMS_FILE
+    with alone(path.with_name(f".{ALARMS_FILE}.lock")):
+        alarms = _updated(read_or_set_aside(path, ALARMS) or {}, verification)
+        write_sealed(path, alarms, ALARMS)
+        server = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+        if server and _send(server, [_verified(verification), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
+            alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
+        ended = [cause for cause, alarm in alarms.items() if alarm.ended is not None and (alarm.event is None or not server)]
+        alarms = {cause: alarm for cause, alarm in alarms.items() if cause not in ended}
+        write_sealed(path, alarms, ALARMS)
+    lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
+    _mark(project, verification.name, lasting)
+    folder = project.root / SITE
+    if (folder / INDEX).is_file():
+        with alone(project.state / SITE_LOCK):
+            write_whole(folder / INDEX, index_page(folder, lasting))
+    return lasting
+
+
+def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
+    """Mark the comparisons of a table or dataset in MLflow; without MLflow its alarms are in the other places."""
+    if not project.is_tracked:
+        return
+    from tasks.tracking.alarm_marks import mark_comparisons  # MLflow takes seconds to import
+
+    try:
+        mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.cause.split()[0] == name])
+    except TrackingError as error:
+        logger.warning("%s; its comparisons do not show the alarms of %s", error, name)
+
+
+def _updated(alarms: dict[str, Alarm], verification: Verification) -> dict[str, Alarm]:
+    """Return the alarms after a verification: new causes added, causes that are over marked as ended."""
+    found = dict(_causes(verification))
+    reproduced = {row.row for row in verification.rows} - {row.row for row in verification.rows if row.verdict not in REPRODUCED}
+    after: dict[str, Alarm] = {}
+    for cause, alarm in alarms.items():
+        name, row, _ = cause.split(" ", 2)
+        is_over = name == verification.name and alarm.ended is None and cause not in found and (row in reproduced or _has_other(row, found))
+        ended = {"ended": verification.started_at, "event": _event_id(cause, verification.started_at, "recovered")}
+        after[cause] = alarm.model_copy(update=ended) if is_over else alarm
+    for cause, verdict in found.items():
+        if cause not in after or after[cause].ended is not None:
+            after[cause] = _alarm(cause, verdict, verification)
+    return after
+
+
+def _causes(verification: Verification) -> Iterator[tuple[str, RowVerdict]]:
+    """Yield cause -> the first seed of a row with a verdict that raises an alarm."""
+    seen = set()
+    for row in verification.rows:
+        cause = f"{verification.name} {row.row} {row.verdict}"
+        if row.verdict in BAD and cause not in seen:
+            seen.add(cause)
+            yield cause, row
+
+
+def _has_other(row: str, found: dict[str, RowVerdict]) -> bool:
+    """Return whether a row has a new cause, which replaces the earlier one."""
+    return any(verdict.row == row for verdict in found.values())
+
+
+def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:
+    changed = f" Changed: {', '.join(row.changed)}." if row.changed else ""
+    return Alarm(
+        cause=cause,
+        since=verification.started_at,
+        commit=verification.commit,
+        text=f"{row.row}, seed {row.seed}: {row.verdict}: {row.reason.rstrip('.')}.{changed}",
+        remedy=REMEDIES[row.verdict].format(name=verification.name, row=row.row),
+        event=_event_id(cause, verification.started_at, "alarm"),
+    )
+
+
+# ---------------------------------------------------------------- events of Prefect's server
+
+
+def _event_id(cause: str, at: datetime, kind: str) -> str:
+    return str(uuid5(NAMESPACE_URL, f"dml-repro {kind} {cause} {at.isoformat()}"))
+
+
+def _event(alarm: Alarm) -> dict[str, Any]:
+    """Return the event of an alarm that is new, or over."""
+    is_over = alarm.ended is not None
+    text = f"recovered: {alarm.cause}" if is_over else alarm.text
+    return _as_event(
+        str(alarm.event),
+        "dml.recovered" if is_over else "dml.alarm",
+        f"dml.alarm.{hashlib.sha256(alarm.cause.encode()).hexdigest()[:16]}",
+        {"cause": alarm.cause, "text": text, "remedy": "" if is_over else alarm.remedy, "commit": alarm.commit},
+    )
+
+
+def _verified(verification: Verification) -> dict[str, Any]:
+    identity = _event_id(verification.name, verification.started_at, "verified")
+    return _as_event(identity, "dml.verified", f"dml.verification.{verification.name}", {"commit": verification.commit})
+
+
+def _as_event(identity: str, event: str, resource: str, payload: dict[str, str]) -> dict[str, Any]:
+    occurred = datetime.now(UTC).isoformat()
+    return {"id": identity, "event": event, "occurred": occurred, "resource": {"prefect.resource.id": resource}, "payload": payload}
+
+
+def _send(server: str, events: list[dict[str, Any]]) -> bool:
+    """Send events to Prefect's server; return whether it has them. If not, the next verification sends those of alarms again."""
+    try:
+        requests.post(f"{server}/events", json=events, timeout=SECONDS).raise_for_status()
+    except requests.RequestException as error:
+        logger.warning("Prefect's server did not take the events of this verification (%s); the next one sends them", type(error).__name__)
+        return False
+    return True

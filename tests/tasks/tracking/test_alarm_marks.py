@@ -1,0 +1,36 @@
+"""A comparison's run in MLflow carries the alarms of its dataset or table while they last."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tasks.runs.specs import comparison_title, table_comparison
+from tasks.tracking.alarm_marks import ALARM_TAG, mark_comparisons
+from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
+from tasks.tracking.connection import EXPERIMENT_PREFIX
+
+TEXT = "softmax, seed 0: drifted: recall@1 0.30 is below its band."
+
+
+@pytest.mark.slow
+def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
+    titles = (comparison_title("synthetic", "test"), table_comparison("softtriple/table1", "synthetic"), comparison_title("icons", "test"))
+    runs = [client.create_run(experiment, tags={COMPARISON_TAG: title, NOTE_TAG: "Best: a.\n\nMore."}).info.run_id for title in titles]
+
+    def shown() -> list[tuple[str | None, str]]:
+        tags = [client.get_run(run).data.tags for run in runs]
+        return [(of_run.get(ALARM_TAG), of_run[NOTE_TAG]) for of_run in tags]
+
+    before = shown()
+    assert mark_comparisons(uri, tmp_path, "synthetic", [TEXT]) == 1
+    assert mark_comparisons(uri, tmp_path, "softtriple/table1", [TEXT]) == 1
+    marked = (TEXT, f"Not reproduced: {TEXT}\n\nBest: a.\n\nMore.")
+    assert shown() == [marked, marked, before[2]]
+    assert mark_comparisons(uri, tmp_path, "synthetic", [TEXT]) == 0
+    mark_comparisons(uri, tmp_path, "synthetic", [])
+    mark_comparisons(uri, tmp_path, "softtriple/table1", [])
+    assert shown() == before

@@ -1,0 +1,248 @@
+"""Alarms: each cause once, until the row is reproduced again, through Prefect's automations to a real webhook."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tasks import doctor
+from tasks.environment import Project
+from tasks.reports.table_pages import INDEX, SITE, index_page
+from tasks.stack.automations import replace_automations
+from tasks.tables.alarms import open_alarms, read_alarms
+from tasks.watch import alarms
+from tasks.watch.alarms import notify
+from tasks.watch.records import RowVerdict, Verdict, Verification
+from tests.conftest import ROOT
+
+FIRST_NIGHT = datetime(2026, 11, 25, 2, tzinfo=UTC)
+DRIFT, SAME, FAILED, GONE = Verdict.DRIFTED, Verdict.IDENTICAL, Verdict.FAILED, Verdict.VANISHED
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+
+
+def night(number: int, **verdicts: Verdict) -> Verification:
+    """Return the verification of a night; each row has two seeds."""
+    changed = ("torch 2.11.0 -> 2.14.1",)
+    rows = [
+        RowVerdict(row=row, seed=seed, verdict=verdict, reason="recall@1 0.30 is below its band", changed=changed)
+        for row, verdict in verdicts.items()
+        for seed in (0, 1)
+    ]
+    started = FIRST_NIGHT + timedelta(days=number)
+    return Verification(name="synthetic", started_at=started, seconds=60, commit="c" * 40, rows=tuple(rows))
+
+
+def causes(project: Project) -> list[str]:
+    return [alarm.cause for alarm in open_alarms(project.state)]
+
+
+def test_a_cause_is_one_alarm_until_its_row_is_reproduced(project: Project) -> None:
+    assert notify(project, night(0, softmax=SAME, sgsl=SAME)) == []
+    (alarm,) = notify(project, night(1, softmax=DRIFT, sgsl=SAME))
+    assert "recall@1 0.30 is below its band" in alarm.text
+    assert "torch 2.11.0 -> 2.14.1" in alarm.text
+    assert "dml accept synthetic" in alarm.remedy
+    again = notify(project, night(2, softmax=DRIFT))
+    assert [(entry.cause, entry.since) for entry in again] == [(alarm.cause, alarm.since)]
+    assert notify(project, night(3, sgsl=SAME)) == again, "a row that was not verified keeps its alarm"
+    assert notify(project, night(4, softmax=SAME)) == []
+    assert read_alarms(project.state) == {}
+
+
+def test_each_kind_of_cause_has_its_alarm_and_one_replaces_another(project: Project) -> None:
+    notify(project, night(0, a=DRIFT, b=FAILED, c=GONE))
+    assert causes(project) == ["synthetic a drifted", "synthetic b failed", "synthetic c vanished"]
+    notify(project, night(1, a=FAILED, b=Verdict.WITHIN_BAND, c=GONE))
+    assert causes(project) == ["synthetic c vanished", "synthetic a failed"]
+
+
+def test_another_table_ends_no_alarm(project: Project) -> None:
+    notify(project, night(0, a=DRIFT))
+    notify(project, night(1, a=SAME).model_copy(update={"name": "softtriple/table1"}))
+    assert causes(project) == ["synthetic a drifted"]
+
+
+def test_one_seed_that_drifts_keeps_the_alarm(project: Project) -> None:
+    notify(project, night(0, a=DRIFT))
+    rows = night(1, a=SAME).rows
+    mixed = night(1, a=SAME).model_copy(update={"rows": (rows[0], rows[1].model_copy(update={"verdict": DRIFT}))})
+    notify(project, mixed)
+    assert causes(project) == ["synthetic a drifted"]
+
+
+class Sent:
+    """Replaces the sending: records event ids, or fails as an unreachable server or a killed process does."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.fault: BaseException | None = None
+
+    def __call__(self, server: str, events: list[dict[str, Any]]) -> bool:
+        self.events += [(event["event"], event["id"]) for event in events if event["event"] != "dml.verified"]
+        if self.fault is not None:
+            raise self.fault
+        return True
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch, project: Project) -> Sent:
+    made = Sent()
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr(alarms, "_send", made)
+    return made
+
+
+def test_an_event_is_sent_once_and_its_recovery_once(project: Project, sent: Sent) -> None:
+    for number, verdict in enumerate((DRIFT, DRIFT, SAME, SAME, DRIFT)):
+        notify(project, night(number, a=verdict))
+    assert [event for event, _ in sent.events] == ["dml.alarm", "dml.recovered", "dml.alarm"]
+    assert len({identity for _, identity in sent.events}) == 3
+
+
+def test_a_process_killed_while_it_sends_repeats_the_same_event(project: Project, sent: Sent) -> None:
+    sent.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        notify(project, night(0, a=DRIFT))
+    sent.fault = None
+    notify(project, night(1, a=DRIFT))
+    notify(project, night(2, a=DRIFT))
+    assert len(sent.events) == 2
+    assert sent.events[0] == sent.events[1], "the server acts once on an id"
+
+
+def test_an_unreachable_server_gets_the_event_later(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # nothing listens there
+    assert len(notify(project, night(0, a=DRIFT))) == 1
+    assert [alarm.event is None for alarm in read_alarms(project.state).values()] == [False]
+
+
+def test_processes_at_once_send_one_event(project: Project, sent: Sent) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: notify(project, night(0, a=DRIFT)), range(8)))
+    assert len(sent.events) == 1
+
+
+def test_the_index_has_a_banner_while_an_alarm_lasts(project: Project) -> None:
+    folder = project.root / SITE
+    folder.mkdir(parents=True)
+    (folder / INDEX).write_text(before := index_page(folder))
+    notify(project, night(0, a=DRIFT))
+    page = (folder / INDEX).read_text()
+    assert "Not reproduced: 1 alarm<" in page
+    assert "recall@1 0.30 is below its band" in page
+    notify(project, night(1, a=SAME))
+    assert (folder / INDEX).read_text() == before
+
+
+def test_doctor_reports_alarms_and_a_night_that_did_not_happen(project: Project) -> None:
+    def finding() -> tuple[str, str]:
+        found = doctor._alarms(project)
+        return found.status, found.result
+
+    assert finding() == ("ok", "no verification yet")
+    folder = project.state / "verifications"
+    folder.mkdir(parents=True)
+    now = datetime.now(UTC)
+    for hours in (30, 54):
+        (folder / f"{now - timedelta(hours=hours):%Y%m%dT%H%M%SZ}-softtriple~table1.json").touch()
+    assert finding() == ("note", "the last one began 30 hours ago")
+    (folder / f"{now:%Y%m%dT%H%M%SZ}-synthetic.json").touch()
+    assert finding()[0] == "ok"
+    notify(project, night(0, a=DRIFT))
+    assert finding()[0] == "note"
+    assert "below its band" in finding()[1]
+    (project.state / "alarms.json").write_text("{")
+    assert finding()[0] == "wrong"
+
+
+def test_mlflow_that_cannot_be_used_stops_no_alarm(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    (project.root / "none.db").write_text("not a database")
+    assert len(notify(project, night(0, a=DRIFT))) == 1
+    assert "cannot be used" in caplog.text
+
+
+# ---------------------------------------------------------------- a real server and a real receiver
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Address of an HTTP server, and what was posted to it."""
+    posted: list[dict[str, str]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", posted
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def prefect_server(tmp_path: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        url, until = f"http://127.0.0.1:{port}/api", time.monotonic() + 300
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                if requests.get(f"{url}/health", timeout=5).ok:
+                    break
+            except requests.RequestException:
+                time.sleep(0.5)
+        yield url
+        process.terminate()
+
+
+@pytest.mark.slow
+def test_the_webhook_gets_one_alarm_and_one_recovery(
+    project: Project, prefect_server: str, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, posted = received
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    monkeypatch.setenv("DML_WEBHOOK", address)
+    for _ in range(2):  # twice, as `dml stack up` does after a restart
+        replace_automations(prefect_server, ROOT / "infra/automations.yaml")
+    for number, verdict in enumerate((SAME, DRIFT, DRIFT)):
+        notify(project, night(number, a=verdict))
+    _wait(posted, 1)
+    notify(project, night(3, a=SAME))
+    _wait(posted, 2)
+    time.sleep(3)  # for a second alarm that must not come
+    assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered"]
+    assert "recall@1 0.30 is below its band" in posted[0]["text"]
+    assert "dml accept synthetic" in posted[0]["remedy"]
+
+
+def _wait(posted: list[dict[str, str]], number: int) -> None:
+    until = time.monotonic() + 120
+    while len(posted) < number and time.monotonic() < until:
+        time.sleep(0.2)
