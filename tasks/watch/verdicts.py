@@ -3,11 +3,12 @@
 | verdict | condition |
 |---|---|
 | identical | all hashes, losses and scores equal those of the accepted run with the same seed |
-| drifted | settings or dataset differ; or what enters the network differs in an equal environment; or a score is outside its band |
-| within the band | bits differ, and every judged score is within its band |
+| drifted | settings or dataset differ; or a score is outside its band; or bits differ in an equal environment |
+| within the band | bits differ in another environment, and every judged score is within its band |
 
-What enters the network are initial weights, batches and views of images. They contain no sums whose order a processor or a commit may
-change, so a difference in an equal environment is a fault, or a change that a person has to accept.
+Environments are equal if they differ at most in the commit. On CPUs such runs have equal bits, so a difference is a fault, or a change of
+the code that a person has to accept, even if scores are within their bands: a band has room for faults. On GPUs sums have no fixed order;
+there only what enters the network must be equal (initial weights, batches, views of images).
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,13 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     bands, outside = judge(new, accepted, level)
     if outside is not None:
         return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)
-    if difference in INPUTS.values() and is_equal(nearest.environment, new.environment):
-        return result(Verdict.DRIFTED, f"{difference}, in an equal environment", bands=bands)
+    if (
+        same is not None
+        and is_equal(same.environment, new.environment)
+        and (new.environment.device == "cpu" or difference in INPUTS.values())
+    ):
+        scores = "; all judged scores are within their bands" if bands else ""
+        return result(Verdict.DRIFTED, f"{difference}, in an equal environment{scores}", bands=bands)
     if not bands:
         few = f"{len(accepted)} accepted seed{'' if len(accepted) == 1 else 's'}, and a band needs {seeds_needed(level)}"
         return result(Verdict.DRIFTED, f"{difference}; {few}")

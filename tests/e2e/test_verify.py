@@ -1,0 +1,104 @@
+"""Results are accepted, trained again and compared through the real commands; a fault in a commit is found, and ends with its revert."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Project, make_project
+
+pytestmark = pytest.mark.slow
+SEEDS = (0, 1, 2)
+ROWS = ["synthetic/untrained", "synthetic/softtriple"]
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose runs are finished, verified once, and accepted."""
+    project = make_project(tmp_path_factory.mktemp("verify") / "project", ("untrained", "softtriple"))
+    project.change(comparison={"seeds": list(SEEDS)}, scale={"num_workers": 1, "concurrent_runs": 2})
+    project.git("config", "user.name", "t")
+    project.git("config", "user.email", "t@example.invalid")
+    project.run("dml", "reproduce", "--dataset", "synthetic", "--all")
+    project.commit("results")
+    printed = project.run("dml", "verify", "synthetic")
+    assert printed.count("identical to the finished run") == 2
+    assert "accepted 2 rows, 6 runs, by t <t@example.invalid>" in project.run("dml", "accept", "synthetic", "--why", "first results")
+    project.commit("accept synthetic")
+    return project
+
+
+def rows(project: Project, *options: str, code: int = 0) -> dict[str, dict]:
+    printed = project.run("dml", "verify", "--json", *options, code=code)
+    (verification,) = json.loads(next(line for line in printed.splitlines() if line.startswith("[{")))
+    return {row["row"]: row for row in verification["rows"]}
+
+
+def left(project: Project) -> list[Path]:
+    return [path for path in (project.root / "state/verify").glob("*") if path.is_dir()]
+
+
+def test_accepted_results_are_reproduced_with_identical_bits_and_the_project_is_unchanged(accepted: Project) -> None:
+    before = {path: path.read_bytes() for path in (accepted.root / "results").rglob("*") if path.is_file()}
+    found = rows(accepted)
+    assert {name: row["verdict"] for name, row in found.items()} == dict.fromkeys(ROWS, "identical")
+    assert left(accepted) == []
+    assert {path: path.read_bytes() for path in (accepted.root / "results").rglob("*") if path.is_file()} == before
+    assert "without alarms" in accepted.run("dml", "doctor")
+
+
+@pytest.mark.proof
+def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(accepted: Project) -> None:
+    schedules = accepted.root / "dml_core/training/optimisation/schedules.py"
+    right = schedules.read_text()
+    schedules.write_text(right + "\n\n_right = learning_rate_factor\n\n\ndef learning_rate_factor(*a):\n    return 0.5 * _right(*a)\n")
+    accepted.commit("halve the rate")
+    found = rows(accepted, code=1)
+    assert {name: row["verdict"] for name, row in found.items()} == dict(zip(ROWS, ("identical", "drifted"), strict=True))
+    assert "the loss differs from step 2 of epoch 1" in found[ROWS[1]]["reason"]
+    assert [line.split()[0] for line in found[ROWS[1]]["changed"]] == ["commit"]
+    (kept,) = left(accepted)
+    assert list(kept.glob("state/store/train/*/checkpoint.pt")), "the drifted run is kept to be looked at"
+    assert "synthetic/softtriple, seed" in accepted.run("dml", "doctor")
+    accepted.git("revert", "--no-edit", "HEAD")
+    assert schedules.read_text() == right
+    assert {row["verdict"] for row in rows(accepted).values()} == {"identical"}
+    assert "without alarms" in accepted.run("dml", "doctor")
+    assert left(accepted) == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_ended_verification_leaves_no_process_and_the_next_removes_its_files(ended_by: signal.Signals, accepted: Project) -> None:
+    process = accepted.start("dml", "verify", "--json")
+    while not list(accepted.root.glob("state/verify/*/state/store/train/*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    (folder,) = left(accepted)
+    process.send_signal(ended_by)
+    process.wait(60)
+    deadline = time.monotonic() + 60
+    while processes := [path for path in Path("/proc").glob("[0-9]*") if _works_in(path, folder)]:
+        assert time.monotonic() < deadline, [(path / "cmdline").read_text() for path in processes]
+        time.sleep(0.2)
+    assert {row["verdict"] for row in rows(accepted).values()} == {"identical"}
+    assert left(accepted) == []
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
+@pytest.mark.proof
+def test_a_budget_is_kept_and_rows_take_turns(accepted: Project) -> None:
+    verified = [rows(accepted, "--share", "0.5") for _ in range(2)]
+    assert sorted(name for night in verified for name in night) == sorted(ROWS)
+    began = time.monotonic()
+    printed = accepted.run("dml", "verify", "--budget", "1s", code=2)
+    assert "no row fits" in printed
+    assert time.monotonic() - began < 60

@@ -1,0 +1,102 @@
+"""A small project in git whose finished runs are made by the real steps in this process, without Ray or servers."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dml_core.config import merge
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
+from dml_core.errors import DmlError
+from flows.reuse.step_cache import SealedJSON
+from tasks.environment import Project
+from tasks.files import write_whole
+from tasks.runs.records import ScoreRecord
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.watch import verifying
+from tasks.watch.fresh_runs import Workspace
+from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
+
+SEEDS = range(10)
+SETTINGS = {"comparison": {"seeds": list(SEEDS), "protocol": {"num_epochs": 8}}}
+Say = Callable[[str], None]
+
+
+def make_finished_run(project: Project, spec: RunSpec, records: Path) -> None:
+    """Train, embed and score a run, and write the records of its steps, as a flow does."""
+    report = make_run(project, spec)
+    scores = ScoreRecord(**report.scores.model_dump(include=set(ScoreRecord.model_fields)))
+    for record in (report.checkpoint, report.embeddings, scores):
+        write_whole(records / record.identity, json.dumps({"metadata": {}, "result": SealedJSON().dumps(record).decode()}))
+
+
+def train_here(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+    """Stand for `tasks.watch.fresh_runs.train`, in this process."""
+    failed = {}
+    for spec in specs:
+        try:
+            make_finished_run(space.project, spec, space.records)
+        except DmlError as error:
+            failed[spec.label, spec.seed] = str(error)
+    return failed
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True)
+
+
+def commit(root: Path, message: str) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--allow-empty", "-m", message)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with finished runs of the variant `good`, seeds 0 to 9, whose records are in `records`."""
+    root = tmp_path_factory.mktemp("watched")
+    params = merge(PARAMS, SETTINGS)
+    params["comparison"]["variants"] = {"good": PARAMS["comparison"]["variants"]["good"]}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    (root / ".gitignore").write_text("/state\n/data\n/records\n")
+    git(root, "init", "--quiet")
+    git(root, "config", "user.name", "A Person")
+    git(root, "config", "user.email", "person@example.invalid")
+    commit(root, "project")
+    state = root / "state"
+    project = Project(root, state, str(state / "store"), f"sqlite:///{state / 'mlflow.db'}")
+    materialise("synthetic", OPTIONS, root / "data/raw/own")
+    prepare("synthetic", root / "data/raw/own", project.packed("own"), OPTIONS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for spec in comparison_runs(load_params(project.params_file), "own", None, SEEDS):
+        make_finished_run(project, spec, root / "records")
+    torch.set_num_threads(before)
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """The finished project; runs of a verification train in this process, and what a test adds is removed."""
+    for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "DML_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(finished.root / "records"))
+    monkeypatch.setenv("DVC_STAGE", "tests")  # datasets are verified without starting DVC
+    monkeypatch.setattr(verifying, "train", train_here)
+    before, (threads, head) = torch.get_num_threads(), (1, _head(finished.root))
+    torch.set_num_threads(threads)
+    yield finished
+    torch.set_num_threads(before)
+    git(finished.root, "reset", "--quiet", "--hard", head)
+    git(finished.root, "clean", "--quiet", "--force", "-d")
+    for path in (*(finished.state / "verifications").glob("*"), finished.state / "alarms.json"):
+        path.unlink(missing_ok=True)
+
+
+def _head(root: Path) -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,233 @@
+"""Verification of a project whose runs really train: accepted, reproduced, and told apart from runs with an injected fault."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from dml_core.data.store import packed
+from dml_core.data.views import batches
+from dml_core.errors import ConfigError
+from dml_core.training import loop
+from tasks.environment import Project
+from tasks.tables.alarms import open_alarms
+from tasks.watch import evidence
+from tasks.watch.accepting import accept
+from tasks.watch.records import RowVerdict, Verdict
+from tasks.watch.storage import read_reference, reference_path
+from tasks.watch.verifying import VerifyRequest, verify
+from tests.tasks.watch.conftest import commit
+
+pytestmark = pytest.mark.slow
+ROW = "own/good"
+Fault = Callable[[Project, pytest.MonkeyPatch], None]
+
+
+def say(line: str) -> None:
+    print(line)
+
+
+def verified(project: Project, *seeds: int) -> RowVerdict:
+    """Verify one run, and return its verdict."""
+    ((verification,), *_) = (verify(project, VerifyRequest(("own",), seeds=seeds or (3,)), say).verifications,)
+    (row,) = verification.rows
+    return row
+
+
+@pytest.fixture(scope="session")
+def reference() -> dict[str, str]:
+    """The accepted reference, made once."""
+    return {}
+
+
+@pytest.fixture
+def accepted(project: Project, reference: dict[str, str]) -> Project:
+    """The project, its ten runs accepted and committed."""
+    path = reference_path(project, "own")
+    if not reference:
+        first = verified(project)
+        assert (first.verdict, first.reason) == (Verdict.NEW, "identical to the finished run")
+        accept(project, "own", "first results", (), say)
+        reference["text"] = path.read_text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(reference["text"])
+    commit(project.root, "accept own")
+    return project
+
+
+def test_a_run_that_nothing_changed_is_identical_and_all_it_wrote_is_removed(accepted: Project) -> None:
+    row = verified(accepted)
+    assert (row.verdict, row.reason) == (Verdict.IDENTICAL, "")
+    assert [line.split()[0] for line in row.changed] == ["commit"]
+    assert open_alarms(accepted.state) == []
+    assert [path for path in (accepted.state / "verify").iterdir() if path.is_dir()] == []
+
+
+def test_the_reference_names_who_why_and_the_commit_and_every_seed(accepted: Project) -> None:
+    reference = read_reference(accepted, "own")
+    assert reference is not None
+    assert (reference.who, reference.why) == ("A Person <person@example.invalid>", "first results")
+    assert [one.seed for one in reference.evidence] == list(range(10))
+    assert {len(one.losses) for one in reference.evidence} == {8 * reference.evidence[0].steps_per_epoch}
+
+
+def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project: Project) -> None:
+    with pytest.raises(ConfigError, match="not verified yet; run: dml verify own"):
+        accept(project, "own", "first results", (), say)
+    verified(project)
+    with pytest.raises(ConfigError, match="--why: give the reason"):
+        accept(project, "own", " ", (), say)
+    (project.root / "params.yaml").write_text((project.root / "params.yaml").read_text() + "# edited\n")
+    with pytest.raises(ConfigError, match="commit first"):
+        accept(project, "own", "first results", (), say)
+    commit(project.root, "other settings")
+    with pytest.raises(ConfigError, match="verified with other code than the present"):
+        accept(project, "own", "first results", (), say)
+    assert not reference_path(project, "own").exists()
+
+
+# ---------------------------------------------------------------- injected faults
+
+
+def halved_rate(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = loop.learning_rate_factor
+    monkeypatch.setattr(loop, "learning_rate_factor", lambda *arguments: 0.5 * factor(*arguments))
+
+
+def noisy_labels(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def labels(self: packed.PackedDataset) -> np.ndarray:
+        right = of_dataset(self)
+        wrong = np.random.default_rng(0).random(len(right)) < 0.05
+        return np.where(wrong, (right + 1) % (right.max() + 1), right) if self.role == "train" else right
+
+    of_dataset = packed.PackedDataset.labels.func
+    monkeypatch.setattr(packed.PackedDataset, "labels", property(labels))
+
+
+def no_augmentation(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(image: Any, config: Any, seed: int, epoch: int, index: int, box: Any, copy: int) -> Any:
+        return batches.test_pixels(image, config, box)
+
+    monkeypatch.setattr(batches, "train_pixels", plain)
+
+
+def wrong_scaling(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train_pixels", "test_pixels"):
+        scaled = getattr(batches, name)
+        monkeypatch.setattr(batches, name, lambda *args, scaled=scaled: scaled(*args) * 2 - 1)
+
+
+def leaked_test_classes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train on the test images: the scores are too good."""
+    opened = packed.PackedDataset.__init__
+
+    def init(self: packed.PackedDataset, folder: Path, role: str, classes: Any = None) -> None:
+        opened(self, folder, "test" if role == "train" else role, classes)
+
+    monkeypatch.setattr(packed.PackedDataset, "__init__", init)
+
+
+def batchnorm_in_training_mode(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave networks in training mode while they embed."""
+    monkeypatch.setattr(torch.nn.Module, "eval", lambda self: self)
+
+
+def repeating_sampler(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeated(*arguments: Any) -> list[Any]:
+        drawn = list(epoch_batches(*arguments))
+        return [drawn[place % (len(drawn) // 2)] for place in range(len(drawn))]
+
+    epoch_batches = loop.epoch_batches
+    monkeypatch.setattr(loop, "epoch_batches", repeated)
+    monkeypatch.setattr(evidence, "epoch_batches", repeated)
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "rate halved": (halved_rate, "the loss differs from step 2 of epoch 1"),
+    "label noise of 5 %": (noisy_labels, "samples, labels or order"),
+    "augmentation dropped": (no_augmentation, "the images of the first batch differ"),
+    "wrong pixel scaling": (wrong_scaling, "the images of the first batch differ"),
+    "test classes leaked": (leaked_test_classes, "the images of the first batch differ"),
+    "BatchNorm in training mode": (batchnorm_in_training_mode, "scoring differs, of equal weights"),
+    "sampler that repeats": (repeating_sampler, "samples, labels or order"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found_by_the_first_verification(fault: str, accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    inject, reason = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        inject(accepted, patch)
+        row = verified(accepted)
+    assert row.verdict is Verdict.DRIFTED
+    assert reason in row.reason
+    (alarm,) = open_alarms(accepted.state)
+    assert reason in alarm.text
+    assert verified(accepted).verdict is Verdict.IDENTICAL
+    assert open_alarms(accepted.state) == [], "without the fault the alarm ends"
+
+
+def test_a_corrupted_byte_of_a_dataset_is_found_and_nothing_is_trained(accepted: Project) -> None:
+    path = next(path for path in accepted.packed("own").rglob("*") if path.is_file() and path.stat().st_size > 10_000)
+    content = path.read_bytes()
+    path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    try:
+        row = verified(accepted)
+    finally:
+        path.write_bytes(content)
+    assert (row.verdict, row.evidence) == (Verdict.FAILED, None)
+    assert path.name in row.reason
+
+
+def slightly_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the initial weights by a rounding error, as another order of sums changes a step."""
+
+    def build(config: Any, system: Any) -> Any:
+        with torch.no_grad():
+            for parameter in system.parameters():
+                parameter *= 1 + 1e-6
+        return built(config, system)
+
+    built = loop.build_optimiser
+    monkeypatch.setattr(loop, "build_optimiser", build)
+
+
+@pytest.mark.parametrize("seed", [3, 7])
+def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and_named(
+    seed: int, accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # is recorded; the numbers change as follows
+    monkeypatch.setattr(evidence, "version", lambda name: "9.9" if name == "torch" else version(name))
+    slightly_other_numbers(monkeypatch)
+    row = verified(accepted, seed)
+    assert row.verdict is Verdict.WITHIN_BAND, row.reason
+    assert row.reason.startswith("the loss differs from step ")
+    assert [line.split()[0] for line in row.changed] == ["commit", "processor", "torch"]
+    assert row.changed[2].endswith("-> 9.9")
+
+
+def test_the_same_rounding_errors_in_an_equal_environment_are_drift(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    slightly_other_numbers(monkeypatch)
+    row = verified(accepted)
+    assert row.verdict is Verdict.DRIFTED
+    assert row.reason.endswith("in an equal environment; all judged scores are within their bands")
+
+
+def test_rows_and_settings_that_changed_are_named_and_not_trained(accepted: Project) -> None:
+    path = accepted.root / "params.yaml"
+    params = yaml.safe_load(path.read_text())
+    params["comparison"]["variants"]["new"] = {"loss": {"name": "softmax"}}
+    params["comparison"]["variants"]["good"]["num_epochs"] = 9
+    path.write_text(yaml.safe_dump(params))
+    (verification,) = verify(accepted, VerifyRequest(("own",)), say).verifications
+    assert {row.row: row.verdict for row in verification.rows} == {"own/good": Verdict.DRIFTED, "own/new": Verdict.NEW}
+    assert "settings differ" in verification.rows[0].reason
+    params["comparison"]["variants"].pop("good")
+    path.write_text(yaml.safe_dump(params))
+    (verification,) = verify(accepted, VerifyRequest(("own",)), say).verifications
+    assert {row.row: row.verdict for row in verification.rows} == {"own/good": Verdict.VANISHED, "own/new": Verdict.NEW}
