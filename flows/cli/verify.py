@@ -47,7 +47,7 @@ def verify(
     """Train accepted results again, from nothing, and compare.
 
     A row is reproduced if its bits are identical, or else if its scores are within the band of the accepted seeds. Finished runs are not
-    reused, and nothing of the project is written except state/verifications. Exits with code 1 if a row drifted, failed or vanished.
+    reused, and only state/verifications of the project is written. Exits with code 1 if a row drifted, failed or vanished.
     """
     project = open_project()
     from tasks.watch.verifying import VerifyRequest

