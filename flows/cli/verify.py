@@ -24,7 +24,7 @@ Rows = Annotated[
 ]
 
 
-@app.command(epilog=examples("dml verify", "dml verify synthetic --row softtriple", "dml verify --share 0.1 --budget 30m"))
+@app.command(epilog=examples("dml verify synthetic --row softtriple", "dml verify --budget 30m"))
 def verify(
     names: Annotated[
         list[str] | None,

@@ -38,6 +38,7 @@ from tasks.tracking.published import published_runs
 SITE = Path("results") / "site"  # in the project
 SITE_LOCK, PICTURES = ".site.lock", "pictures"  # in the state folder
 INDEX = "index.html"
+HISTORY = "verification.html"  # written by `tasks.watch.history`
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0  # pixels of a cell's drawing
 SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
 
@@ -164,6 +165,7 @@ def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
         needs=Counter(dataset for entry in waiting for dataset in entry.needs).most_common(),
         num_tables=len(paper_tables()),
         alarms=alarms,
+        history=HISTORY if (folder / HISTORY).is_file() else None,
     )
 
 

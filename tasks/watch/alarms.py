@@ -27,6 +27,7 @@ from tasks.locks import alone
 from tasks.reports.table_pages import INDEX, SITE, SITE_LOCK, index_page
 from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
+from tasks.watch.history import write_history
 from tasks.watch.records import BAD, RowVerdict, Verdict, Verification
 
 SECONDS = 10
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def notify(project: Project, verification: Verification) -> list[Alarm]:
-    """Update the alarms by a verification, send what is new, mark MLflow and the pages' index, and return the alarms that last.
+    """Update the alarms by a verification, send what is new, mark MLflow and the pages, and return the alarms that last.
 
     A row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
 
@@ -60,8 +61,9 @@ def notify(project: Project, verification: Verification) -> list[Alarm]:
     lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
     _mark(project, verification.name, lasting)
     folder = project.root / SITE
-    if (folder / INDEX).is_file():
-        with alone(project.state / SITE_LOCK):
+    with alone(project.state / SITE_LOCK):
+        write_history(project)
+        if (folder / INDEX).is_file():
             write_whole(folder / INDEX, index_page(folder, lasting))
     return lasting
 

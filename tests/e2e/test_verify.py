@@ -36,16 +36,23 @@ def rows(project: Project, *options: str, code: int = 0) -> dict[str, dict]:
     return {row["row"]: row for row in verification["rows"]}
 
 
+def results(project: Project) -> dict[Path, bytes]:
+    """Return the content of the results, without the pages."""
+    paths = [path for path in (project.root / "results").rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in paths if not path.is_relative_to(project.root / "results/site")}
+
+
 def left(project: Project) -> list[Path]:
     return [path for path in (project.root / "state/verify").glob("*") if path.is_dir()]
 
 
 def test_accepted_results_are_reproduced_with_identical_bits_and_the_project_is_unchanged(accepted: Project) -> None:
-    before = {path: path.read_bytes() for path in (accepted.root / "results").rglob("*") if path.is_file()}
+    before = results(accepted)
     found = rows(accepted)
     assert {name: row["verdict"] for name, row in found.items()} == dict.fromkeys(ROWS, "identical")
     assert left(accepted) == []
-    assert {path: path.read_bytes() for path in (accepted.root / "results").rglob("*") if path.is_file()} == before
+    assert results(accepted) == before
+    assert "reproduced on" in (accepted.root / "results/site/verification.html").read_text()
     assert "without alarms" in accepted.run("dml", "doctor")
 
 
@@ -90,6 +97,14 @@ def _works_in(process: Path, folder: Path) -> bool:
         return (process / "cwd").readlink().is_relative_to(folder)
     except OSError:
         return False
+
+
+def test_two_at_once_both_verify_and_leave_nothing(accepted: Project) -> None:
+    started = [accepted.start("dml", "verify", "--json") for _ in range(2)]
+    printed = [process.communicate(timeout=1200)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert all(text.count('"verdict": "identical"') == 2 for text in printed)
+    assert left(accepted) == []
 
 
 def test_a_budget_is_kept_and_rows_take_turns(accepted: Project) -> None:

@@ -24,6 +24,7 @@ REFUSED = {
     "stack up": ["--s3", "nowhere"],
     "tune": ["project/none/none"],
     "ui": ["--port", "99999999"],
+    "verify": ["none"],
 }
 CALLS = {
     words: [argument.replace("own/good", "photos/softmax").replace("own", "photos") for argument in arguments]

@@ -172,6 +172,8 @@ ELSEWHERE = {
     "stack down": "tests/e2e/test_stack.py",
     "serve": "writes logs alone",
     "ui": "is MLflow's server",
+    "verify": "tests/e2e/test_verify.py: two at once",
+    "accept": "replaces one file, after a verification",
 }
 READING = {
     "compare", "data check", "data list", "doctor", "index show", "models list", "plan", "stack logs", "stack status", "tables list",

@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 
 # Valid arguments of each verb, for the tests that run all verbs.
 ARGUMENTS = {
+    "accept": ["own", "--why", "reason"],
     "compare": [],
     "data add": ["own", "images"],
     "data check": ["own"],
@@ -46,6 +47,7 @@ ARGUMENTS = {
     "tables show": ["softtriple/table1"],
     "tune": ["project/standing/softtriple"],
     "ui": [],
+    "verify": ["own"],
 }
 
 

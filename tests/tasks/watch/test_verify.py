@@ -15,6 +15,7 @@ from dml_core.data.views import batches
 from dml_core.errors import ConfigError
 from dml_core.training import loop
 from tasks.environment import Project
+from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
 from tasks.watch import evidence
 from tasks.watch.accepting import accept
@@ -168,8 +169,12 @@ def test_an_injected_fault_is_found_by_the_first_verification(fault: str, accept
     assert reason in row.reason
     (alarm,) = open_alarms(accepted.state)
     assert reason in alarm.text
+    page = (accepted.root / SITE / HISTORY).read_text()
+    assert f"NOT reproduced since {alarm.since:%Y-%m-%d}" in page
+    assert 'src="data:image/png;base64,' in page
     assert verified(accepted).verdict is Verdict.IDENTICAL
     assert open_alarms(accepted.state) == [], "without the fault the alarm ends"
+    assert "NOT reproduced" not in (accepted.root / SITE / HISTORY).read_text()
 
 
 def test_a_corrupted_byte_of_a_dataset_is_found_and_nothing_is_trained(accepted: Project) -> None:

@@ -1,0 +1,135 @@
+"""The page `results/site/verification.html`: is each accepted result still reproduced, since when not, and what changed."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dml_core.evaluation.metric_info import metric_info, recall_k
+from dml_core.figures.canvas import COLOURS, DOTS_PER_INCH, WRONG, new_figure, style_axes
+from tasks.environment import Project
+from tasks.files import write_whole
+from tasks.reports.kit import render
+from tasks.reports.table_pages import HISTORY, SITE
+from tasks.watch.bands import bands_of, level_of
+from tasks.watch.records import BAD, Band, Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.storage import read_references, read_verifications
+from tasks.watch.summary import first_recall
+
+MOST_NIGHTS = 60  # of a row, the newest
+COMPARED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
+
+
+@dataclass(frozen=True)
+class Night:
+    """One verified run of a row."""
+
+    at: datetime
+    commit: str
+    verdict: RowVerdict
+
+    @property
+    def is_bad(self) -> bool:
+        """True if it raised an alarm."""
+        return self.verdict.verdict in BAD
+
+    @property
+    def recall(self) -> str:
+        """The first Recall@K in per cent; empty without a run."""
+        return first_recall(self.verdict)
+
+
+@dataclass(frozen=True)
+class RowHistory:
+    """The verified runs of a row, oldest first, and a picture of its first score."""
+
+    row: str
+    nights: tuple[Night, ...]
+    picture: str | None
+
+    @property
+    def answer(self) -> str:
+        """Whether the row is still reproduced, and if not, since when and what changed."""
+        last = self.nights[-1]
+        if last.verdict.verdict in COMPARED:
+            return f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}"
+        if not last.is_bad:
+            return "no reference"
+        number = len(self.nights) - 1
+        while number and self.nights[number - 1].is_bad:
+            number -= 1
+        first = self.nights[number]
+        before = (
+            f"; reproduced before on {self.nights[number - 1].at:%Y-%m-%d} at commit {self.nights[number - 1].commit[:10]}"
+            if number
+            else ""
+        )
+        changed = f"; changed: {', '.join(first.verdict.changed)}" if first.verdict.changed else ""
+        return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
+
+
+def write_history(project: Project) -> None:
+    """Write the page from all verifications of the state folder.
+
+    Raises:
+        StoreError: a reference is damaged.
+    """
+    references = read_references(project)
+    names: dict[str, list[Verification]] = {}
+    for verification in read_verifications(project.state):
+        names.setdefault(verification.name, []).append(verification)
+    histories = {name: rows_of(past, references.get(name)) for name, past in names.items()}
+    write_whole(project.root / SITE / HISTORY, render("verification.html", histories=histories, references=references))
+
+
+def rows_of(past: Sequence[Verification], reference: Reference | None) -> list[RowHistory]:
+    """Return the history of each row, those that are not reproduced first.
+
+    Args:
+        past: verifications of one table or dataset, oldest first.
+        reference: its accepted evidence; None if nothing is accepted.
+    """
+    nights: dict[str, list[Night]] = {}
+    for verification in past:
+        for verdict in verification.rows:
+            nights.setdefault(verdict.row, []).append(Night(verification.started_at, verification.commit, verdict))
+    level = level_of(len(nights))
+    histories = []
+    for row, of_row in nights.items():
+        accepted = [] if reference is None else [one for one in reference.evidence if one.row == row]
+        newest = tuple(of_row[-MOST_NIGHTS:])
+        histories.append(RowHistory(row, newest, _picture(newest, accepted, level)))
+    return sorted(histories, key=lambda history: not history.nights[-1].is_bad)
+
+
+def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float) -> str | None:
+    """Return the first score over the nights, with the band of the accepted seeds, as a data URI; None if no night has the score."""
+    name = next((f"recall@{k}" for night in nights if (k := _first_k(night.verdict.evidence)) is not None), None)
+    if name is None:
+        return None
+    figure = new_figure(7.2, 2.2)
+    axes = figure.subplots()
+    style_axes(axes)
+    band: Band | None = bands_of(accepted, level).get(name)
+    if band is not None:
+        axes.axhspan(100 * band.low, 100 * band.high, color=COLOURS[0], alpha=0.12, lw=0, label="band of the accepted seeds")
+    scored = [
+        (at, night) for at, night in enumerate(nights) if night.verdict.evidence is not None and name in night.verdict.evidence.scores
+    ]
+    for is_bad, colour, marker, label in ((False, COLOURS[0], "o", "reproduced"), (True, WRONG, "X", "not reproduced")):
+        points = [
+            (at, 100 * night.verdict.evidence.scores[name]) for at, night in scored if night.verdict.evidence and night.is_bad == is_bad
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, color=colour, label=label)
+    axes.set_xticks(range(len(nights)), [f"{night.at:%m-%d}" for night in nights], fontsize=7, rotation=90 if len(nights) > 12 else 0)
+    axes.set_ylabel(f"{metric_info(name).title}, %")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DOTS_PER_INCH)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _first_k(evidence: Evidence | None) -> int | None:
+    return None if evidence is None else min((k for name in evidence.scores if (k := recall_k(name)) is not None), default=None)

@@ -1,0 +1,54 @@
+"""The page of verifications answers: still reproduced, since when not, what changed."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tasks.watch.history import RowHistory, rows_of
+from tasks.watch.records import RowVerdict, Verdict, Verification
+
+FIRST = datetime(2026, 11, 1, 4, tzinfo=UTC)
+SAME, BAND, DRIFT, FAILED, NEW = Verdict.IDENTICAL, Verdict.WITHIN_BAND, Verdict.DRIFTED, Verdict.FAILED, Verdict.NEW
+
+
+def history(*verdicts: Verdict) -> RowHistory:
+    """Return the history of a row with one verification each day, whose commits are 0000..., 1111..."""
+    past = [
+        Verification(
+            name="synthetic",
+            started_at=FIRST + timedelta(days=day),
+            seconds=1,
+            commit=str(day) * 40,
+            rows=(RowVerdict(row="synthetic/sgsl", seed=0, verdict=verdict, reason="", changed=(f"torch {day}",)),),
+        )
+        for day, verdict in enumerate(verdicts)
+    ]
+    (row,) = rows_of(past, None)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "answer"),
+    [
+        ((SAME, BAND), "reproduced on 2026-11-02 at commit 1111111111"),
+        ((DRIFT, SAME), "reproduced on 2026-11-02 at commit 1111111111"),
+        ((NEW,), "no reference"),
+        ((DRIFT,), "NOT reproduced since 2026-11-01, commit 0000000000; changed: torch 0"),
+        (
+            (SAME, DRIFT, FAILED),
+            "NOT reproduced since 2026-11-02, commit 1111111111; reproduced before on 2026-11-01 at commit 0000000000; changed: torch 1",
+        ),
+        (
+            (DRIFT, SAME, FAILED),
+            "NOT reproduced since 2026-11-03, commit 2222222222; reproduced before on 2026-11-02 at commit 1111111111; changed: torch 2",
+        ),
+    ],
+)
+def test_the_answer_is_of_the_newest_spell(verdicts: tuple[Verdict, ...], answer: str) -> None:
+    assert history(*verdicts).answer == answer
+
+
+def test_rows_that_are_not_reproduced_come_first() -> None:
+    rows = [RowVerdict(row=row, seed=0, verdict=verdict, reason="") for row, verdict in (("a", SAME), ("b", DRIFT), ("c", SAME))]
+    past = [Verification(name="synthetic", started_at=FIRST, seconds=1, commit="0" * 40, rows=tuple(rows))]
+    assert [row.row for row in rows_of(past, None)] == ["b", "a", "c"]
