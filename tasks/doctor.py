@@ -5,7 +5,6 @@ a small file is written to the store and removed. The output contains no secrets
 of an answer is not repeated.
 """
 
-import base64
 import os
 import shutil
 import sqlite3
@@ -23,7 +22,18 @@ from typing import Literal
 import requests
 
 from dml_core.errors import DmlError, StoreError, TrackingError
-from tasks.environment import STACK_ENV, Project, answers, overridden, prefect_server, ray_cluster, shown, stack_environment
+from tasks.environment import (
+    STACK_ENV,
+    Project,
+    answers,
+    login,
+    overridden,
+    prefect_login,
+    prefect_server,
+    ray_cluster,
+    shown,
+    stack_environment,
+)
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store, open_store
@@ -199,20 +209,9 @@ def _mlflow(project: Project) -> Finding:
     return _compared("mlflow", where, served.text.strip(), "the server")
 
 
-def _login(password: str | None, token: str | None) -> dict[str, str]:
-    """Return the header that identifies a user, by `user:password` or by a token; empty without either."""
-    if password:
-        return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
 def _mlflow_login() -> dict[str, str]:
     user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
-    return _login(f"{user}:{password}" if user and password else None, token)
-
-
-def _prefect_login() -> dict[str, str]:
-    return _login(os.environ.get("PREFECT_API_AUTH_STRING"), os.environ.get("PREFECT_API_KEY"))
+    return login(f"{user}:{password}" if user and password else None, token)
 
 
 def _database(where: str, uri: str) -> Finding:
@@ -242,7 +241,7 @@ def _prefect(project: Project) -> Finding:
         return Finding("prefect", "", "ok", f"{_version('prefect')}, each flow starts a temporary server")
     where = shown(url)
     try:
-        answer = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=_prefect_login())
+        answer = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=prefect_login())
     except requests.RequestException:
         return Finding("prefect", where, "wrong", "does not answer", "start it, or unset PREFECT_API_URL")
     if answer.status_code in (401, 403):
@@ -258,7 +257,7 @@ def _pool(project: Project) -> Finding:
     if url is None:
         return Finding("schedules", "", "ok", "none without a Prefect server")
     try:
-        answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=_prefect_login())
+        answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=prefect_login())
         workers = answer.json() if answer.ok else []
     except (requests.RequestException, ValueError):
         return Finding("schedules", f"work pool {POOL}", "note", "unknown: Prefect does not answer")

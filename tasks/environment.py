@@ -5,6 +5,7 @@ folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket
 `stack/env` in the state folder names the servers to use; variables set by the user override it.
 """
 
+import base64
 import hashlib
 import os
 import re
@@ -95,6 +96,18 @@ def ray_cluster() -> str | None:
 def prefect_server() -> str | None:
     """Return the address of Prefect's server, or None if each flow starts one for itself: `PREFECT_API_URL` is unset."""
     return os.environ.get("PREFECT_API_URL") or None
+
+
+def login(password: str | None, token: str | None) -> dict[str, str]:
+    """Return the header that identifies a user, by `user:password` or by a token; empty without either."""
+    if password:
+        return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def prefect_login() -> dict[str, str]:
+    """Return the header that identifies the user to Prefect's server; empty without `PREFECT_API_AUTH_STRING` and `PREFECT_API_KEY`."""
+    return login(os.environ.get("PREFECT_API_AUTH_STRING"), os.environ.get("PREFECT_API_KEY"))
 
 
 def stack_text(values: dict[str, str]) -> str:

@@ -46,8 +46,8 @@ def verify(
 ) -> None:
     """Train accepted results again, from nothing, and compare.
 
-    A row is reproduced if its bits are identical, or else if its scores are within the band of the accepted seeds. Finished runs are not
-    reused, and only state/verifications of the project is written. Exits with code 1 if a row drifted, failed or vanished.
+    In the accepted environment, a row on a CPU is reproduced if its bits are identical; in another, if its scores are within the band of
+    the accepted seeds. Finished runs are neither reused nor changed. Exits with code 1 if a row drifted, failed or vanished.
     """
     project = open_project()
     from tasks.watch.verifying import VerifyRequest

@@ -15,7 +15,9 @@ class Alarm(Record):
     """One cause of alarm.
 
     Attributes:
-        cause: `<table or dataset> <row> <verdict>`; a cause raises one alarm until it is over.
+        cause: `<table or dataset> <row> <verdict>`, to read only: rows of tables contain spaces. A cause raises one alarm until it is over.
+        name: the table or dataset.
+        row: the row.
         since: begin of the verification that found it.
         commit: commit of that verification.
         text: what is wrong, in one sentence.
@@ -25,6 +27,8 @@ class Alarm(Record):
     """
 
     cause: str
+    name: str
+    row: str
     since: AwareDatetime
     commit: str
     text: str

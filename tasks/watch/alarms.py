@@ -12,7 +12,7 @@ the same event, and Prefect's server acts once on an id. `infra/automations.yaml
 
 import hashlib
 import logging
-import os
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +21,7 @@ from uuid import NAMESPACE_URL, uuid5
 import requests
 
 from dml_core.errors import TrackingError
-from tasks.environment import Project
+from tasks.environment import Project, prefect_login, prefect_server
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.reports.table_pages import INDEX, SITE, SITE_LOCK, index_page
@@ -33,9 +33,9 @@ from tasks.watch.records import BAD, RowVerdict, Verdict, Verification
 SECONDS = 10
 REPRODUCED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
 REMEDIES = {
-    Verdict.DRIFTED: "find the first difference named here and undo it, or make the new result the reference: dml accept {name}",
+    Verdict.DRIFTED: "find the first difference named here and undo it, or make the new result the reference: dml accept {name} --why ...",
     Verdict.FAILED: "correct the error, then: dml verify {name} --row {row}",
-    Verdict.VANISHED: "restore the row, or accept the table without it: dml accept {name}",
+    Verdict.VANISHED: "restore the row, or accept {name} without it: dml accept {name} --why ...",
 }
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def notify(project: Project, verification: Verification) -> list[Alarm]:
     with alone(path.with_name(f".{ALARMS_FILE}.lock")):
         alarms = _updated(read_or_set_aside(path, ALARMS) or {}, verification)
         write_sealed(path, alarms, ALARMS)
-        server = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+        server = prefect_server()
         if server and _send(server, [_verified(verification), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
         ended = [cause for cause, alarm in alarms.items() if alarm.ended is not None and (alarm.event is None or not server)]
@@ -75,7 +75,7 @@ def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
     from tasks.tracking.alarm_marks import mark_comparisons  # MLflow takes seconds to import
 
     try:
-        mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.cause.split()[0] == name])
+        mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.name == name])
     except TrackingError as error:
         logger.warning("%s; its comparisons do not show the alarms of %s", error, name)
 
@@ -86,8 +86,8 @@ def _updated(alarms: dict[str, Alarm], verification: Verification) -> dict[str, 
     reproduced = {row.row for row in verification.rows} - {row.row for row in verification.rows if row.verdict not in REPRODUCED}
     after: dict[str, Alarm] = {}
     for cause, alarm in alarms.items():
-        name, row, _ = cause.split(" ", 2)
-        is_over = name == verification.name and alarm.ended is None and cause not in found and (row in reproduced or _has_other(row, found))
+        is_reproduced = alarm.row in reproduced or _has_other(alarm.row, found)
+        is_over = alarm.name == verification.name and alarm.ended is None and cause not in found and is_reproduced
         ended = {"ended": verification.started_at, "event": _event_id(cause, verification.started_at, "recovered")}
         after[cause] = alarm.model_copy(update=ended) if is_over else alarm
     for cause, verdict in found.items():
@@ -115,10 +115,12 @@ def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:
     changed = f" Changed: {', '.join(row.changed)}." if row.changed else ""
     return Alarm(
         cause=cause,
+        name=verification.name,
+        row=row.row,
         since=verification.started_at,
         commit=verification.commit,
         text=f"{row.row}, seed {row.seed}: {row.verdict}: {row.reason.rstrip('.')}.{changed}",
-        remedy=REMEDIES[row.verdict].format(name=verification.name, row=row.row),
+        remedy=REMEDIES[row.verdict].format(name=verification.name, row=shlex.quote(row.row)),
         event=_event_id(cause, verification.started_at, "alarm"),
     )
 
@@ -155,7 +157,7 @@ def _as_event(identity: str, event: str, resource: str, payload: dict[str, str])
 def _send(server: str, events: list[dict[str, Any]]) -> bool:
     """Send events to Prefect's server; return whether it has them. If not, the next verification sends those of alarms again."""
     try:
-        requests.post(f"{server}/events", json=events, timeout=SECONDS).raise_for_status()
+        requests.post(f"{server.rstrip('/')}/events", json=events, timeout=SECONDS, headers=prefect_login()).raise_for_status()
     except requests.RequestException as error:
         logger.warning("Prefect's server did not take the events of this verification (%s); the next one sends them", type(error).__name__)
         return False

@@ -60,11 +60,8 @@ class RowHistory:
         while number and self.nights[number - 1].is_bad:
             number -= 1
         first = self.nights[number]
-        before = (
-            f"; reproduced before on {self.nights[number - 1].at:%Y-%m-%d} at commit {self.nights[number - 1].commit[:10]}"
-            if number
-            else ""
-        )
+        good = self.nights[number - 1] if number else None
+        before = "" if good is None else f"; reproduced before on {good.at:%Y-%m-%d} at commit {good.commit[:10]}"
         changed = f"; changed: {', '.join(first.verdict.changed)}" if first.verdict.changed else ""
         return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
 
@@ -79,22 +76,23 @@ def write_history(project: Project) -> None:
     names: dict[str, list[Verification]] = {}
     for verification in read_verifications(project.state):
         names.setdefault(verification.name, []).append(verification)
-    histories = {name: rows_of(past, references.get(name)) for name, past in names.items()}
+    level = level_of(len({row.row for past in names.values() for verification in past for row in verification.rows}))
+    histories = {name: rows_of(past, references.get(name), level) for name, past in names.items()}
     write_whole(project.root / SITE / HISTORY, render("verification.html", histories=histories, references=references))
 
 
-def rows_of(past: Sequence[Verification], reference: Reference | None) -> list[RowHistory]:
+def rows_of(past: Sequence[Verification], reference: Reference | None, level: float) -> list[RowHistory]:
     """Return the history of each row, those that are not reproduced first.
 
     Args:
         past: verifications of one table or dataset, oldest first.
         reference: its accepted evidence; None if nothing is accepted.
+        level: of the bands that are drawn, as of `tasks.watch.bands.level_of`.
     """
     nights: dict[str, list[Night]] = {}
     for verification in past:
         for verdict in verification.rows:
             nights.setdefault(verdict.row, []).append(Night(verification.started_at, verification.commit, verdict))
-    level = level_of(len(nights))
     histories = []
     for row, of_row in nights.items():
         accepted = [] if reference is None else [one for one in reference.evidence if one.row == row]
@@ -114,15 +112,12 @@ def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float
     band: Band | None = bands_of(accepted, level).get(name)
     if band is not None:
         axes.axhspan(100 * band.low, 100 * band.high, color=COLOURS[0], alpha=0.12, lw=0, label="band of the accepted seeds")
-    scored = [
-        (at, night) for at, night in enumerate(nights) if night.verdict.evidence is not None and name in night.verdict.evidence.scores
-    ]
+    scores = [None if night.verdict.evidence is None else night.verdict.evidence.scores.get(name) for night in nights]
+    points = [(at, 100 * score, nights[at].is_bad) for at, score in enumerate(scores) if score is not None]
     for is_bad, colour, marker, label in ((False, COLOURS[0], "o", "reproduced"), (True, WRONG, "X", "not reproduced")):
-        points = [
-            (at, 100 * night.verdict.evidence.scores[name]) for at, night in scored if night.verdict.evidence and night.is_bad == is_bad
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, color=colour, label=label)
+        chosen = [(at, score) for at, score, bad in points if bad == is_bad]
+        if chosen:
+            axes.plot(*zip(*chosen, strict=True), linestyle="", marker=marker, color=colour, label=label)
     axes.set_xticks(range(len(nights)), [f"{night.at:%m-%d}" for night in nights], fontsize=7, rotation=90 if len(nights) > 12 else 0)
     axes.set_ylabel(f"{metric_info(name).title}, %")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

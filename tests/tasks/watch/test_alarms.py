@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -77,6 +78,32 @@ def test_another_table_ends_no_alarm(project: Project) -> None:
     notify(project, night(0, a=DRIFT))
     notify(project, night(1, a=SAME).model_copy(update={"name": "softtriple/table1"}))
     assert causes(project) == ["synthetic a drifted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [("synthetic", "synthetic/sgsl"), ("sgsl/table1", "sgsl/table1:softmax as_released best_validation:cub200")]
+)
+def test_an_alarm_of_any_row_ends_and_its_remedy_is_a_command(name: str, row: str, project: Project) -> None:
+    nights = [night(number, **{row: verdict}).model_copy(update={"name": name}) for number, verdict in enumerate((FAILED, DRIFT, SAME))]
+    (alarm,) = notify(project, nights[0])
+    words = shlex.split(alarm.remedy.partition("then: ")[2])
+    assert words == ["dml", "verify", name, "--row", row]
+    (alarm,) = notify(project, nights[1])
+    assert (alarm.name, alarm.row) == (name, row)
+    assert notify(project, nights[2]) == []
+
+
+def test_a_server_with_a_password_takes_the_events(
+    project: Project, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, posted = received
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    notify(project, night(0, a=DRIFT))
+    assert [alarm.event is None for alarm in read_alarms(project.state).values()] == [False], "refused, and sent again later"
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:password")
+    notify(project, night(1, a=DRIFT))
+    assert [alarm.event is None for alarm in read_alarms(project.state).values()] == [True]
+    assert [[event["event"] for event in events] for events in posted] == [["dml.verified", "dml.alarm"]]
 
 
 def test_one_seed_that_drifts_keeps_the_alarm(project: Project) -> None:
@@ -189,6 +216,9 @@ def received() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            if self.path.endswith("/events") and self.headers["Authorization"] != "Basic dXNlcjpwYXNzd29yZA==":  # user:password
+                self.send_error(401)
+                return
             posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()

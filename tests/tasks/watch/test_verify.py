@@ -1,4 +1,4 @@
-"""Verification of a project whose runs really train: accepted, reproduced, and told apart from runs with an injected fault."""
+"""A project whose runs are trained: verification reproduces accepted runs, and finds injected faults."""
 
 from collections.abc import Callable
 from importlib.metadata import version
