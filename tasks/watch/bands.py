@@ -20,7 +20,7 @@ from scipy import stats
 from dml_core.evaluation.metric_info import metric_info, recall_k
 from tasks.watch.records import Band, Evidence
 
-ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; 0.7 if they are Student-t of 8 degrees
+ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; below 1 if they are Student-t of 8 degrees
 NIGHTS_PER_MONTH = 30
 SCORES = ("map@r", "nmi")  # judged besides the first Recall@K, of those that a run has
 EPOCHS, FIRST_LOSS, LAST_LOSS = "epochs to target", "loss of the first epoch", "loss of the last epoch"

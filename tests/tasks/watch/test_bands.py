@@ -23,8 +23,8 @@ def alarms_per_month(scores: np.ndarray) -> float:
     return float((abs(new - accepted.mean(axis=1)) > width).mean()) * ROWS * 6 * NIGHTS_PER_MONTH
 
 
-@pytest.mark.parametrize("kind", ["normal", "heavy", "discrete"])
-def test_false_alarms_stay_below_one_a_month(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "most"), [("normal", 0.2), ("discrete", 0.2), ("heavy", 1.0)])
+def test_false_alarms_stay_below_one_a_month(kind: str, most: float) -> None:
     rng, shape = np.random.default_rng(0), (50 * NIGHTS, SEEDS + 1)
     if kind == "normal":
         scores = rng.normal(size=shape)
@@ -32,7 +32,7 @@ def test_false_alarms_stay_below_one_a_month(kind: str) -> None:
         scores = rng.standard_t(8, size=shape)
     else:
         scores = rng.binomial(200, 0.6, size=shape) / 200
-    assert alarms_per_month(scores) < 1
+    assert alarms_per_month(scores) < most
 
 
 def test_dropping_extremes_would_raise_false_alarms() -> None:
@@ -43,6 +43,7 @@ def test_dropping_extremes_would_raise_false_alarms() -> None:
 
 
 def test_few_seeds_have_no_band_and_epochs_are_interpolated() -> None:
+    assert width_of(SEEDS, level_of(ROWS)) == pytest.approx(6.8, abs=0.05)
     assert 3 < seeds_needed(level_of(ROWS)) <= SEEDS
     assert epochs_to([0.2, 0.4, 0.3], [8, 16, 24], 0.3) == pytest.approx(12.0)
     assert epochs_to([0.2, 0.25], [8, 16], 0.3) == float("inf")
