@@ -26,7 +26,7 @@ from dml_core.data.check import CheckReport
 from dml_core.data.check import Finding as CheckFinding
 from dml_core.data.store.rows import Counts
 from dml_core.index.items import Item
-from flows.cli import columns, data, models, plan, search, stack, tables, tracking, tune
+from flows.cli import columns, data, models, plan, search, stack, tables, tracking, tune, verify
 from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
@@ -34,6 +34,7 @@ from tasks.runs.comparable import Selection
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry
+from tasks.watch.records import RowVerdict, Verdict
 from tests.conftest import ROOT
 from tests.tasks.reports.test_compare import published
 
@@ -43,6 +44,7 @@ RUNS = [f"{dataset}/{variant}/10" for dataset in COMPARISON.datasets for variant
 METRICS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "map_at_r", "r_precision", "nmi")
 PATHS = [f"{folder}/{'very-' * 12}long-name-{number}.jpg" for number, folder in enumerate(("a", "b"))]
 FRAME = "│┃┏┡└"
+TABLE_ROW = "discriminative/table7:discriminative as_published best_validation:cars196"
 
 
 # ---------------------------------------------------------------- a table of each verb, with the longest names that occur
@@ -159,6 +161,15 @@ def of_search_for_settings(patch: pytest.MonkeyPatch) -> list[str]:
 
 
 Printer = Callable[[pytest.MonkeyPatch], list[str]]
+
+
+def of_verification(patch: pytest.MonkeyPatch) -> list[str]:
+    names = [*(f"{dataset}/{variant}" for dataset in COMPARISON.datasets for variant in COMPARISON.variants), TABLE_ROW]
+    reason = "the loss differs from step 123 of epoch 10 on: 8.579033 -> 8.707517, in an equal environment"
+    verify._print_rows(tuple(RowVerdict(row=name, seed=10, verdict=Verdict.DRIFTED, reason=reason) for name in names))
+    return names
+
+
 CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, and titles of columns that are never omitted
     of_models: ("models.list_", {"run", "validation recall@1", "recall@1"}),
     of_registry: ("models._print_registry", {"registered model", "aliases", "why"}),
@@ -173,6 +184,7 @@ CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, a
     of_doctor: ("stack.doctor", {"what", "status", "found"}),
     of_stack: ("stack.status", {"server", "state", "at", "log"}),
     of_check: ("data._print_check", {"what", "files", "published or examples"}),
+    of_verification: ("verify._print_rows", {"row", "seed", "verdict", "where they part"}),
     of_search_for_settings: ("tune._print_tuned", {"trial", "recall@1, mean ± standard deviation", "settings"}),
 }
 
@@ -229,7 +241,7 @@ def printed_by(case: Printer) -> tuple[tuple[tuple[Column, ...], str | None], li
     """Return the columns and the title of the table that a verb prints, and the names that must be in it."""
     calls: list[tuple[tuple[Column, ...], str | None]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (data, models, plan, search, stack, tables, tracking, tune):
+        for module in (data, models, plan, search, stack, tables, tracking, tune, verify):
             patch.setattr(module, "print_table", lambda *given_columns, title=None: calls.append((given_columns, title)))
         names = case(patch)
     (call,) = calls
