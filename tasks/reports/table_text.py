@@ -21,10 +21,8 @@ def lines(table: ShownTable) -> list[list[str]]:
 
 
 def terminal_lines(table: ShownTable) -> list[list[str]]:
-    """Return the table for a terminal: as `lines`, but with "not run" for rows without values; `remark_lines` has the reasons."""
-    blank = [""] * len(table.columns)
-    rows = [line for row in table.rows for line in _value_lines(row, table, TERMINAL) or [[row.label, "not run", *blank]]]
-    return [_header(table), *rows]
+    """Return the table for a terminal: as `lines`, but without reasons, which `remark_lines` has."""
+    return [_header(table), *(line for row in table.rows for line in _value_lines(row, table, TERMINAL))]
 
 
 def remark_lines(table: ShownTable) -> list[str]:
@@ -46,14 +44,20 @@ def _dataset(column: ShownColumn) -> str:
 
 
 def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
-    """Return a row's published values, values from other sources and measured lines; `bold` formats the confidence set of the best."""
+    """Return a row's published values, values from other sources and measured lines, or "not run"; the first has the row's label.
+
+    A source without a single value has no line. `bold` formats the confidence set of the best.
+    """
     kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
+    sources = {kind: row.published, "released": row.released, "independent": row.independent}
     rows = [
-        [label, what, *(column.printed(value) for column, value in zip(table.columns, values, strict=True))]
-        for label, what, values in ((row.label, kind, row.published), ("", "released", row.released), ("", "independent", row.independent))
-        if values is not None
+        [what, *(column.printed(value) for column, value in zip(table.columns, values, strict=True))]
+        for what, values in sources.items()
+        if values is not None and any(value is not None for value in values)
     ]
-    return rows + [["", line.label, *_measured(line, table, bold)] for line in row.lines]
+    rows += [[line.label, *_measured(line, table, bold)] for line in row.lines]
+    rows = rows or [["not run", *("" for _ in table.columns)]]
+    return [["" if place else row.label, *cells] for place, cells in enumerate(rows)]
 
 
 def _remarks(row: ShownRow) -> list[str]:

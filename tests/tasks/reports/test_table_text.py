@@ -3,7 +3,7 @@
 from typing import Any
 
 from dml_core.config import parse
-from tasks.reports.table_text import as_markdown, as_note, conclusion_lines, lines
+from tasks.reports.table_text import as_markdown, as_note, conclusion_lines, lines, terminal_lines
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.shown import ShownTable
@@ -51,6 +51,20 @@ def test_measured_values_are_below_published_ones() -> None:
         # mean 60.5, standard deviation 0.5: half width of the 95 % interval 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
         ["", "as_released, 3 seeds", "60.5 ± 1.2 compatible, mean equal", "0.750 undecided (1 seed; at least 3 needed)"],
     ]
+
+
+def test_a_row_without_published_values_has_no_line_for_them() -> None:
+    rows = TABLE.model_dump(mode="json")["rows"]
+    for name in ("run", "not-run"):
+        rows[name] = {"label": f"Row {name}", "kind": "own", "published": [None, None], "variants": ["ours"]}
+    table = shown(
+        run("run", 0, variant="ours", recall_at_1=0.5), file=parse(TableFile, TABLE.model_dump(mode="json") | {"rows": rows}, "table")
+    )
+    for found in (lines(table), terminal_lines(table)):
+        at = [line[0] for line in found].index("Row run")
+        assert found[at][1:] == ["ours, 1 seed", "50.0", "-"]
+        assert [line for line in found if line[0] == "Row not-run"] == [["Row not-run", "not run", "", ""]]
+    assert lines(table)[-1][:2] == ["", "not run: start it with dml reproduce paper/table1 --row not-run"]
 
 
 def test_the_markdown_has_tolerances_and_notes() -> None:
