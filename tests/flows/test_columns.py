@@ -1,16 +1,9 @@
 """Tables of every verb at several widths of the terminal: whole names, no line too long, omitted columns named, deciding columns shown."""
 
 import ast
-import errno
-import fcntl
 import os
-import pty
 import re
 import shutil
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -36,6 +29,7 @@ from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry
 from tasks.watch.records import RowVerdict, Verdict
 from tests.conftest import ROOT
+from tests.flows import terminal
 from tests.tasks.reports.test_compare import published
 
 WIDTHS = (60, 80, 120, 200)
@@ -406,25 +400,19 @@ def test_any_columns_fit_any_width(given_columns: Sequence[Column], width: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [60, *terminal.WIDTHS])
 def test_the_width_is_that_of_the_terminal(width: int) -> None:
-    """Run `dml` on a pseudo-terminal of this width; its output has carriage returns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    command = [sys.executable, "-m", "flows.cli", "tables", "softtriple"]
-    ran = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}, text=True)
-    os.close(theirs)
-    printed = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            printed += chunk
-    except OSError as error:  # Linux reports the end of a pseudo-terminal so
-        if error.errno != errno.EIO:
-            raise
-    os.close(ours)
-    assert ran.wait() == 0
-    lines = re.sub(r"\x1b\[[\d;]*m", "", printed.decode()).splitlines()
-    assert max(cell_len(line) for line in lines if line[:1] in FRAME) <= width
-    assert any(line.startswith(f"Omitted at a width of {width}: ") for line in lines)
-    assert "softtriple/table1" in table_of("\n".join(lines))["table"]
+    for command, name in (("tables softtriple", "softtriple/table1"), ("tables show project/claims", "SoftTriple,tencentres")):
+        printed, code = terminal.run_in_terminal(command.split(), width)
+        assert code == 0, printed
+        lines = terminal.plain(printed).splitlines()
+        assert max(cell_len(line) for line in lines if line[:1] in FRAME) <= width
+        assert any(line.startswith(f"Omitted at a width of {width}: ") for line in lines)
+        assert name in "".join(table_of("\n".join(lines)).values())
+
+
+def test_every_verb_that_prints_a_table_is_recorded() -> None:
+    """A recording names a verb as the module of its function is named, except for those below."""
+    verbs = {command.split()[0] for command in terminal.COMMANDS}
+    assert {function.partition(".")[0] for function, _ in CASES.values()} - {"tracking"} <= verbs
+    assert {"compare", "doctor", "gc"} <= verbs
