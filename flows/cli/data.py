@@ -163,7 +163,7 @@ def _print_check(name: str, report: "CheckReport") -> None:
             rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples)))
     what, files, expected_or_examples = zip(*rows, strict=True)
     print_table(
-        Column("what", what, wraps=True),
+        Column("part", what, wraps=True),
         Column("files", files, wraps=True),
         Column("published or examples", expected_or_examples, wraps=True),
         title=f"{name}: raw files",

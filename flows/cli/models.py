@@ -69,7 +69,7 @@ def _print_registry(uri: str, dataset: str | None) -> None:
         print_table(
             Column("registered model", [f"models:/{version.name}/{version.number}" for version in versions]),
             Column("aliases", [", ".join(version.aliases) for version in versions], wraps=True),
-            Column("why", [version.gate or "" for version in versions], wraps=True),
+            Column("reason", [version.gate or "" for version in versions], wraps=True),
         )
 
 

@@ -32,10 +32,10 @@ def doctor() -> None:
         set_environment(project)
     findings = examine(project)
     print_table(
-        Column("what", [finding.what for finding in findings]),
+        Column("check", [finding.what for finding in findings]),
         Column("where", [finding.where for finding in findings], drop=1, wraps=True),
         Column("status", [finding.status for finding in findings]),
-        Column("found", [finding.result for finding in findings], wraps=True),
+        Column("finding", [finding.result for finding in findings], wraps=True),
         title="dml doctor",
     )
     for finding in findings:
@@ -96,7 +96,7 @@ def status() -> None:
         Column("server", [server.name for server in servers]),
         Column("state", [server.state for server in servers]),
         Column("process", [str(server.pid or "") for server in servers], drop=1),
-        Column("at", [server.address for server in servers], wraps=True),
+        Column("address", [server.address for server in servers], wraps=True),
         Column("log", [str(server.log) for server in servers], wraps=True),
         title="dml stack",
     )

@@ -117,5 +117,5 @@ def _print_rows(rows: "tuple[RowVerdict, ...]") -> None:
         Column("seed", [str(row.seed) if row.evidence is not None else "" for row in rows]),
         Column("verdict", [row.verdict.value for row in rows]),
         Column("R@1", [first_recall(row) for row in rows], drop=1),
-        Column("where they part", [row.reason for row in rows], wraps=True),
+        Column("comparison", [row.reason for row in rows], wraps=True),
     )

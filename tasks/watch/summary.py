@@ -45,7 +45,7 @@ def as_markdown(verification: Verification, reference: Reference | None) -> str:
         f"| {row.row} | {row.seed if row.evidence is not None else ''} | {row.verdict} | {first_recall(row)} | {row.reason} |"
         for row in verification.rows
     ]
-    table = ["| row | seed | verdict | R@1 | where they part |", "|---|---|---|---|---|", *rows, ""] if rows else []
+    table = ["| row | seed | verdict | R@1 | comparison |", "|---|---|---|---|---|", *rows, ""] if rows else []
     changed = dict.fromkeys(line for row in verification.rows for line in row.changed)
     differs = ["Differs from the accepted environment:", "", *(f"- {line}" for line in changed), ""] if changed else []
     return "\n".join([f"# {first_sentence(verification, reference)}", "", *table, *differs])

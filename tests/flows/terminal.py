@@ -32,7 +32,6 @@ INDEX = "recorded.index"
 COMMANDS = (
     "models",
     "models synthetic --all",
-    "models registry",
     "compare synthetic",
     "compare fashion-mnist",
     "tables",

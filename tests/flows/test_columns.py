@@ -166,19 +166,19 @@ def of_verification(patch: pytest.MonkeyPatch) -> list[str]:
 
 CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, and titles of columns that are never omitted
     of_models: ("models.list_", {"run", "validation recall@1", "recall@1"}),
-    of_registry: ("models._print_registry", {"registered model", "aliases", "why"}),
+    of_registry: ("models._print_registry", {"registered model", "aliases", "reason"}),
     of_comparison: ("tracking._print_comparison", {"variant", "recall@1", "difference to softmax (95 %, simultaneous)"}),
     of_runs: ("plan._print_runs", {"row", "dataset", "seed", "train"}),
     of_planned_tables: ("plan._print_tables", {"table", "runs", "to train", "time"}),
-    of_tables: ("tables._print_states", {"table", "own data", "what it shows"}),
+    of_tables: ("tables._print_states", {"table", "own data", "title"}),
     of_shown_table: ("tables.show", {"row", "values", "csc fashion-mnist-200"}),
     of_many_metrics: ("tables.show", {"row", "values"}),
     of_search: ("search._print_answers", {"rank", "cosine", "class", "name"}),
     of_gc: ("stack.gc", {"step", "MB"}),
-    of_doctor: ("stack.doctor", {"what", "status", "found"}),
-    of_stack: ("stack.status", {"server", "state", "at", "log"}),
-    of_check: ("data._print_check", {"what", "files", "published or examples"}),
-    of_verification: ("verify._print_rows", {"row", "seed", "verdict", "where they part"}),
+    of_doctor: ("stack.doctor", {"check", "status", "finding"}),
+    of_stack: ("stack.status", {"server", "state", "address", "log"}),
+    of_check: ("data._print_check", {"part", "files", "published or examples"}),
+    of_verification: ("verify._print_rows", {"row", "seed", "verdict", "comparison"}),
     of_search_for_settings: ("tune._print_tuned", {"trial", "recall@1, mean ± standard deviation", "settings"}),
 }
 
