@@ -66,10 +66,11 @@ def _print_registry(uri: str, dataset: str | None) -> None:
 
     versions = registered_versions(uri, f"dml-{dataset or ''}")
     if versions:
+        reasons = [version.gate or "" for version in versions]
         print_table(
             Column("registered model", [f"models:/{version.name}/{version.number}" for version in versions]),
             Column("aliases", [", ".join(version.aliases) for version in versions], wraps=True),
-            Column("reason", [version.gate or "" for version in versions], wraps=True),
+            *([Column("reason", reasons, wraps=True)] if any(reasons) else []),
         )
 
 

@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 WIDTHS = (80, 120)
 NUM_LINES = 50
 INDEX = "recorded.index"
+STYLE = "pre { border: 1px solid #999; white-space: pre-wrap; word-break: break-all; }"  # long lines wrap as in a terminal
 COMMANDS = (
     "models",
     "models synthetic --all",
@@ -81,7 +82,7 @@ def plain(printed: str) -> str:
 def record(folder: Path, commands: Sequence[str]) -> None:
     """Run the commands at each width and write what they print."""
     folder.mkdir(parents=True, exist_ok=True)
-    page = ["<!doctype html><meta charset='utf-8'><style>pre { border: 1px solid #999; overflow: hidden; }</style>"]
+    page = [f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>"]
     for command in commands:
         for width in WIDTHS:
             printed, code = run_in_terminal(command.split(), width)
