@@ -103,7 +103,7 @@ def write_receipt(
     row: Rows = None,
     sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="SSH key that signs it; the signature is in FILE.sig.")] = None,
 ) -> None:
-    """Write finished and verified results to a file that others can reproduce.
+    """Write verified results to a file that others can reproduce.
 
     The receipt says what ran and what came out: commit, data, settings, machine, hashes, losses and scores. Others verify it with
     `dml verify --receipt FILE`. Requires what `dml accept` requires.
