@@ -35,6 +35,7 @@ GROUPS = {  # title in the help -> verb -> its module and the first line of its 
     "Watch results": {
         "verify": ("verify", "Train accepted results again, from nothing, and compare."),
         "accept": ("verify", "Make finished and verified results the reference."),
+        "receipt": ("verify", "Write verified results to a file that others can reproduce."),
     },
     "Papers": {
         "tables": ("tables", "List and show the tables and figures of the five papers."),

@@ -1,7 +1,8 @@
-"""`dml verify` and `dml accept`: train accepted results again and compare; make verified results the reference."""
+"""`dml verify`, `dml accept` and `dml receipt`: train results again and compare; make verified results the reference, or publish them."""
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,10 @@ from flows.cli.exit_codes import BUG
 from flows.cli.session import open_project, say
 
 if TYPE_CHECKING:
-    from tasks.watch.records import RowVerdict
+    from collections.abc import Sequence
+
+    from tasks.environment import Project
+    from tasks.watch.records import Receipt, RowVerdict
     from tasks.watch.verifying import Verified
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
@@ -41,6 +45,12 @@ def verify(
             "--seed", "-s", metavar="SEED", help="This seed; repeat for several. Default: the accepted seed verified longest ago."
         ),
     ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", metavar="FILE", help="Compare with the runs of this receipt instead of accepted ones.")
+    ] = None,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", metavar="FILE", help="Allowed signers of SSH, of whom one must have signed the receipt.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the files of the runs, below state/verify.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -57,7 +67,7 @@ def verify(
         raise ConfigError(f"--share {share:g}: expected a number above 0, up to 1")
     minutes = None if budget is None else _minutes(budget)
     request = VerifyRequest(tuple(names or ()), tuple(row or ()), tuple(seed or ()), share, minutes, keep)
-    verified = run(project, request, say)
+    verified = run(project, request, say, _receipt(project, receipt, signers, names or ()))
     if as_json:
         print(json.dumps([verification.model_dump(mode="json") for verification in verified.verifications]))
     else:
@@ -84,6 +94,45 @@ def accept(
     num_rows = len({evidence.row for evidence in reference.evidence})
     print(f"{name}: accepted {num_rows} row{'' if num_rows == 1 else 's'}, {len(reference.evidence)} runs, by {reference.who}")
     print(f"commit it: git add {path.relative_to(project.root)}")
+
+
+@app.command(name="receipt", epilog=examples("dml receipt synthetic -o synthetic.json --sign ~/.ssh/id_ed25519"))
+def write_receipt(
+    name: Annotated[str, typer.Argument(help="Dataset of the comparison, or table.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    row: Rows = None,
+    sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="SSH key that signs it; the signature is in FILE.sig.")] = None,
+) -> None:
+    """Write verified results to a file that others can reproduce.
+
+    The receipt says what ran and what came out: commit, data, settings, machine, hashes, losses and scores. Others verify it with
+    `dml verify --receipt FILE`. Requires what `dml accept` requires.
+    """
+    project = open_project()
+    from tasks.watch import receipts
+
+    receipt = receipts.write_receipt(project, name, output, row or (), sign, say)
+    num_rows = len({evidence.row for evidence in receipt.evidence})
+    signed = f", signed: {output}.sig" if sign is not None else ""
+    print(f"{output}: {num_rows} row{'' if num_rows == 1 else 's'}, {len(receipt.evidence)} runs, by {receipt.who}{signed}")
+
+
+def _receipt(project: "Project", path: Path | None, signers: Path | None, names: "Sequence[str]") -> "Receipt | None":
+    """Read the receipt to verify, and print who made it."""
+    if path is None:
+        if signers is not None:
+            raise ConfigError("--signers: only with --receipt")
+        return None
+    if names:
+        raise ConfigError("--receipt: without NAME, which the receipt has; name rows with --row")
+    from tasks.watch.receipts import lock_hash, read_receipt, signer_of
+
+    receipt, signer = read_receipt(path), signer_of(path, signers)
+    signed = "not signed" if signer is None else f"signed by {signer}"
+    say(f"receipt of {receipt.name}: {len(receipt.evidence)} runs by {receipt.who}, {receipt.accepted_at:%Y-%m-%d}; {signed}")
+    if receipt.lock != lock_hash(project.root):
+        say("requirements.lock differs from the receipt's")
+    return receipt
 
 
 def _minutes(text: str) -> float:

@@ -29,21 +29,43 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
         say: receives progress, a line at a time.
 
     Raises:
-        ConfigError: no reason is given, git does not name the person, code differs from its commit, runs are unfinished, a row was not
-            verified with this code, or the finished runs are not what the verification trained.
+        ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
     """
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
+    specs = rows_today(load_params(project.params_file), name)
+    reference, accepted = verified_reference(project, name, why, rows, say), read_reference(project, name)
+    if rows and accepted is not None:
+        if accepted.protocol != reference.protocol:
+            raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
+        new = {one.row for one in reference.evidence}
+        evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
+        reference = reference.model_copy(update={"evidence": evidence})
+    return reference, write_reference(project, reference)
+
+
+def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> Reference:
+    """Return the evidence of finished runs that a verification has trained again, without writing anything.
+
+    Args:
+        project: the project, with its environment set.
+        name: dataset of the standing comparison, or table.
+        why: the person's reason.
+        rows: only these rows.
+        say: receives progress, a line at a time.
+
+    Raises:
+        ConfigError: git does not name the person, code differs from its commit, runs are unfinished, a row was not verified with this code,
+            or the finished runs are not what the verification trained.
+    """
     who, commit = _person(project.root), code_commit(project.root)
     if commit == "unknown" or commit.endswith("-dirty"):
         where = "the project is not in a git checkout" if commit == "unknown" else "tracked code or settings differ from the commit"
-        raise ConfigError(f"{where}; commit first: a reference names the commit that made it")
+        raise ConfigError(f"{where}; commit first: results are named by the commit that made them")
     params = load_params(project.params_file)
     specs = rows_today(params, name)
-    chosen = {row: specs[row] for row in matching_rows(list(specs), rows)}
-    candidates = find_candidates(project, params, name, chosen)
+    candidates = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
     _check_finished(name, candidates.unfinished, candidates.finished)
-    others = _others(read_reference(project, name), protocol_of(params, name), candidates.finished, rows)
     verified = _verified(project, name, list(candidates.finished), commit)
     say(f"{name}: collecting the evidence of {sum(map(len, candidates.finished.values()))} runs")
     level = level_of(len(specs))
@@ -51,19 +73,18 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
     for row, seeds in candidates.finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
         evidence += _checked(project, runs, verified[row], level)
-    reference = Reference(
+    fewest = min(map(len, candidates.finished.values()))
+    if fewest < seeds_needed(level):
+        say(f"note: {fewest} seeds; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
+    return Reference(
         name=name,
         protocol=protocol_of(params, name),
         who=who,
         why=why.strip(),
         commit=commit,
         accepted_at=datetime.now(UTC).replace(microsecond=0),
-        evidence=_in_order([*evidence, *others], specs),
+        evidence=_in_order(evidence, specs),
     )
-    fewest = min(len([one for one in reference.evidence if one.row == row]) for row in candidates.finished)
-    if fewest < seeds_needed(level):
-        say(f"note: {fewest} seeds; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
-    return reference, write_reference(project, reference)
 
 
 def _person(root: Path) -> str:
@@ -77,7 +98,7 @@ def _person(root: Path) -> str:
         try:
             ran = subprocess.run(["git", "config", key], cwd=root, capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            raise ConfigError("git is not installed; a reference names the person who accepted it") from None
+            raise ConfigError("git is not installed; results are named by the person who accepted or published them") from None
         values[key] = ran.stdout.strip()
         if not values[key]:
             raise ConfigError(f"git has no {key}; set it: git config {key} ...")
@@ -91,19 +112,6 @@ def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: 
         shown = ", ".join(f"{row} seed {seed}" for row, seed in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
         raise ConfigError(f"{name}: {len(unfinished)} unfinished runs: {shown}{more}; run them with dml reproduce, or name rows with --row")
-
-
-def _others(reference: Reference | None, protocol: str, accepted: Mapping[str, object], rows: Sequence[str]) -> list[Evidence]:
-    """Return the evidence of rows that keep theirs.
-
-    Raises:
-        ConfigError: it is of another protocol.
-    """
-    if reference is None or not rows:
-        return []
-    if reference.protocol != protocol:
-        raise ConfigError(f"{reference.name}: the accepted rows have another protocol; accept all rows, without --row")
-    return [evidence for evidence in reference.evidence if evidence.row not in accepted]
 
 
 def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> dict[str, list[Evidence]]:

@@ -13,6 +13,7 @@ from tasks.files import write_whole
 from tasks.reports.kit import render
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.watch.bands import bands_of, level_of
+from tasks.watch.receipts import read_receipts
 from tasks.watch.records import BAD, Band, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications
 from tasks.watch.summary import first_recall
@@ -78,7 +79,9 @@ def write_history(project: Project) -> None:
         names.setdefault(verification.name, []).append(verification)
     level = level_of(len({row.row for past in names.values() for verification in past for row in verification.rows}))
     histories = {name: rows_of(past, references.get(name), level) for name, past in names.items()}
-    write_whole(project.root / SITE / HISTORY, render("verification.html", histories=histories, references=references))
+    receipts = read_receipts(project, references, level)
+    page = render("verification.html", histories=histories, references=references, receipts=receipts)
+    write_whole(project.root / SITE / HISTORY, page)
 
 
 def rows_of(past: Sequence[Verification], reference: Reference | None, level: float) -> list[RowHistory]:

@@ -92,6 +92,16 @@ class Reference(_Record):
     evidence: tuple[Evidence, ...]
 
 
+class Receipt(Reference):
+    """Finished and verified runs of one project, for others to reproduce: what `accept` would make the reference.
+
+    Attributes:
+        lock: hash of the project's requirements.lock; None if it has none.
+    """
+
+    lock: Hash | None = None
+
+
 class Verdict(StrEnum):
     """Result of verifying a row; those of `BAD` raise an alarm."""
 

@@ -12,8 +12,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from dml_core.config import unknown_name
 from dml_core.errors import StoreError
@@ -52,12 +53,25 @@ def read_reference(project: Project, name: str) -> Reference | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
-            raise StoreError(f"{path}: written by a newer version (format {content['format']}); update dml-repro")
-        return Reference.model_validate_json(json.dumps(content))
-    except (OSError, ValueError, ValidationError):
+        return Reference.model_validate_json(json.dumps(read_evidence(path)))
+    except (OSError, ValueError):
         raise StoreError(f"{path}: damaged; restore it with git, or accept again: dml accept {name} --why ...") from None
+
+
+def read_evidence(path: Path) -> dict[str, Any]:
+    """Return the content of a file of `write_evidence`.
+
+    Raises:
+        StoreError: a newer version of the program wrote it.
+        OSError: it cannot be read.
+        ValueError: it is not JSON, or not an object.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    if isinstance(content.get("format"), int) and content["format"] > FORMAT:
+        raise StoreError(f"{path}: written by a newer version (format {content['format']}); update dml-repro")
+    return content
 
 
 def read_references(project: Project, names: Iterable[str] = ()) -> dict[str, Reference]:
@@ -77,7 +91,17 @@ def write_reference(project: Project, reference: Reference) -> Path:
     Raises:
         StoreError: it cannot be written.
     """
-    path, content = reference_path(project, reference.name), reference.model_dump(mode="json")
+    path = reference_path(project, reference.name)
+    write_evidence(path, reference.model_dump(mode="json"))
+    return path
+
+
+def write_evidence(path: Path, content: dict[str, Any]) -> None:
+    """Write a reference's content as JSON with sorted keys, each run on a line.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     runs = ",\n".join(json.dumps(evidence, sort_keys=True) for evidence in content["evidence"])
     texts = {key: f"[\n{runs}\n]" if key == "evidence" else json.dumps(content[key]) for key in sorted(content)}
     fields = ",\n".join(f'"{key}": {text}' for key, text in texts.items())
@@ -85,7 +109,6 @@ def write_reference(project: Project, reference: Reference) -> Path:
         write_whole(path, f"{{\n{fields}\n}}\n")
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
-    return path
 
 
 # ---------------------------------------------------------------- verifications
@@ -97,7 +120,7 @@ def write_verification(state: Path, verification: Verification) -> Path:
     Raises:
         StoreError: it cannot be written.
     """
-    time = f"{verification.started_at:%Y%m%dT%H%M%SZ}"
+    time = f"{verification.started_at:%Y%m%dT%H%M%S.%fZ}"
     path = state / VERIFICATIONS / f"{time}-{verification.name.replace('/', '~')}.json"
     write_sealed(path, verification, _VERIFICATION)
     return path

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from dml_core.evaluation.metric_info import recall_k
-from tasks.watch.records import BAD, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import BAD, Receipt, Reference, RowVerdict, Verdict, Verification
 
 WORDS = {
     Verdict.IDENTICAL: "identical",
@@ -27,7 +27,8 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
         result = "reproduced"
     else:
         result = "nothing is accepted" if reference is None else "nothing was compared"
-    since = "" if reference is None else f" (accepted {reference.accepted_at:%Y-%m-%d} at {reference.commit[:10]})"
+    source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
+    since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
     return f"{verification.name}: {result}{since}: {', '.join(parts) or 'no run'}{skipped}."
 
 

@@ -26,7 +26,7 @@ from tasks.watch.bands import level_of
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
-from tasks.watch.records import BAD, Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import BAD, Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
 from tasks.watch.storage import matching_rows, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
@@ -71,18 +71,19 @@ class Verified:
         return any(row.verdict in BAD for verification in self.verifications for row in verification.rows)
 
 
-def verify(project: Project, request: VerifyRequest, say: Say) -> Verified:
-    """Verify, and write the verifications to the state folder.
+def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None = None) -> Verified:
+    """Verify, and write the verifications to the state folder; those of a receipt are returned only, and raise no alarm.
 
     Args:
         project: the project, with its environment set.
-        request: what.
+        request: what; without names if there is a receipt.
         say: receives progress, a line at a time.
+        receipt: compare with its runs instead of accepted ones.
 
     Raises:
         ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget.
     """
-    return _Verifier(project, request, say).run()
+    return _Verifier(project, request, say, receipt).run()
 
 
 class _Verifier:
@@ -94,10 +95,10 @@ class _Verifier:
         verdicts: name -> verdicts so far.
     """
 
-    def __init__(self, project: Project, request: VerifyRequest, say: Say) -> None:
-        self.project, self.request, self.say = project, request, say
+    def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None) -> None:
+        self.project, self.request, self.say, self.receipt = project, request, say, receipt
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
-        self.references = read_references(project, request.names)
+        self.references: dict[str, Reference] = read_references(project, request.names) if receipt is None else {receipt.name: receipt}
         names = list(request.names or self.references)
         refuse_repeats("NAME", names)
         check_seeds(request.seeds)
@@ -110,7 +111,7 @@ class _Verifier:
         self.commit = code_commit(project.root)
         self.verdicts: dict[str, list[RowVerdict]] = {name: [] for name in names}
         self.accepted: dict[str, dict[str, dict[int, float]]] = {}
-        all_rows = {name: _rows_of(self.references.get(name), self.specs[name]) for name in names}
+        all_rows = {name: _rows_of(self.references.get(name), self.specs[name] if receipt is None else {}) for name in names}
         wanted = matching_rows([row for rows in all_rows.values() for row in rows], request.rows)
         for name in names:
             rows = [row for row in all_rows[name] if row in wanted]
@@ -162,9 +163,11 @@ class _Verifier:
                 late = self._train(self._with_data(night.turns), space)
                 folder = str(space.project.root)
             is_kept = self.request.keep or self._has_alarm()
-        verifications = tuple(self._written(name, night, late) for name in self.specs)
-        for verification in verifications:
-            notify(self.project, verification)
+        verifications = tuple(self._verification(name, night, late) for name in self.specs)
+        if self.receipt is None:
+            for verification in verifications:
+                write_verification(self.project.state, verification)
+                notify(self.project, verification)
         return Verified(verifications, night, self.references, folder if is_kept else None)
 
     def _has_alarm(self) -> bool:
@@ -255,13 +258,13 @@ class _Verifier:
             reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
         return RowVerdict(row=turn.row, seed=turn.seed, verdict=Verdict.NEW, reason=reason, evidence=evidence)
 
-    def _written(self, name: str, night: Night, late: Sequence[Turn]) -> Verification:
-        """Write the verification of a name; its seconds are its part of the whole duration, by the number of runs."""
+    def _verification(self, name: str, night: Night, late: Sequence[Turn]) -> Verification:
+        """Return the verification of a name; its seconds are its part of the whole duration, by the number of runs."""
         own = [turn for turn in night.turns if turn.name == name and turn not in late]
         part = len(own) / max(1, len(night.turns) - len(late))
         rows = self.verdicts[name]
         judged = {row.row for row in rows}
-        verification = Verification(
+        return Verification(
             name=name,
             started_at=self.started_at,
             seconds=round(part * (time.monotonic() - self.began), 3),
@@ -271,8 +274,6 @@ class _Verifier:
             ),
             skipped=tuple(row for row in self.accepted[name] if row not in judged),
         )
-        write_verification(self.project.state, verification)
-        return verification
 
 
 def _params_of(project: Project, names: Sequence[str]) -> Params:

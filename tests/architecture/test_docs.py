@@ -33,7 +33,7 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 REPOSITORY = ("dml_core/", "tasks/", "flows/", "infra/", "docs/", "benchmarks/", "tests/", "results/", ".ci/", ".github/")
-WRITTEN_LATER = re.compile(r"results/site|results/[\w-]*[A-Z]|flows/tables/tuned")
+WRITTEN_LATER = re.compile(r"results/site|results/receipts|results/[\w-]*[A-Z]|flows/tables/tuned")
 MANNERISMS = (
     *(r"beside", r"where there (is|are)", r"says? so", r"by itself", r"of its own", r"laid over|lies over", r"(is|are|be|was) told"),
     *(r"go(es)? on", r"went on", r"anew", r"taken up", r"what came of", r"in the place of", r"to the (bit|byte)", r"nothing of"),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 # Verbs that would start servers or train get arguments that they reject after reading the state.
 REFUSED = {
     "reproduce": ["-v", "none"],
+    "receipt": ["none", "-o", "receipt.json"],
     "run": ["photos", "none"],
     "serve": ["photos/none"],
     "stack up": ["--s3", "nowhere"],

@@ -174,6 +174,7 @@ ELSEWHERE = {
     "ui": "is MLflow's server",
     "verify": "tests/e2e/test_verify.py: two at once",
     "accept": "replaces one file, after a verification",
+    "receipt": "replaces one file, after a verification",
 }
 READING = {
     "compare", "data check", "data list", "doctor", "index show", "models list", "plan", "stack logs", "stack status", "tables list",

@@ -33,6 +33,7 @@ ARGUMENTS = {
     "models list": [],
     "models promote": ["own/good"],
     "plan": ["softtriple/table1"],
+    "receipt": ["own", "-o", "receipt.json"],
     "report": ["softtriple/table1"],
     "reproduce": ["-d", "own"],
     "run": ["own", "good"],

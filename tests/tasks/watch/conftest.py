@@ -20,7 +20,11 @@ from tasks.files import write_whole
 from tasks.runs.records import ScoreRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.watch import verifying
+from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
+from tasks.watch.records import RowVerdict, Verdict
+from tasks.watch.storage import reference_path
+from tasks.watch.verifying import VerifyRequest, verify
 from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
 
 SEEDS = range(10)
@@ -96,6 +100,38 @@ def project(finished: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proj
     git(finished.root, "clean", "--quiet", "--force", "-d")
     for path in (*(finished.state / "verifications").glob("*"), finished.state / "alarms.json"):
         path.unlink(missing_ok=True)
+
+
+def say(line: str) -> None:
+    print(line)
+
+
+def verified(project: Project, *seeds: int) -> RowVerdict:
+    """Verify one run, and return its verdict."""
+    ((verification,), *_) = (verify(project, VerifyRequest(("own",), seeds=seeds or (3,)), say).verifications,)
+    (row,) = verification.rows
+    return row
+
+
+@pytest.fixture(scope="session")
+def texts_of_reference() -> dict[str, str]:
+    """The accepted reference, made once."""
+    return {}
+
+
+@pytest.fixture
+def accepted(project: Project, texts_of_reference: dict[str, str]) -> Project:
+    """The project, its ten runs accepted and committed."""
+    path = reference_path(project, "own")
+    if not texts_of_reference:
+        first = verified(project)
+        assert (first.verdict, first.reason) == (Verdict.NEW, "identical to the finished run")
+        accept(project, "own", "first results", (), say)
+        texts_of_reference["text"] = path.read_text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(texts_of_reference["text"])
+    commit(project.root, "accept own")
+    return project
 
 
 def _head(root: Path) -> str:

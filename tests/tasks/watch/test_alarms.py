@@ -254,21 +254,25 @@ def prefect_server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_webhook_gets_one_alarm_and_one_recovery(
-    project: Project, prefect_server: str, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+def test_the_webhook_gets_one_alarm_one_recovery_and_one_message_of_a_missed_night(
+    project: Project, prefect_server: str, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     address, posted = received
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     monkeypatch.setenv("DML_WEBHOOK", address)
+    committed, automations = (ROOT / "infra/automations.yaml").read_text(), tmp_path / "automations.yaml"
+    assert committed.count("within: 93600 ") == 1
+    automations.write_text(committed.replace("within: 93600 ", "within: 20 "))  # seconds; a night and two hours otherwise
     for _ in range(2):  # twice, as `dml stack up` does after a restart
-        replace_automations(prefect_server, ROOT / "infra/automations.yaml")
+        replace_automations(prefect_server, automations)
     for number, verdict in enumerate((SAME, DRIFT, DRIFT)):
         notify(project, night(number, a=verdict))
     _wait(posted, 1)
     notify(project, night(3, a=SAME))
     _wait(posted, 2)
-    time.sleep(3)  # for a second alarm that must not come
-    assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered"]
+    _wait(posted, 3)
+    time.sleep(3)  # for a message that must not come
+    assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered", "dml.missed"]
     assert "recall@1 0.30 is below its band" in posted[0]["text"]
     assert "dml accept synthetic" in posted[0]["remedy"]
 

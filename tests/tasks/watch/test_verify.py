@@ -19,46 +19,13 @@ from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
 from tasks.watch import evidence
 from tasks.watch.accepting import accept
-from tasks.watch.records import RowVerdict, Verdict
+from tasks.watch.records import Verdict
 from tasks.watch.storage import read_reference, reference_path
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import commit
+from tests.tasks.watch.conftest import commit, say, verified
 
 pytestmark = pytest.mark.slow
-ROW = "own/good"
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
-
-
-def say(line: str) -> None:
-    print(line)
-
-
-def verified(project: Project, *seeds: int) -> RowVerdict:
-    """Verify one run, and return its verdict."""
-    ((verification,), *_) = (verify(project, VerifyRequest(("own",), seeds=seeds or (3,)), say).verifications,)
-    (row,) = verification.rows
-    return row
-
-
-@pytest.fixture(scope="session")
-def reference() -> dict[str, str]:
-    """The accepted reference, made once."""
-    return {}
-
-
-@pytest.fixture
-def accepted(project: Project, reference: dict[str, str]) -> Project:
-    """The project, its ten runs accepted and committed."""
-    path = reference_path(project, "own")
-    if not reference:
-        first = verified(project)
-        assert (first.verdict, first.reason) == (Verdict.NEW, "identical to the finished run")
-        accept(project, "own", "first results", (), say)
-        reference["text"] = path.read_text()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(reference["text"])
-    commit(project.root, "accept own")
-    return project
 
 
 def test_a_run_that_nothing_changed_is_identical_and_all_it_wrote_is_removed(accepted: Project) -> None:

@@ -1,0 +1,181 @@
+"""Receipts: the evidence of a project's finished and verified runs in one file, which others reproduce from nothing.
+
+A receipt is JSON with its own SHA-256. The hash detects damage, but not a person who changes content and hash together: that needs a
+signature, which OpenSSH makes and verifies (`ssh-keygen -Y`). It is in the file with ".sig" added.
+"""
+
+import hashlib
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dml_core.errors import ConfigError, StoreError
+from tasks.environment import Project
+from tasks.watch.accepting import verified_reference
+from tasks.watch.records import Receipt, Reference, Verdict
+from tasks.watch.storage import read_evidence, write_evidence
+from tasks.watch.summary import WORDS
+from tasks.watch.verdicts import verdict_of
+
+RECEIPTS = Path("results") / "receipts"  # in the project: receipts that others sent
+SIGNERS = "signers"  # file of allowed signers among them, in the format of ssh-keygen(1)
+NAMESPACE = "dml-receipt"  # of signatures
+LOCK = "requirements.lock"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A receipt that others sent, compared with the accepted reference: a line of the page.
+
+    Attributes:
+        file: its name.
+        receipt: its content; None if it cannot be trusted.
+        result: number of runs with each verdict, or why it cannot be trusted.
+        signer: who signed it, in words.
+    """
+
+    file: str
+    receipt: Receipt | None
+    result: str
+    signer: str = ""
+
+
+def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], key: Path | None, say: Say) -> Receipt:
+    """Write the receipt of a dataset's standing comparison or of a table, replacing an earlier file and its signature.
+
+    Args:
+        project: the project, with its environment set.
+        name: the dataset or the table.
+        path: the file.
+        rows: only these rows.
+        key: private SSH key that signs it, or a public key whose private key ssh-agent holds.
+        say: receives progress, a line at a time.
+
+    Raises:
+        ConfigError: there is no such key, it cannot sign, or as `tasks.watch.accepting.verified_reference`.
+        StoreError: the file cannot be written.
+    """
+    if key is not None and not key.is_file():
+        raise ConfigError(f"--sign {key}: no such file; name an SSH key, for example ~/.ssh/id_ed25519")
+    reference = verified_reference(project, name, "", rows, say)
+    receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
+    content = receipt.model_dump(mode="json")
+    _signature(path).unlink(missing_ok=True)
+    write_evidence(path, content | {"sha256": _hash(content)})
+    if key is not None:
+        _ssh_keygen(path, "sign", "-f", str(key), "-n", NAMESPACE, str(path))
+    return receipt
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        ConfigError: there is no such file.
+        StoreError: its content does not fit its hash, or a newer version of the program wrote it.
+    """
+    try:
+        content = read_evidence(path)
+        if content.pop("sha256", None) != _hash(content):
+            raise StoreError(f"{path}: altered or damaged: its content does not fit its hash")
+        return Receipt.model_validate_json(json.dumps(content))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except ValueError:
+        raise StoreError(f"{path}: not a receipt; write one with: dml receipt NAME -o FILE") from None
+
+
+def signer_of(path: Path, signers: Path | None = None) -> str | None:
+    """Return who signed a receipt: a person in the file of allowed signers, else the fingerprint of the key; None if it is not signed.
+
+    Args:
+        path: the receipt.
+        signers: file of allowed signers.
+
+    Raises:
+        ConfigError: the signature is not of this file, or, with `signers`, it is missing or of another person.
+    """
+    signature = _signature(path)
+    if not signature.is_file():
+        if signers is not None:
+            raise ConfigError(f"{path}: not signed ({signature.name} is missing)")
+        return None
+    if signers is None:
+        printed = _ssh_keygen(path, "check-novalidate", "-n", NAMESPACE, "-s", str(signature))
+        return printed.strip().rpartition("with ")[2]
+    if not signers.is_file():
+        raise ConfigError(f"--signers {signers}: no such file")
+    person = _ssh_keygen(path, "find-principals", "-f", str(signers), "-s", str(signature)).splitlines()[0]
+    _ssh_keygen(path, "verify", "-f", str(signers), "-I", person, "-n", NAMESPACE, "-s", str(signature))
+    return person
+
+
+def lock_hash(root: Path) -> str | None:
+    """Return the hash of a project's requirements.lock; None if it has none."""
+    path = root / LOCK
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def read_receipts(project: Project, references: dict[str, Reference], level: float) -> list[Reproduced]:
+    """Return the receipts in results/receipts, oldest first, each run compared with the accepted runs of its row.
+
+    Args:
+        project: the project.
+        references: name -> accepted reference.
+        level: of the bands, as of `tasks.watch.bands.level_of`.
+    """
+    read = []
+    for path in sorted((project.root / RECEIPTS).glob("*.json")):
+        allowed = path.with_name(SIGNERS)
+        try:
+            receipt, signer = read_receipt(path), signer_of(path, allowed if allowed.is_file() and _signature(path).is_file() else None)
+        except (ConfigError, StoreError) as error:
+            read.append(Reproduced(path.name, None, str(error).removeprefix(f"{path}: ")))
+            continue
+        read.append(Reproduced(path.name, receipt, _result(receipt, references.get(receipt.name), level), signer or "not signed"))
+    return sorted(read, key=lambda one: ("" if one.receipt is None else one.receipt.accepted_at.isoformat(), one.file))
+
+
+def _result(receipt: Receipt, reference: Reference | None, level: float) -> str:
+    verdicts: Counter[Verdict] = Counter()
+    for one in receipt.evidence:
+        accepted = [] if reference is None else [other for other in reference.evidence if other.row == one.row]
+        verdicts[verdict_of(one, accepted, level).verdict if accepted else Verdict.NEW] += 1
+    return ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in WORDS.items() if verdicts[verdict])
+
+
+def _signature(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sig")
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _ssh_keygen(path: Path, action: str, *arguments: str) -> str:
+    """Run an action of `ssh-keygen -Y` with the receipt as its input; return what it prints.
+
+    Raises:
+        ConfigError: it is not installed, or it failed.
+    """
+    try:
+        with path.open("rb") as content:  # signing takes the file's name and may ask for a passphrase
+            ran = subprocess.run(
+                ["ssh-keygen", "-Y", action, *arguments],
+                stdin=None if action == "sign" else content,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    except FileNotFoundError:
+        raise ConfigError("ssh-keygen is not installed; on Debian or Ubuntu: apt-get install openssh-client") from None
+    if ran.returncode != 0:
+        problem = "written, but not signed" if action == "sign" else "the signature is not of this file, or of no allowed signer"
+        reason = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
+        raise ConfigError(f"{path}: {problem} (ssh-keygen: {reason})")
+    return ran.stdout

@@ -1,0 +1,205 @@
+"""A receipt of one clone is verified in another, and whatever was altered in it is refused or found."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
+from dml_core.errors import ConfigError, StoreError
+from tasks.environment import Project
+from tasks.reports.table_pages import HISTORY, SITE
+from tasks.tables.alarms import open_alarms
+from tasks.watch.receipts import RECEIPTS, SIGNERS, _hash, read_receipt, signer_of, write_receipt
+from tasks.watch.records import RowVerdict, Verdict
+from tasks.watch.storage import read_verifications
+from tasks.watch.verifying import VerifyRequest, verify
+from tests.tasks.models.conftest import OPTIONS
+from tests.tasks.watch.conftest import git, say, verified
+
+pytestmark = pytest.mark.slow
+PERSON = "person@example.invalid"
+Alteration = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", PERSON, "-f", path], check=True)
+    return path
+
+
+@pytest.fixture
+def signers(key: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "signers"
+    path.write_text(f"{PERSON} {key.with_suffix('.pub').read_text()}")
+    return path
+
+
+@pytest.fixture
+def receipt(accepted: Project, key: Path, tmp_path: Path) -> Path:
+    """A signed receipt of the accepted project's runs, verified with the commit that accepted them."""
+    verified(accepted)
+    path = tmp_path / "receipt.json"
+    write_receipt(accepted, "own", path, (), key, say)
+    return path
+
+
+@pytest.fixture
+def clone(accepted: Project, receipt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Another clone of the project, without runs and with its own copy of the dataset."""
+    root = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(accepted.root), str(root))
+    (root / "results/accepted/own.json").unlink()
+    project = Project(root, root / "state", str(root / "state/store"), f"sqlite:///{root / 'state/mlflow.db'}")
+    materialise("synthetic", OPTIONS, root / "data/raw/own")
+    prepare("synthetic", root / "data/raw/own", project.packed("own"), OPTIONS)
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(root / "records"))
+    return project
+
+
+def verified_by_receipt(project: Project, path: Path, seed: int = 3) -> RowVerdict:
+    (verification,) = verify(project, VerifyRequest(seeds=(seed,)), say, read_receipt(path)).verifications
+    (row,) = verification.rows
+    return row
+
+
+def score(content: dict[str, Any]) -> None:
+    content["evidence"][3]["scores"]["recall@1"] += 0.001
+
+
+def loss(content: dict[str, Any]) -> None:
+    content["evidence"][3]["losses"][0] += 0.001
+
+
+def dataset(content: dict[str, Any]) -> None:
+    for run in content["evidence"]:
+        run["dataset"] = "0" * len(run["dataset"])
+
+
+def version(content: dict[str, Any]) -> None:
+    for run in content["evidence"]:
+        run["environment"]["packages"]["torch"] = "1.0"
+
+
+def commit(content: dict[str, Any]) -> None:
+    content["commit"] = "0" * 40
+
+
+def who(content: dict[str, Any]) -> None:
+    content["who"] = "Another <another@example.invalid>"
+
+
+ALTERATIONS: tuple[Alteration, ...] = (score, loss, dataset, version, commit, who)
+
+
+def altered(path: Path, alter: Alteration, is_rehashed: bool) -> None:
+    content = json.loads(path.read_text())
+    recorded = content.pop("sha256")
+    alter(content)
+    path.write_text(json.dumps(content | {"sha256": _hash(content) if is_rehashed else recorded}))
+
+
+def test_a_receipt_is_verified_in_another_clone_which_stays_without_alarm_or_history(clone: Project, receipt: Path, signers: Path) -> None:
+    assert signer_of(receipt, signers) == PERSON
+    assert (signer_of(receipt) or "").startswith("ED25519 key SHA256:")
+    row = verified_by_receipt(clone, receipt)
+    assert (row.verdict, row.reason) == (Verdict.IDENTICAL, "")
+    assert open_alarms(clone.state) == []
+    assert read_verifications(clone.state) == []
+
+
+@pytest.mark.parametrize("alter", ALTERATIONS)
+def test_an_altered_receipt_is_refused_by_its_hash_and_with_a_new_hash_by_its_signature(
+    alter: Alteration, receipt: Path, signers: Path
+) -> None:
+    before = receipt.read_text()
+    altered(receipt, alter, is_rehashed=False)
+    with pytest.raises(StoreError, match=r"^[^\n]*altered or damaged[^\n]*$"):
+        read_receipt(receipt)
+    receipt.write_text(before)
+    altered(receipt, alter, is_rehashed=True)
+    read_receipt(receipt)
+    for allowed in (None, signers):
+        with pytest.raises(ConfigError, match=r"^[^\n]*the signature is not of this file[^\n]*$"):
+            signer_of(receipt, allowed)
+
+
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [(score, "scoring differs"), (loss, "the loss differs from step 1"), (dataset, "the dataset's content differs")],
+)
+def test_without_a_signature_training_finds_an_altered_result(alter: Alteration, reason: str, clone: Project, receipt: Path) -> None:
+    receipt.with_name("receipt.json.sig").unlink()
+    altered(receipt, alter, is_rehashed=True)
+    row = verified_by_receipt(clone, receipt)
+    assert row.verdict is Verdict.DRIFTED
+    assert reason in row.reason
+
+
+def test_without_a_signature_another_version_is_named(clone: Project, receipt: Path) -> None:
+    altered(receipt, version, is_rehashed=True)
+    row = verified_by_receipt(clone, receipt)
+    assert row.verdict is Verdict.IDENTICAL
+    assert any(line.startswith("torch 1.0 -> ") for line in row.changed)
+
+
+def test_a_receipt_that_is_unsigned_or_signed_by_another_person_is_refused_with_allowed_signers(
+    receipt: Path, signers: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    signers.write_text(f"another@example.invalid {other.with_suffix('.pub').read_text()}")
+    with pytest.raises(ConfigError, match="of no allowed signer"):
+        signer_of(receipt, signers)
+    receipt.with_name("receipt.json.sig").unlink()
+    assert signer_of(receipt) is None
+    with pytest.raises(ConfigError, match="not signed"):
+        signer_of(receipt, signers)
+
+
+def test_a_file_that_is_no_receipt_or_cannot_sign_is_one_line(accepted: Project, tmp_path: Path) -> None:
+    for content, problem in (
+        ("[]", "not a receipt"),
+        ("{", "not a receipt"),
+        ("{}", "altered or damaged"),
+        ('{"format": 9}', "newer version"),
+    ):
+        (tmp_path / "file").write_text(content)
+        with pytest.raises(StoreError, match=rf"^[^\n]*{problem}[^\n]*$"):
+            read_receipt(tmp_path / "file")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_receipt(tmp_path / "none")
+    verified(accepted)
+    with pytest.raises(ConfigError, match=r"^--sign [^\n]*: no such file[^\n]*$"):
+        write_receipt(accepted, "own", tmp_path / "new", (), tmp_path / "none", say)
+    (tmp_path / "file").chmod(0o600)
+    with pytest.raises(ConfigError, match=r"^[^\n]*written, but not signed[^\n]*$"):
+        write_receipt(accepted, "own", tmp_path / "new", (), tmp_path / "file", say)
+    assert read_receipt(tmp_path / "new").name == "own"
+
+
+def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted: Project, receipt: Path, signers: Path) -> None:
+    folder = accepted.root / RECEIPTS
+    folder.mkdir(parents=True)
+    for file in (receipt, receipt.with_name("receipt.json.sig")):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / SIGNERS).write_text(signers.read_text())
+    drifted = folder / "drifted.json"
+    drifted.write_text(receipt.read_text())
+    altered(drifted, score, is_rehashed=True)
+    damaged = folder / "damaged.json"
+    damaged.write_text(receipt.read_text())
+    altered(damaged, score, is_rehashed=False)
+    verified(accepted)
+    page = (accepted.root / SITE / HISTORY).read_text()
+    assert "<td>10 identical</td><td>" in page
+    assert f"<td>{PERSON}</td>" in page
+    assert "<td>9 identical, 1 drifted</td>" in page
+    assert "<td>not signed</td>" in page
+    assert "<td>damaged.json</td>" in page
+    assert "not counted: altered or damaged" in page
