@@ -1,6 +1,5 @@
 """Start several worker processes of one gloo group in tests."""
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,16 +10,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dml_core.data.views.batches import Loader
-
-# Imports of workers: forked from one process that has done them, they start in a second; importing torch in each took half a minute.
-PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.discriminative", "torch._dynamo", "torch.distributed"]
+from tests.forked import CONTEXT, PRELOADED
 
 TIMEOUT = timedelta(minutes=3)  # a deadlock fails the test instead of blocking for half an hour
 
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
-    """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    """Run `work(rank, *arguments)` in `num_workers` forked processes of one gloo group, one thread each."""
+    CONTEXT.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:  # rendezvous by file: a port that is free now may be taken later
         mp.start_processes(
             _join, (work, num_workers, f"file://{folder}/meet", TIMEOUT, arguments), nprocs=num_workers, start_method="forkserver"

@@ -84,6 +84,11 @@ def steps_run(printed: str) -> dict[str, int]:
     return counts
 
 
+def report_of(printed: str, dataset: str) -> str:
+    """Return the report of a dataset's comparison, from the output of `dml reproduce`."""
+    return printed[printed.index(f"# comparison on {dataset}") :].partition("\nsteps run: ")[0]
+
+
 def make_project(root: Path, variants: tuple[str, ...]) -> Project:
     """Copy the code to `root`, keep only the named variants, make everything small, and commit."""
     for name in COPIED:

@@ -1,4 +1,4 @@
-"""A command whose runs are all finished starts neither Prefect nor Ray; if anything is missing, it is made again."""
+"""Of a finished comparison, what was deleted or damaged is made again; `test_selective_rerun.py` reuses one that is intact."""
 
 import os
 import re
@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tests.damage import contents
 from tests.e2e.conftest import Project, steps_run
-from tests.hidden import hiding
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 COMMAND = ("dml", "reproduce", "--dataset", "synthetic")
 
 
@@ -20,25 +18,6 @@ def first(project: Project) -> str:
     return project.run(*COMMAND)
 
 
-def page(printed: str) -> str:
-    """Return what follows the progress: the report."""
-    return re.sub(r"steps run: .*", "", printed[printed.index("# comparison on") :])
-
-
-def test_reused_runs_load_neither_prefect_nor_ray_nor_torch_and_print_the_same_report(project: Project, first: str, tmp_path: Path) -> None:
-    database = project.root / "state/mlflow.db"
-    before = contents(project.root / "results"), database.read_bytes()
-    without = hiding(tmp_path / "hidden", ["prefect", "ray", "torch"], project.root)
-    again = project.run(*COMMAND, **without)
-    assert "starting" not in again
-    assert "2 of 2 runs reused" in again
-    assert steps_run(again) == {}
-    assert page(again) == page(first)
-    assert (contents(project.root / "results"), database.read_bytes()) == before
-    assert "train: reused" in project.run("dml", "run", "synthetic", "softtriple", **without)
-
-
-@pytest.mark.proof
 def test_what_was_deleted_is_made_again(project: Project, first: str) -> None:
     report = project.root / "results/synthetic/report.md"
     text = report.read_bytes()
@@ -53,7 +32,6 @@ def test_what_was_deleted_is_made_again(project: Project, first: str) -> None:
     assert client.get_run(run.info.run_id).info.lifecycle_stage == "active"
 
 
-@pytest.mark.proof
 def test_a_changed_byte_of_a_network_trains_again_though_the_file_looks_the_same(project: Project, first: str) -> None:
     (folder,) = (Path(path) for path in re.findall(r"network: (.*)", project.run("dml", "run", "synthetic", "softtriple")))
     network = folder / "checkpoint.pt"

@@ -6,12 +6,15 @@ Two datasets, two variants (one of them untrained), one seed: a full run is 4 x 
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from tests.e2e.conftest import Project, steps_run
+from tests.damage import contents
+from tests.e2e.conftest import Project, report_of, steps_run
+from tests.hidden import hiding
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +24,17 @@ def stages_run(printed: str) -> list[str]:
     return re.findall(r"Running stage '([^']+)'", printed)
 
 
-def test_from_nothing_everything_is_built(project: Project) -> None:
-    printed = project.run("dvc", "repro")
-    assert sorted(stages_run(printed)) == sorted(
+@pytest.fixture(scope="module")
+def built(project: Project) -> str:
+    """Build everything from nothing, and return what is printed."""
+    return project.run("dvc", "repro")
+
+
+def test_from_nothing_everything_is_built(project: Project, built: str) -> None:
+    assert sorted(stages_run(built)) == sorted(
         f"{stage}@{name}" for stage in ("fetch", "prepare", "comparison") for name in ("synthetic", "fashion-mnist")
     )
-    assert steps_run(printed) == {"train": 4, "embed": 4, "evaluate": 4}
+    assert steps_run(built) == {"train": 4, "embed": 4, "evaluate": 4}
     shown = json.loads(project.run("dvc", "metrics", "show", "--json"))[""]["data"]
     assert {path.removeprefix("results/"): set(entry["data"]) for path, entry in shown.items()} == {
         f"{dataset}/metrics/{variant}.json": {"recall@1", "map@r", "nmi"}
@@ -35,12 +43,28 @@ def test_from_nothing_everything_is_built(project: Project) -> None:
     }
 
 
-def test_an_untouched_tree_reruns_nothing_and_stays_clean_when_a_part_is_reproduced(project: Project) -> None:
+def test_an_untouched_tree_reruns_nothing_and_stays_clean_when_a_part_is_reproduced(project: Project, built: str) -> None:
     (project.root / "docs").mkdir()
     (project.root / "docs/page.md").write_text("a file that no step uses")
     assert stages_run(project.run("dvc", "repro")) == []
     project.run("dml", "reproduce", "--variant", "untrained")
     assert project.run("dvc", "status").strip() == "Data and pipelines are up to date."
+
+
+def test_reused_runs_load_neither_prefect_nor_ray_nor_torch_and_print_the_same_report(project: Project, built: str, tmp_path: Path) -> None:
+    """The first command after DVC's lets DVC look at the dataset once more."""
+    command = ("dml", "reproduce", "--dataset", "synthetic")
+    project.run(*command)
+    database = project.root / "state/mlflow.db"
+    before = contents(project.root / "results"), database.read_bytes()
+    without = hiding(tmp_path / "hidden", ["prefect", "ray", "torch"], project.root)
+    again = project.run(*command, **without)
+    assert "starting" not in again
+    assert "2 of 2 runs reused" in again
+    assert steps_run(again) == {}
+    assert report_of(again, "synthetic") == report_of(built, "synthetic")
+    assert (contents(project.root / "results"), database.read_bytes()) == before
+    assert "train: reused" in project.run("dml", "run", "synthetic", "softtriple", **without)
 
 
 def test_dvc_shows_what_is_measured_without_failures_although_another_dataset_has_no_results(project: Project) -> None:

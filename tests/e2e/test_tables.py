@@ -174,34 +174,6 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
     assert not list((tmp_path / "state/store/train").rglob("checkpoint.pt")), "nobody wants a smoke run's network"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("softtriple/tabel91",), "unknown table 'softtriple/tabel91'; did you mean 'softtriple/table91'?"),
-        (("softtriple/table91", "--row", "traned"), "unknown row of softtriple/table91 'traned'; did you mean 'trained'?"),
-        (("softtriple/table91", "--row", "elsewhere"), "'Elsewhere' is not run: the paper quotes it from elsewhere"),
-        (("softtriple/table91", "--row", "one-day"), "'One day' is not run: a loss that nobody has written"),
-        (("softtriple/table3",), "dataset 'cars196' is not in params.yaml; add below datasets: cars196: {reader: cars196, raw: "),
-        (("softtriple/table91", "--set", "scale.num_workers=1"), "--set applies only to the standing comparison"),
-        (("softtriple/table91", "softtriple/tabel9*"), "unknown table 'softtriple/tabel9*'; did you mean 'softtriple/table9"),
-        (("softtriple/table3", "softtriple/table5"), "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
-        (("softtriple/table91", "-r", "3", "-s", "4"), "--seed cannot be combined with --seeds 3, which means seeds 0 to 2"),
-        (("softtriple/table91", "--track", "commn"), "'--track': 'commn' is not one of 'paper', 'common'."),
-        (("--smoke",), "--smoke require a table"),
-        (("softtriple/table91", "--resolve", "1"), "--resolve and --max-seeds require --seeds auto"),
-        (("softtriple/table91", "--seeds", "auto", "--resolve", "0"), "--resolve 0: half of an interval in points must be above 0"),
-        (("softtriple/table91", "--seeds", "many"), "--seeds many: expected a number from 1, or auto"),
-        (("--seeds", "auto", "--max-seeds", "2"), "--max-seeds 2: must be at least 3"),
-        (("--seeds", "auto", "--seed", "1"), "--seed cannot be combined with --seeds auto, which adds seeds"),
-    ],
-)
-def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:
-    printed = project.run("dml", "reproduce", *arguments, code=2)
-    assert printed.splitlines()[-1].startswith("error: ")
-    assert said in printed.splitlines()[-1]
-    assert "Prefect" not in printed
-
-
 @pytest.mark.proof
 def test_one_row_of_each_of_the_39_runs_through_the_whole_chain(tmp_path: Path) -> None:
     project = make_project(tmp_path, ("untrained",))

@@ -1,9 +1,9 @@
 """The sweep compared with sorted lists, and changes that must not affect its numbers in the last bit."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
 from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare
 from dml_core.evaluation.threads import one_thread
-from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
+from tests.forked import forked
 
 CPU = torch.device("cpu")
 
@@ -44,12 +44,18 @@ def rows_of(scores: QueryScores) -> NDArray[np.float64]:
     return np.stack([np.where(scores.is_scored, column, 0) for column in columns], axis=1).astype(np.float64)
 
 
+@cache
+def sorted_lists(kind: str, metric: Metric) -> NDArray[np.float64]:
+    """Return the slow scores of inputs of a kind."""
+    return np.array(slow_scores(*make_inputs(kind), metric=metric))
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("max_block_bytes", "num_shards"), [(2**26, 1), (64 * 50, 1), (2**26, 3)], ids=["symmetric", "groups", "shards"])
 def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_block_bytes: int, num_shards: int) -> None:
     embeddings, labels = make_inputs(kind)
-    expected = np.array(slow_scores(embeddings, labels, metric=metric))
+    expected = sorted_lists(kind, metric)
     np.testing.assert_allclose(rows_of(self_retrieval(embeddings, labels, metric, max_block_bytes, num_shards)), expected, rtol=1e-12)
 
 
@@ -185,8 +191,8 @@ SETTINGS_OF_A_PROCESS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS_OF_A_PROCESS)
-def test_settings_of_the_process_change_no_number_and_stay_as_they_are(setting: str) -> None:
-    """In a new process, because torch refuses to read its older setting once a newer one is set."""
+def test_settings_of_the_process_change_no_number_and_stay_as_they_are(setting: str, tmp_path: Path) -> None:
+    """In a separate process, because torch refuses to read its older setting once a newer one is set."""
     code = f"""
 import threading, time, numpy as np, torch
 from dml_core.evaluation import evaluate
@@ -208,14 +214,13 @@ while any(thread.is_alive() for thread in threads):
     time.sleep(0.02)
 assert state() == before, (state(), before)
 assert set(elsewhere) <= {{2}}, set(elsewhere)
-print(len(set(found)), found[0].hex())
+open({str(tmp_path / "found")!r}, "w").write(f"{{len(set(found))}} {{found[0].hex()}}")
 """
-    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert shown.returncode == 0, shown.stderr
+    assert forked(exec, code, {}) == 0
     labels = np.arange(300) % 30
     generator = np.random.default_rng(0)
     embeddings = generator.standard_normal((30, 16))[labels] + generator.standard_normal((300, 16))
-    assert shown.stdout.split() == ["1", float(rows_of(self_retrieval(embeddings, labels))[:, 2].mean()).hex()]
+    assert (tmp_path / "found").read_text().split() == ["1", float(rows_of(self_retrieval(embeddings, labels))[:, 2].mean()).hex()]
 
 
 def test_two_threads_may_limit_torch_at_once_and_the_first_to_leave_lifts_its_own_limit_alone() -> None:

@@ -1,4 +1,7 @@
-"""The `dml` command from the user's side: help, and a clear one-line error with exit code 2 for each mistake."""
+"""The `dml` command from the user's side: help, and a clear one-line error with exit code 2 for each mistake.
+
+Most commands run in forked processes, which start faster; `new_process` runs one as a shell does.
+"""
 
 import json
 import os
@@ -17,18 +20,23 @@ from typer.testing import CliRunner
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
 from flows.cli.app import app
+from tests import forked
 from tests.conftest import ROOT
 
 
-def dml(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def new_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "flows.cli", *arguments],
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def dml(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return forked.dml(arguments, cwd, **environment)
 
 
 @pytest.fixture
@@ -84,13 +92,19 @@ def test_wrong_words_are_one_line(words: list[str], parts: list[str], project: P
 
 def test_a_command_without_a_verb_prints_the_help(project: Path) -> None:
     for words in ([], ["data"]):
-        shown = dml(*words, cwd=project)
+        shown = new_process(*words, cwd=project)
         assert (shown.returncode, shown.stdout) == (2, "")
         assert "Usage: " in shown.stderr
 
 
+def test_a_forked_command_prints_what_a_new_process_prints(project: Path) -> None:
+    for words in (["plan", "softtriple/tabel1"], ["tables", "list", "softtriple", "--json"], ["run", "synthetic", "none"], ["--version"]):
+        one, other = dml(*words, cwd=project), new_process(*words, cwd=project)
+        assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
 def test_outside_a_project(tmp_path: Path) -> None:
-    refused(dml("reproduce", cwd=tmp_path), "no params.yaml")
+    refused(new_process("reproduce", cwd=tmp_path), "no params.yaml")
 
 
 @pytest.mark.slow
@@ -127,7 +141,7 @@ def test_evaluate_scores_files(project: Path) -> None:
     # Two classes along two axes: every query's nearest neighbour has its class.
     np.save(project / "e.npy", np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], dtype=np.float32))
     np.save(project / "l.npy", np.array(["a", "a", "b", "b"]))
-    shown = dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,2", "--output", "out.json", cwd=project)
+    shown = new_process("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,2", "--output", "out.json", cwd=project)
     assert shown.returncode == 0, shown.stderr
     metrics = json.loads((project / "out.json").read_text())
     assert metrics == json.loads(shown.stdout)
@@ -175,6 +189,36 @@ def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: p
 )
 def test_what_narrows_a_table_and_names_nothing_is_refused_with_the_nearest(option: str, name: str, said: str, project: Path) -> None:
     refused(dml("plan", "softtriple/table1", option, name, cwd=project), said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["softtriple/tabel1"], "unknown table 'softtriple/tabel1'; did you mean 'softtriple/table1'?"),
+        (["softtriple/table1", "--row", "sofftriple"], "unknown row of softtriple/table1 'sofftriple'; did you mean 'softtriple'?"),
+        (["softtriple/table1", "--row", "clustering"], "'Clustering' is not run: the paper quotes it from elsewhere"),
+        (["softtriple/table3"], "dataset 'cars196' is not in params.yaml; add below datasets: cars196: {reader: cars196, raw: "),
+        (["softtriple/table1", "--set", "scale.num_workers=1"], "--set applies only to the standing comparison"),
+        (["softtriple/table1", "softtriple/tabel*"], "unknown table 'softtriple/tabel*'; did you mean 'softtriple/table"),
+        (["softtriple/table3", "softtriple/table5"], "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
+        (["softtriple/table1", "-r", "3", "-s", "4"], "--seed cannot be combined with --seeds 3, which means seeds 0 to 2"),
+        (["softtriple/table1", "--track", "commn"], "'--track': 'commn' is not one of 'paper', 'common'."),
+        (["--smoke"], "--smoke require a table"),
+        (["softtriple/table1", "--resolve", "1"], "--resolve and --max-seeds require --seeds auto"),
+        (["softtriple/table1", "--seeds", "auto", "--resolve", "0"], "--resolve 0: half of an interval in points must be above 0"),
+        (["softtriple/table1", "--seeds", "many"], "--seeds many: expected a number from 1, or auto"),
+        (["--seeds", "auto", "--max-seeds", "2"], "--max-seeds 2: must be at least 3"),
+        (["--seeds", "auto", "--seed", "1"], "--seed cannot be combined with --seeds auto, which adds seeds"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_before_anything_starts(words: list[str], said: str, project: Path) -> None:
+    change(project, datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {}}})
+    shown = dml("reproduce", *words, cwd=project)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert said in shown.stderr.splitlines()[-1]
+    assert [line for line in shown.stderr.splitlines() if line.startswith("error: ")] == shown.stderr.splitlines()[-1:]
+    assert "Prefect" not in shown.stderr
+    assert not list((project / "state").rglob("*.db"))
 
 
 def test_a_report_of_an_unknown_table_writes_nothing(project: Path) -> None:

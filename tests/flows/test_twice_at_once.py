@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +42,9 @@ from tasks.tracking.registered import Registry
 from tasks.workers.jobs import Job
 from tests.conftest import MODEL, SETTINGS
 from tests.damage import contents
-from tests.flows.at_once import Processes
 from tests.flows.test_damaged_runs import InProcess
 from tests.flows.verbs import ARGUMENTS
+from tests.forked import Processes
 from tests.tasks.models.conftest import make_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -190,9 +190,8 @@ def test_every_verb_is_in_one_of_the_lists() -> None:
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with closing(Processes(tmp_path_factory.mktemp("printed"))) as found:
-        yield found
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
+    return Processes(tmp_path_factory.mktemp("printed"))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.app import VERBS, load_verb
+from tests import forked
 from tests.conftest import ROOT
 
 # Valid arguments of each verb, for the tests that run all verbs.
@@ -61,8 +62,10 @@ def leaves() -> Iterator[tuple[str, Any]]:
 
 
 def dml(words: list[str], cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `dml` in a separate process; `shell` adds redirections such as `>&-`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))}
+    """Run `dml` in a forked process, or in a new one if Python must start with redirections (`shell`, such as `>&-`) or variables."""
+    if not shell and not environment:
+        return forked.dml(words, cwd)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(forked.SETTINGS)}
     return subprocess.run(
         ["bash", "-c", f'"$@" {shell}', "bash", sys.executable, "-m", "flows.cli", *words],
         cwd=cwd,
