@@ -23,7 +23,7 @@ from tests.faults.hosts import _end, _ip, _namespace
 
 NETWORK = "10.78.0"
 S3 = ("s3", 5555)
-# The official image's start: the first one makes the databases as root tells, then it becomes the server. Debian's runs as user 1000 here.
+# The official image's start: the first one makes the databases as root tells, then it becomes the server.
 START_POSTGRES = """
 export PATH=/usr/lib/postgresql/15/bin:$PATH PGDATA=/var/lib/postgresql/data/pgdata
 if [ ! -s $PGDATA/PG_VERSION ]; then
@@ -35,6 +35,12 @@ if [ ! -s $PGDATA/PG_VERSION ]; then
 fi
 exec "$@" -D $PGDATA -c listen_addresses='*' -c unix_socket_directories=/tmp
 """
+
+
+def user_of(image: Image, name: str) -> int:
+    """Return the number of a user of an image."""
+    lines = (image.root / "etc/passwd").read_text().splitlines()
+    return next(int(line.split(":")[2]) for line in lines if line.startswith(f"{name}:"))
 
 
 class Services:
@@ -75,6 +81,7 @@ class Services:
         _ip(keeper, "addr", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip(keeper, "link", "set", device, "up")
+        _ip(keeper, "route", "add", "default", "via", f"{NETWORK}.254")  # nobody is there; Ray takes its address from the route
         return keeper
 
     # ------------------------------------------------------------ start
@@ -133,6 +140,7 @@ class Services:
             {key: str(value) for key, value in service.get("environment", {}).items()},
             [*(bound(path, place) for place, path in places.items()), *map(tmpfs, service.get("tmpfs", ["/tmp"]))],
             network=f"/proc/{self._keepers[name].pid}/ns/net",
+            user=user_of(image, "postgres") if is_postgres else 1000,
             read_only=service.get("read_only", False),
             shm=service.get("shm_size", "64m").removesuffix("b"),
         )
@@ -144,7 +152,8 @@ class Services:
         if not path.exists():
             image.new_volume(path, place)
             if place.startswith("/var/lib/postgresql"):
-                os.chown(path, 1000, 1000)
+                user = user_of(image, "postgres")
+                os.chown(path, user, user)
         return path
 
     def _restart(self) -> None:

@@ -73,6 +73,8 @@ def test_all_services_start_and_the_setup_ends(services: Services) -> None:
     names = {entry["name"] for entry in ask(services, "deployments/filter")}
     assert {"nightly", "weekly", "dataset-change"} <= names
     assert services.containers["prefect-setup"].exit_code() == 0
+    page = services.python("prefect-worker", "import urllib.request as u; print(u.urlopen('http://prefect-server:4200/').read().decode())")
+    assert "<title>Prefect" in page
     until = time.monotonic() + 180
     while True:
         ran = services.containers["prefect-worker"].execute("dml", "doctor")

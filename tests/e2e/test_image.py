@@ -37,7 +37,7 @@ request = urllib.request.Request("http://127.0.0.1:8321/v1/search", body, {"Cont
 nearest = json.load(urllib.request.urlopen(request))["results"][0][0]
 print("asked for", image.name, "nearest", Path(nearest["name"]).name)
 END
-kill -INT $server; wait $server || true
+kill $server; wait $server || true
 """
 
 
