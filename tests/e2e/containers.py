@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,10 +199,12 @@ class Container:
         return ["unshare", "--mount", "sh", "-c", WITHOUT_CGROUPS, "sh", *crun]
 
     def start(self) -> None:
-        """Start the command; what it prints is in `log`."""
+        """Start the command; what it prints is in `log`. Returns when other commands can be executed beside it, or when it has ended."""
         with self.log.open("ab") as printed:
             words = self._crun("run", "--bundle", str(self._folder), self.name)
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+        while self._process.poll() is None and not (self._folder / "crun" / self.name / "status").exists():
+            time.sleep(0.1)
 
     def wait(self, seconds: float | None = None) -> int:
         """Wait for the end of the command and return its exit code."""
