@@ -64,6 +64,7 @@ class Services:
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate([S3[0], *self.services], 1)}
         self._keepers = {name: self._plug(name, address) for name, address in self.addresses.items()}
         (folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in self.addresses.items()) + "127.0.0.1 localhost\n")
+        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once; nobody answers elsewhere
         self.containers: dict[str, Container] = {}
         self.starts: dict[str, int] = {}
         self._closing = threading.Event()
@@ -122,7 +123,8 @@ class Services:
         service = self.services[name]
         image = self._images[service["image"]]
         folder = self.folder / name / str(self.starts.get(name, 0))
-        places = {"/etc/hosts": self.folder / "hosts"} | dict(self._replaced if service["image"].startswith("dml-") else {})
+        places: dict[str, Path] = {f"/etc/{file}": self.folder / file for file in ("hosts", "resolv.conf")}
+        places |= self._replaced if service["image"].startswith("dml-") else {}
         for volume in service.get("volumes", ()):
             source, place = volume.split(":") if ":" in volume else (f"{name}{volume.replace('/', '-')}", volume)
             places[place] = self._volume(source, place, image)

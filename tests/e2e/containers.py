@@ -45,6 +45,8 @@ def make_debian(system: Path, *packages: str) -> Path:
     for name in UNUSED:
         shutil.rmtree(system / name, ignore_errors=True)
         (system / name).mkdir()
+    for name in ("hostname", "resolv.conf"):  # this machine's
+        (system / "etc" / name).write_text("")
     return system
 
 
