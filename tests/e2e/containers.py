@@ -169,6 +169,7 @@ class Container:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name, self.log, self._folder = name, folder / "log.txt", folder
+        self._place = image.config.get("WorkingDir") or "/"
         subprocess.run(["crun", "spec", "--bundle", str(folder)], check=True, capture_output=True)
         path = folder / "config.json"
         spec = json.loads(path.read_text())
@@ -179,7 +180,7 @@ class Container:
         spec["process"] |= {
             "args": list(command),
             "env": [f"{key}={value}" for key, value in variables.items()],
-            "cwd": image.config.get("WorkingDir") or "/",
+            "cwd": self._place,
             "user": {"uid": user, "gid": user},
             "terminal": False,
             "noNewPrivileges": True,
@@ -227,7 +228,7 @@ class Container:
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run another command in the running container, as its user."""
-        return subprocess.run(self._crun("exec", self.name, *command), capture_output=True, text=True, check=False)
+        return subprocess.run(self._crun("exec", "--cwd", self._place, self.name, *command), capture_output=True, text=True, check=False)
 
     def kill(self) -> None:
         """Send SIGKILL to the first process of the container, with which all others end."""
