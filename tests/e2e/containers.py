@@ -169,7 +169,7 @@ class Container:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name, self.log, self._folder = name, folder / "log.txt", folder
-        self._place = image.config.get("WorkingDir") or "/"
+        self._place, self._user = image.config.get("WorkingDir") or "/", f"{user}:{user}"
         subprocess.run(["crun", "spec", "--bundle", str(folder)], check=True, capture_output=True)
         path = folder / "config.json"
         spec = json.loads(path.read_text())
@@ -228,7 +228,7 @@ class Container:
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run another command in the running container, as its user."""
-        return subprocess.run(self._crun("exec", "--cwd", self._place, self.name, *command), capture_output=True, text=True, check=False)
+        return subprocess.run(self._crun("exec", "--cwd", self._place, "--user", self._user, self.name, *command), capture_output=True, text=True, check=False)
 
     def kill(self) -> None:
         """Send SIGKILL to the first process of the container, with which all others end."""
