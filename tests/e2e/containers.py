@@ -228,7 +228,8 @@ class Container:
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run another command in the running container, as its user."""
-        return subprocess.run(self._crun("exec", "--cwd", self._place, "--user", self._user, self.name, *command), capture_output=True, text=True, check=False)
+        words = self._crun("exec", "--cwd", self._place, "--user", self._user, self.name, *command)
+        return subprocess.run(words, capture_output=True, text=True, check=False)
 
     def kill(self) -> None:
         """Send SIGKILL to the first process of the container, with which all others end."""
