@@ -64,9 +64,12 @@ stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this mach
 clean: ## remove the environment, prepared data, all results and the built site
 	rm -rf .venv data state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-lock: .venv/.done ## compile requirements.lock from pyproject.toml
-	@uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-		--no-emit-package dml-core --python-version 3.11 --quiet --output-file requirements.lock
+COMPILE := uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	--no-emit-package dml-core --python-version 3.11 --quiet
+
+lock: .venv/.done ## compile requirements.lock from pyproject.toml, and the image's part of it
+	@$(COMPILE) --group dev --output-file requirements.lock
+	@$(COMPILE) --constraint requirements.lock --output-file infra/requirements.lock
 
 .venv/.done: requirements.lock pyproject.toml dml_core/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \

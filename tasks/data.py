@@ -279,11 +279,14 @@ def _without_git(project: Project) -> dict[str, str]:
     """Return the variables DVC needs if the project is not in a git checkout, as in an image or an unpacked archive: `core.no_scm`.
 
     The setting is written to a copy of the machine's DVC configuration below the state folder. The configurations of the project and the
-    user stay unchanged and override it.
+    user stay unchanged and override it. In an image `dvc.lock` is a link into a volume; DVC refuses one that leads nowhere.
     """
     root = project.root.resolve()
     if any((folder / ".git").exists() for folder in [root, *root.parents]):
         return {}
+    lock = root / "dvc.lock"
+    if lock.is_symlink() and not lock.exists():
+        write_whole(lock.resolve(), "schema: '2.0'\n")
     from dvc.dirs import system_config_dir
 
     folder = project.state / "dvc"

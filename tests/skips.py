@@ -15,6 +15,7 @@ ALLOWED_SKIPS = (
     "no TensorFlow here",
     "no OpenCV here",
     "no Lightning here",
+    "no buildah, debootstrap and crun here",
     "no texts of the papers here",
     "no notes on released code here",
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import yaml
 from dml_core.data.registry import DATASETS
 from tasks import environment
 from tasks.data import changed_datasets, update_dataset
+from tasks.environment import find_project
 from tasks.runs.identity import source_files
 from tasks.runs.specs import load_params
 from tests.conftest import ROOT
@@ -221,3 +223,15 @@ def test_dvc_starts_only_if_something_has_changed_that_it_looks_at(first: Projec
     assert [starts(), starts()] == [1, 1]
     for name, text in texts.items():
         (root / name).write_text(text)
+
+
+@pytest.mark.slow
+def test_a_lock_that_is_a_link_into_an_empty_volume_is_written_there(first: Project, tmp_path: Path) -> None:
+    """As in the image, where the project has no .git and cannot be written, but its state is a volume."""
+    folder = tmp_path / "project"
+    shutil.copytree(first.root, folder, ignore=shutil.ignore_patterns(".git", "state", "dvc.lock"))
+    shutil.rmtree(folder / "data")
+    (folder / "dvc.lock").symlink_to("state/dvc.lock")
+    update_dataset(find_project(folder), "synthetic")
+    assert "prepare@synthetic" in (folder / "state" / "dvc.lock").read_text()
+    assert (folder / "dvc.lock").is_symlink()

@@ -2,7 +2,8 @@
 
 import json
 import re
-from importlib.metadata import version
+import shlex
+from importlib.metadata import requires, version
 from typing import Any
 
 import kubernetes_validate
@@ -14,6 +15,7 @@ from tests.conftest import ROOT
 STACK = yaml.safe_load((ROOT / "infra" / "stack.yaml").read_text())
 COMPOSE = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())
 DOCKERFILE = (ROOT / "infra" / "Dockerfile").read_text()
+IGNORED = [line for line in (ROOT / "infra" / "Dockerfile.dockerignore").read_text().splitlines() if not line.startswith("#")]
 KUBERNETES = ROOT / "infra" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
 RAYJOB = yaml.safe_load((KUBERNETES / "job" / "rayjob.yaml").read_text())
@@ -81,8 +83,9 @@ def templates() -> list[dict[str, Any]]:
 
 
 def test_all_have_the_same_services_and_versions() -> None:
-    assert set(COMPOSE["services"]) == set(STACK["services"]) - {"s3"}, "S3 is a server of one's own in production"
-    for name in COMPOSE["services"]:
+    services = set(STACK["services"]) - {"s3"}  # S3 is a server of one's own in production
+    assert set(COMPOSE["services"]) == services | {"prefect-setup"}
+    for name in services:
         assert container(name)["image"] == COMPOSE["services"][name]["image"], name
     assert COMPOSE["services"]["postgres"]["image"] == f"postgres:{STACK['versions']['postgresql']}"
     for name in ("prefect", "mlflow", "ray"):
@@ -153,27 +156,73 @@ def test_no_page_is_open_to_the_network_and_no_secret_is_in_the_file() -> None:
 
 def copied() -> set[str]:
     """Return the project's paths in the image."""
-    lines = re.findall(r"^COPY --chown=dml:dml (.+) \S+$", DOCKERFILE, re.MULTILINE)
-    return {path for line in lines for path in line.split()}
+    return {path for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for path in line.split()}
 
 
 def test_the_image_has_what_dvc_s_stages_depend_on() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
     needed = {dependency.partition("/")[0] for stage in stages for dependency in stage["do"]["deps"]} - {"data", "${item.raw}"}
     assert needed >= {"dml_core", "flows", "tasks"}
-    assert needed | {"params.yaml", "dvc.yaml", "dvc.lock", ".dvcignore", ".dvc/config"} <= copied()
+    assert needed | {"params.yaml", "dvc.yaml", ".dvcignore", ".dvc/config"} <= copied()
     assert all((ROOT / path).exists() for path in copied())
+    sent = {line.removeprefix("!") for line in IGNORED if line.startswith("!")}
+    assert IGNORED[0] == "*"
+    assert {path.removesuffix("/requirements.lock") for path in copied()} == sent, "what is not named is not sent to the build"
 
 
 def test_what_a_flow_writes_belongs_to_the_image_s_user_and_outlives_the_container() -> None:
-    (made,) = re.findall(r"^RUN mkdir --parents (.+) && chown dml:dml (.+)$", DOCKERFILE, re.MULTILINE)
-    written = {"data", "state", "results"}
-    assert written == set(made[0].split())
-    assert written | {".", ".dvc"} <= set(made[1].split()), "DVC renames its new dvc.lock into place and writes .dvc/tmp"
-    assert DOCKERFILE.index(made[1]) < DOCKERFILE.index("USER 1000")
-    places = {f"/srv/dml/{folder}" for folder in written}
-    assert {volume.partition(":")[2] for volume in COMPOSE["services"]["prefect-worker"]["volumes"]} >= places
-    assert {mount["mountPath"] for mount in container("prefect-worker")["volumeMounts"]} >= places
+    (owned,) = re.findall(r"&& chown dml:dml (.+)$", DOCKERFILE, re.MULTILINE)
+    lasting = {"data", "state", "results"}
+    assert lasting | {".dvc/tmp"} <= set(owned.split())
+    assert "ln --symbolic state/dvc.lock dvc.lock" in DOCKERFILE
+    assert "dir = /srv/dml/state/dvc-cache" in DOCKERFILE
+    places = {f"/srv/dml/{folder}" for folder in lasting}
+    volumes = {volume.partition(":")[2] for volume in COMPOSE["services"]["prefect-worker"]["volumes"] if ":" in volume}
+    assert volumes == places
+    kept = {mount["mountPath"] for mount in container("prefect-worker")["volumeMounts"] if mount["name"] == "work"}
+    assert kept == places
+
+
+def places_of(service: dict[str, Any]) -> set[str]:
+    """Return where a service of compose.yaml can write."""
+    return {*service.get("tmpfs", ()), *(volume.rpartition(":")[2] for volume in service.get("volumes", ()))}
+
+
+def test_only_what_is_written_can_be_written() -> None:
+    for name, service in COMPOSE["services"].items():
+        if name == "postgres":  # the image's own start changes its user
+            continue
+        assert (service["read_only"], service["cap_drop"], service["security_opt"]) == (True, ["ALL"], ["no-new-privileges:true"]), name
+        assert {"/home/dml", "/tmp"} <= places_of(service), name
+    assert {"/srv/dml/.dvc/tmp", "/srv/dml/state"} <= places_of(COMPOSE["services"]["prefect-worker"])
+    for template in templates():
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        for own in template["spec"]["containers"]:
+            assert own["securityContext"]["readOnlyRootFilesystem"] is True
+            mounts = {mount["mountPath"]: mount["name"] for mount in own["volumeMounts"]}
+            assert "/tmp" in mounts
+            assert "/home/dml" in mounts or own["name"] == "postgres"
+            assert "/srv/dml/state" in mounts or own["name"] not in ("ray-node", "prefect-worker")
+            assert set(mounts.values()) <= volumes | {"data"}, "data: the claim of postgres"
+    (head,) = RAYJOB["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {f"/srv/dml/{name}" for name in ("state", "data", "results", ".dvc/tmp")} <= {
+        mount["mountPath"] for mount in head["volumeMounts"]
+    }
+
+
+def test_the_image_s_lock_is_the_project_s_without_what_only_development_needs() -> None:
+    whole, own = (
+        dict(re.findall(r"^(\S+==\S+)(.*(?:\n    .*)*)", (ROOT / path).read_text(), re.MULTILINE))
+        for path in ("requirements.lock", "infra/requirements.lock")
+    )
+    assert own.items() <= whole.items(), "make lock"
+    names = {pin.partition("==")[0] for pin in own}
+    assert not names & {"pytest", "ruff", "moto", "supervisor", "playwright", "mkdocs"}
+    wanted = {re.split(r"[\[=<>~ ;]", entry)[0] for entry in requires("dml-repro") or ()}
+    assert wanted - {"dml-core"} <= names
+    (left_out,) = re.findall(r'--build-arg LEFT_OUT="(.+)"', DOCKERFILE)
+    assert set(left_out.split()) <= names
+    assert re.findall(r"UV_VERSION[:=]+ ?([\d.]+)", DOCKERFILE) == re.findall(r"UV_VERSION := ([\d.]+)", (ROOT / "Makefile").read_text())
 
 
 # ---------------------------------------------------------------- Kubernetes only
@@ -214,7 +263,8 @@ def test_a_gpu_group_asks_for_a_gpu_in_an_image_that_can_use_it() -> None:
         (node,) = group["template"]["spec"]["containers"]
         assert node["image"] == "dml-repro:cuda"
         assert node["resources"]["limits"]["nvidia.com/gpu"] == node["resources"]["requests"]["nvidia.com/gpu"] == 1
-    assert "dml-repro:cuda --build-arg BASE=nvidia/cuda" in DOCKERFILE
+    assert "--tag dml-repro:cuda ." in DOCKERFILE, "with all packages of the lock"
+    assert "NVIDIA_VISIBLE_DEVICES=all" in DOCKERFILE
 
 
 def test_a_server_is_asked_for_its_health_where_the_stack_asks_it() -> None:
@@ -222,10 +272,14 @@ def test_a_server_is_asked_for_its_health_where_the_stack_asks_it() -> None:
         assert container(name)["readinessProbe"]["httpGet"]["path"] == STACK["services"][name]["health"]
 
 
-def test_the_prefect_server_is_told_what_the_stack_s_is() -> None:
+def test_the_prefect_server_is_set_up_as_the_stack_s_is() -> None:
     (job,) = NAMED["Job", "prefect-setup"]["spec"]["template"]["spec"]["containers"]
     wanted = [line.replace("{python}", "python") for line in STACK["services"]["prefect-server"]["setup"]]
     assert job["command"][-1].strip().splitlines() == wanted
+    setup = COMPOSE["services"]["prefect-setup"]
+    assert shlex.split(setup["command"]) == ["bash", "-ec", "; ".join(wanted)]
+    assert setup["restart"] == "on-failure"
+    assert COMPOSE["services"]["prefect-worker"]["depends_on"]["prefect-setup"] == {"condition": "service_completed_successfully"}
 
 
 def test_secrets_are_referred_to_and_services_are_inside_alone() -> None:
@@ -247,6 +301,27 @@ def test_secrets_are_referred_to_and_services_are_inside_alone() -> None:
     policy = NAMED["NetworkPolicy", "dml-alone"]["spec"]
     assert policy["podSelector"] == {}
     assert policy["policyTypes"] == ["Ingress"]
+
+
+def test_a_drained_node_ends_no_flow_and_one_ray_node_at_a_time() -> None:
+    budgets = {name: entry["spec"] for (kind, name), entry in NAMED.items() if kind == "PodDisruptionBudget"}
+    allowed = {name: spec["maxUnavailable"] for name, spec in budgets.items()}
+    assert allowed == {"ray-nodes": 1, "ray-head": 0, "prefect-worker": 0}
+    labels = NAMED["Deployment", "prefect-worker"]["spec"]["template"]["metadata"]["labels"]
+    assert budgets["prefect-worker"]["selector"]["matchLabels"].items() <= labels.items()
+    for name in ("ray-nodes", "ray-head"):
+        assert budgets[name]["selector"]["matchLabels"]["ray.io/cluster"] == NAMED["RayCluster", "dml"]["metadata"]["name"]
+
+
+def test_kueue_s_overlay_changes_the_ray_cluster_only() -> None:
+    overlay = yaml.safe_load((ROOT / "infra/kueue/kustomization.yaml").read_text())
+    queue = yaml.safe_load((ROOT / "infra/kueue/queue.yaml").read_text())
+    assert overlay["resources"] == ["../kubernetes", "queue.yaml"]
+    (patch,) = overlay["patches"]
+    assert patch["target"] == {"kind": "RayCluster", "name": "dml"}
+    changed = yaml.safe_load(patch["patch"])
+    assert changed["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": queue["metadata"]["name"]}
+    assert changed["spec"] == {"enableInTreeAutoscaling": False, "autoscalerOptions": None}
 
 
 def test_no_pod_runs_as_root_or_may_become_it() -> None:

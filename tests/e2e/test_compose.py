@@ -1,0 +1,136 @@
+"""The services of infra/compose.yaml from the built image: a scheduled comparison, killed services, nothing left. See compose.py.
+
+The tests run in order on the same services. The image is that of test_image.py, whose `DML_TEST_IMAGES` counts here, too.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.compose import Services
+from tests.e2e.containers import Image, can_build, make_debian
+from tests.e2e.test_image import image, images, small_params  # noqa: F401 - fixtures
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.skipif(not can_build(), reason="no buildah, debootstrap and crun here")]
+
+ASK = """
+import json, sys, urllib.request
+path, method, body = sys.argv[1:]
+url, headers = "http://prefect-server:4200/api/" + path, {"Content-Type": "application/json"}
+request = urllib.request.Request(url, body.encode(), headers, method=method)
+print(urllib.request.urlopen(request).read().decode() or "null")
+"""
+BUCKET = "import boto3; boto3.client('s3').create_bucket(Bucket='dml')"
+OBJECTS = "import boto3; print(*[o['Key'] for o in boto3.client('s3').list_objects_v2(Bucket='dml').get('Contents', [])], sep='\\n')"
+RUNS = """
+from mlflow import MlflowClient
+client = MlflowClient()
+ids = [found.experiment_id for found in client.search_experiments(filter_string="name LIKE 'dml-repro/%'")]
+print(*[run.info.status for run in client.search_runs(ids, "params.variant = 'softtriple'")])
+"""
+
+
+@pytest.fixture(scope="module")
+def services(
+    image: Image,  # noqa: F811
+    small_params: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Services]:
+    folder = tmp_path_factory.mktemp("compose")
+    kept = Path(os.environ.get("DML_TEST_IMAGES") or folder) / "postgres"
+    debian = kept if kept.exists() else make_debian(kept, "postgresql")
+    variables = {
+        "POSTGRES_PASSWORD": secrets.token_hex(16),
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "AWS_ENDPOINT_URL": "http://s3:5555",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test-secret",
+    }
+    names = {"dml-repro:cpu": image, "postgres:15": Image(debian, {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]})}
+    running = Services(folder, names, variables, {"/srv/dml/params.yaml": small_params})
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def ask(services: Services, path: str, body: object = None, method: str = "POST") -> Any:
+    """Return the response of Prefect's server, asked from the worker's container."""
+    return json.loads(services.python("prefect-worker", ASK, path, method, json.dumps(body or {})))
+
+
+def test_all_services_start_and_the_setup_ends(services: Services) -> None:
+    services.up()
+    services.python("prefect-worker", BUCKET)
+    names = {entry["name"] for entry in ask(services, "deployments/filter")}
+    assert {"nightly", "weekly", "dataset-change"} <= names
+    assert services.containers["prefect-setup"].exit_code() == 0
+    page = services.python("prefect-worker", "import urllib.request as u; print(u.urlopen('http://prefect-server:4200/').read().decode())")
+    assert "<title>Prefect" in page
+    until = time.monotonic() + 180
+    while True:
+        ran = services.containers["prefect-worker"].execute("dml", "doctor")
+        if ran.returncode == 0 and "4 nodes" in ran.stdout:
+            break
+        assert time.monotonic() < until, ran.stdout + ran.stderr
+        time.sleep(2)
+    print(ran.stdout)
+
+
+def schedule(services: Services, seconds: int = 40) -> str:
+    """Schedule a comparison once, and return the deployment's id."""
+    deployments = ask(services, "deployments/filter")
+    for entry in deployments:
+        for old in entry["schedules"]:
+            ask(services, f"deployments/{entry['id']}/schedules/{old['id']}", method="DELETE")
+    (nightly,) = [entry for entry in deployments if entry["name"] == "nightly"]
+    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    once = {"rrule": f"DTSTART:{at:%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
+    ask(services, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once, "parameters": {}}])
+    return str(nightly["id"])
+
+
+def state_of(services: Services, deployment: str, *wanted: str) -> str:
+    """Wait until the deployment's latest flow run is in one of these states, and return the state."""
+    until = time.monotonic() + 900
+    while time.monotonic() < until:
+        try:
+            runs = ask(services, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}, "sort": "START_TIME_DESC"})
+        except AssertionError:
+            runs = []  # a killed server is not back yet
+        for run in runs:
+            if run["state"]["type"] in wanted:
+                return str(run["state"]["type"])
+        time.sleep(2)
+    raise AssertionError(services.text("prefect-worker")[-5000:])
+
+
+def test_a_scheduled_comparison_ends_although_servers_are_killed(services: Services) -> None:
+    deployment = schedule(services)
+    assert state_of(services, deployment, "RUNNING", "COMPLETED") == "RUNNING"
+    for name in ("prefect-server", "mlflow", "postgres"):
+        services.kill(name)
+    ended = state_of(services, deployment, "COMPLETED", "FAILED", "CRASHED")
+    assert ended == "COMPLETED", services.text("prefect-worker")[-5000:]
+    assert services.starts["prefect-server"] == services.starts["mlflow"] == services.starts["postgres"] == 2
+    assert "FINISHED" in services.python("prefect-worker", RUNS)
+    assert "store/train/" in services.python("prefect-worker", OBJECTS)
+    volumes = services.folder / "volumes"
+    assert (volumes / "results" / "synthetic" / "report.md").is_file()
+    assert "prepare@synthetic" in (volumes / "state" / "dvc.lock").read_text()
+
+
+def test_nothing_is_left_of_it(services: Services) -> None:
+    started = {process.pid for container in services.containers.values() for process in container.processes()}
+    assert len(started) > 20
+    services.close()
+    assert not [pid for pid in started if psutil.pid_exists(pid)]
+    assert str(services.folder) not in Path("/proc/mounts").read_text()
