@@ -31,7 +31,7 @@ from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records
-from tasks.plans.times import note_rate, num_images
+from tasks.plans.times import TimedStep, note_rate, num_images, placement_here, read_rates, step_estimate
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
 from tasks.runs.identity import published_identity
@@ -250,24 +250,28 @@ def train(
     store = services.store
 
     def work() -> CheckpointRecord:
-        live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
-        store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
-        rates: list[float] = []
+        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew) as meter:
+            live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
+            store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
+            rates: list[float] = []
 
-        def watch(message: Progress) -> None:
-            if message.note is not None:
-                services.display.say(f"{spec.title}: {message.note}")
-                return
-            if message.epoch_ended:
-                rates.append(message.images_per_second)
-            services.display(spec.title, message)
-            live(message)
+            def watch(message: Progress) -> None:
+                if message.note is not None:
+                    services.display.say(f"{spec.title}: {message.note}")
+                    return
+                if message.epoch_ended:
+                    rates.append(message.images_per_second)
+                meter.reached(message.epoch * message.num_steps + message.step)
+                services.display(spec.title, message)
+                live(message)
 
-        with _of_same_data(dataset, store, key):
-            facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch)
+            with _of_same_data(dataset, store, key):
+                facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
+            files = describe_folder(store.pull(key))
+            facts |= services.meter.facts(meter)
         if rates:
             note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
-        return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+        return CheckpointRecord(step="train", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _worker_slots)
 
@@ -283,11 +287,15 @@ def embed(
 
     def work() -> EmbeddingRecord:
         store.clear(key)
-        with _of_same_data(dataset, store, key):
-            facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
+        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services)) as meter:
+            with _of_same_data(dataset, store, key):
+                job = _job("embed", spec, dataset, checkpoint.key, key, services)
+                facts = services.workers.run(job, lambda message: None, meter.workers)
+            files = describe_folder(store.pull(key))
+            facts |= services.meter.facts(meter)
         images_per_second = num_images("embed", dataset.counts) / max(float(str(facts["seconds"])), 1e-3)
         note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
-        return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+        return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _worker_slots)
 
@@ -308,22 +316,24 @@ def evaluate(
     store = services.store
 
     def work() -> ScoreRecord:
-        from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: not needed if a flow reuses everything
-        from tasks.scores.measuring import measure_run
+        with services.meter.step("evaluate", identity) as meter:
+            from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: only if something is scored
+            from tasks.scores.measuring import measure_run
 
-        trained, extracted = store.checked(checkpoint), store.checked(embeddings)
-        store.clear(key)
-        folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
-        limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
-        of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-        history, has_figures = read_history(trained), spec.trial is None
-        with _of_same_data(dataset, store, key):
-            measured = measure_run(spec.measurements, *of) if spec.measurements else {}
-            evaluate_run(
-                spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
-            )
-        store.push(key)
-        return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
+            trained, extracted = store.checked(checkpoint), store.checked(embeddings)
+            store.clear(key)
+            folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
+            limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
+            of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
+            history, has_figures = read_history(trained), spec.trial is None
+            with _of_same_data(dataset, store, key):
+                measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+                evaluate_run(
+                    spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
+                )
+            store.push(key)
+            files, facts = describe_folder(folder), services.meter.facts(meter)
+        return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _scoring_slot)
 
@@ -354,7 +364,8 @@ def publish(
         scores=read_scores(scores, services.store.checked(scores)),
         scores_only=spec.trial is not None,
     )
-    return services.tracker.publish(report)
+    with services.meter.phase("publish"):
+        return services.tracker.publish(report)
 
 
 @contextlib.contextmanager
@@ -371,6 +382,11 @@ def _of_same_data(dataset: DatasetRecord, store: Store, key: str) -> Iterator[No
     except DataError:
         store.clear(key)
         raise
+
+
+def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services: Services) -> float | None:
+    """Return the estimated seconds of a step, from what was measured before it."""
+    return step_estimate(step, spec, dataset.counts, read_rates(services.project.state), placement_here(services.scale)).seconds
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:

@@ -1,10 +1,11 @@
 """Results of runs: their outcomes, and their failures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dml_core.errors import DmlError, TrainingError
+from tasks.runs.costs import Cost
 from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
@@ -23,6 +24,7 @@ class Outcome:
         older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; empty without `--code keep`.
         training_seconds: time of its training, whenever that was.
         digest: digest of the dataset's content.
+        costs: step -> what it cost when it ran; steps that were made before costs were recorded have none.
     """
 
     spec: RunSpec
@@ -35,6 +37,7 @@ class Outcome:
     older_code: tuple[str, ...] = ()
     training_seconds: float | None = None
     digest: str | None = None
+    costs: dict[str, Cost] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -55,9 +58,10 @@ class Outcome:
         trained, embedded, scored = records
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
+        costs = {record.step: cost for record in records if (cost := Cost.of(record)) is not None}
         metrics = read_scores(scored, store.pull(scored.key))
         network, figures = (str(store.folder(record.key)) for record in (trained, scored))
-        return cls(spec, metrics, ran, delivered, network, figures, seconds, older_code, trained.facts.get("seconds"), digest)
+        return cls(spec, metrics, ran, delivered, network, figures, seconds, older_code, trained.facts.get("seconds"), digest, costs)
 
     @property
     def line(self) -> str:

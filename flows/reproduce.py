@@ -76,8 +76,11 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
             compared = partial(_compared, params)
             outcomes, failures = run_until_resolved(runs, request.until, compared, run_all, services.display.say, request.fail_fast)
         services.display.say("writing the reports")
-    reports = write_reports(runs, outcomes, failures, params, services)
-    keep_reports(reports, outcomes, services)
+    with services.meter.phase("reports"):
+        reports = write_reports(runs, outcomes, failures, params, services)
+        keep_reports(reports, outcomes, services)
+    if any(any(outcome.ran.values()) for outcome in outcomes):
+        services.display.say(services.meter.line())
     for report in reports:
         create_markdown_artifact(report.page, key=report.key, description=report.title)
     if project.tracking_uri.startswith("http"):
@@ -108,6 +111,11 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
     Raises:
         ConfigError, DataError: weights or a dataset are missing, or as `_prepare`.
     """
+    with services.meter.phase("prepare"):
+        return _update_all(runs, params, services)
+
+
+def _update_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
     to_train = runs_to_train(runs, prepared_before(runs, services), services)
     bring_weights(to_train, services.display.say)
     by_dataset: dict[str, list[RunSpec]] = {}

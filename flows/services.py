@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
 from tasks.environment import Project, ray_cluster
+from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.start_times import StartTimes
@@ -49,6 +50,7 @@ class Services(Backends):
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.display = ProgressDisplay()
+        self.meter = Meter(project.state)
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self.is_announced = False  # whether the start of Ray was announced
@@ -109,7 +111,9 @@ class Services(Backends):
     def close(self) -> None:
         """End the workers and clear the display."""
         super().close()
-        self.workers.close()
+        with self.meter.phase("end of workers"):
+            self.workers.close()
+        self.meter.close()
         self.display.close()
 
 

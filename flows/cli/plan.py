@@ -10,13 +10,15 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
-from flows.cli.table_options import Datasets, NumSeeds, Rows, Seeds, TrackName, Variants, request_of
+from flows.cli.table_options import Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
     from tasks.plans.needs import Need
     from tasks.plans.plan import TablePlan
+    from tasks.plans.prices import Prices
     from tasks.plans.resources import Resources
     from tasks.plans.times import Estimate
+    from tasks.runs.costs import Cost
 
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
 
@@ -30,6 +32,7 @@ def plan(
     track: TrackName = None,
     seed: Seeds = None,
     seeds: NumSeeds = None,
+    prices: PriceFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the runs of tables that `dml reproduce` would start.
@@ -39,6 +42,7 @@ def plan(
     """
     project = open_project()
     from tasks.plans.plan import LocalState, plan_tables
+    from tasks.plans.prices import read_prices
     from tasks.plans.resources import resources_of
     from tasks.plans.times import total
     from tasks.runs.specs import load_params
@@ -46,7 +50,7 @@ def plan(
     from tasks.tables.runs import at_scale
     from tasks.tables.seeds_auto import FIRST_SEEDS
 
-    names = chosen_tables(tables)
+    names, priced = chosen_tables(tables), read_prices(prices) if prices else None
     local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
     request = request_of(tables, seed, seeds, variant, track, rows=row, datasets=dataset)
     is_auto = request.until is not None
@@ -60,22 +64,36 @@ def plan(
     num_to_train = sum(run.trains for run in runs)
     if as_json:
         entry = {"tables": [_entry(plan) for plan in plans], "num_runs": len(runs), "num_to_train": num_to_train}
-        entry |= {**_time_entry(estimate), "needs": [asdict(need) for need in needs], **_resources_entry(resources)}
+        entry |= {
+            **_time_entry(estimate),
+            **_cost_entry(estimate, priced),
+            "needs": [asdict(need) for need in needs],
+            **_resources_entry(resources),
+        }
         print(json.dumps(entry, indent=1))
         return
     if len(runs) <= MANY_RUNS:
         _print_runs(plans)
     else:
         _print_tables(plans)
-    for plan in plans:
-        for why in plan.left_out:
-            print(f"{plan.name}: omitted: {why}")
-    print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num_to_train} to train: {time_of(estimate)}")
+    _print_sums(plans, estimate, priced)
     if is_auto:
         print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
     for line in resources.lines():
         print(line)
     print_needs(needs)
+
+
+def _print_sums(plans: "Sequence[TablePlan]", estimate: "Estimate", prices: "Prices | None") -> None:
+    """Print what is omitted, and the number of runs with their time and cost."""
+    for plan in plans:
+        for why in plan.left_out:
+            print(f"{plan.name}: omitted: {why}")
+    runs = [run for plan in plans for run in plan.runs]
+    num_to_train = sum(run.trains for run in runs)
+    print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num_to_train} to train: {time_of(estimate)}")
+    if estimate.cost is not None and num_to_train:
+        print(_cost_line(estimate.cost, prices))
 
 
 def time_of(estimate: "Estimate") -> str:
@@ -146,6 +164,23 @@ def _entry(plan: "TablePlan") -> dict[str, Any]:
 
 def _time_entry(estimate: "Estimate") -> dict[str, Any]:
     return {"seconds": estimate.seconds, "seconds_from": estimate.basis}
+
+
+def _cost_entry(estimate: "Estimate", prices: "Prices | None") -> dict[str, Any]:
+    cost = estimate.cost
+    money = {"money": prices.money(cost), "currency": prices.currency} if prices is not None and cost is not None else {}
+    return {"cost": None if cost is None else cost.model_dump(include={"cpu_seconds", "gpu_seconds", "energy_joules"}), **money}
+
+
+def _cost_line(cost: "Cost", prices: "Prices | None") -> str:
+    """Return the predicted cost of training and embedding as one line."""
+    from tasks.plans.prices import HOUR, KILOWATT_HOUR
+
+    parts = [f"{cost.cpu_seconds / HOUR:.2g} CPU hours"]
+    parts += [f"{cost.gpu_seconds / HOUR:.2g} GPU hours"] if cost.gpu_seconds else []
+    parts += [f"{cost.energy_joules / KILOWATT_HOUR:.2g} kWh"] if cost.energy_joules is not None else []
+    parts += [prices.text(cost)] if prices is not None else []
+    return f"training and embedding cost about {', '.join(parts)}"
 
 
 def _resources_entry(resources: "Resources") -> dict[str, Any]:

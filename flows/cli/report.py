@@ -8,6 +8,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.session import open_project
+from flows.cli.table_options import PriceFile
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
 
@@ -18,19 +19,23 @@ def report(
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables, for example softtriple/table1. Default: all.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: results/site.")] = None,
+    prices: PriceFile = None,
 ) -> None:
     """Write the tables as pages for a browser.
 
     They work offline, without a server. Every run of a table updates its page and the index.
     """
     project = open_project()
+    from tasks.plans.prices import read_prices
     from tasks.reports.table_pages import INDEX, SITE, write_site
 
     names = tables or table_names()
     for name in names:
         load_table(name)
     folder = output or project.root / SITE
-    pages = write_site(project, load_params(project.params_file), list(dict.fromkeys(names)), folder)
+    pages = write_site(
+        project, load_params(project.params_file), list(dict.fromkeys(names)), folder, read_prices(prices) if prices else None
+    )
     for page in pages if tables else ():
         print(page.html)
     print(f"{len(pages)} page{'' if len(pages) == 1 else 's'}; index: {folder / INDEX}")

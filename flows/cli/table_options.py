@@ -1,5 +1,6 @@
-"""Options that select runs of tables, shared by `dml reproduce` and `dml plan`."""
+"""Options that select runs of tables, shared by `dml reproduce` and `dml plan`, and the option for prices."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -23,6 +24,7 @@ Seeds = Annotated[
     list[int] | None, typer.Option("--seed", "-s", metavar="SEED", help="Run this seed; repeat for several: -s 0 -s 4 runs seeds 0 and 4.")
 ]
 Rows = Annotated[list[str] | None, typer.Option("--row", metavar="ROW", help="For tables: only this row; repeat for several.")]
+PriceFile = Annotated[Path | None, typer.Option("--prices", metavar="FILE", help="Prices in YAML, which turn costs into money.")]
 NumSeeds = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dml_core.errors import StoreError
+from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
@@ -48,6 +49,8 @@ class Rate(Record):
         backbone, crop_size: the network, and the side of its input in pixels.
         device, num_workers: hardware and number of workers that it ran on.
         images_per_second: of all workers together.
+        cores: processors that it kept busy, on average; None if it was not recorded.
+        watts: power of processors and GPUs, on average; None if it cannot be read here.
     """
 
     step: TimedStep
@@ -56,6 +59,8 @@ class Rate(Record):
     device: str
     num_workers: int
     images_per_second: float
+    cores: float | None = None
+    watts: float | None = None
 
     @property
     def of(self) -> tuple[str, str, int, str, int]:
@@ -73,10 +78,12 @@ class Estimate:
     Attributes:
         seconds: None if no measurement applies.
         basis: what the estimate is based on, in words.
+        cost: what these seconds are estimated to use; None if no measurement applies.
     """
 
     seconds: float | None
     basis: str
+    cost: Cost | None = field(default=None, compare=False)
 
 
 def input_size(spec: RunSpec) -> int:
@@ -102,6 +109,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         device=facts["device"],
         num_workers=facts["num_workers"],
         images_per_second=round(images_per_second, 2),
+        **_use(facts),
     )
     path = state / RATES_FILE
     or_set_aside(path, partial(read_bytes, path))
@@ -111,6 +119,16 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
             file.write(f"\n{seal(rate.model_dump_json())}\n")  # the previous line may have been cut
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
+
+
+def _use(facts: dict[str, Any]) -> dict[str, float | None]:
+    """Return the processors that a step kept busy and its power, from the cost in its facts."""
+    cost = Cost.model_validate(facts.get(FACT, {}))
+    seconds = cost.wall_seconds - cost.lost_seconds
+    if seconds <= 0:
+        return {}
+    watts = None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2)
+    return {"cores": round(cost.cpu_seconds / seconds, 3), "watts": watts}
 
 
 def read_rates(state: Path) -> list[Rate]:
@@ -168,10 +186,11 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
 
     nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
     seconds = num_images(step, counts, spec.training.num_epochs) * ratio / nearest.images_per_second
+    cost = _cost(seconds, nearest, placement)
     if (nearest.backbone, nearest.crop_size, nearest.num_workers) == (backbone, size, placement.num_workers):
-        return Estimate(seconds, "measured")
+        return Estimate(seconds, "measured", cost)
     workers = "" if nearest.num_workers == placement.num_workers else f" with {nearest.num_workers} workers"
-    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}")
+    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}", cost)
 
 
 def total(estimates: Sequence[Estimate], num_parallel: int = 1) -> Estimate:
@@ -179,7 +198,18 @@ def total(estimates: Sequence[Estimate], num_parallel: int = 1) -> Estimate:
     bases = [basis for basis in dict.fromkeys(estimate.basis for estimate in estimates) if basis != "measured"]
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     seconds = max(sum(known) / num_parallel, *known, 0.0) if len(known) == len(estimates) else None
-    return Estimate(seconds, ", ".join(bases) or "measured")
+    costs = [estimate.cost for estimate in estimates if estimate.cost is not None]
+    return Estimate(seconds, ", ".join(bases) or "measured", total_cost(costs) if len(costs) == len(estimates) else None)
+
+
+def _cost(seconds: float, rate: Rate, placement: Placement) -> Cost:
+    """Return what a step of this duration uses, with the processors and the power of the rate's step."""
+    return Cost(
+        wall_seconds=seconds,
+        cpu_seconds=seconds * (placement.num_workers if rate.cores is None else rate.cores),
+        gpu_seconds=seconds * placement.num_workers if placement.device == "cuda" else 0.0,
+        energy_joules=None if rate.watts is None else seconds * rate.watts,
+    )
 
 
 def _ratio(rate: Rate, backbone: str, size: int) -> float | None:

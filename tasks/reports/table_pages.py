@@ -17,9 +17,11 @@ from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.own_images.published import is_published
+from tasks.plans.prices import Prices
 from tasks.plans.results import load_result
 from tasks.reports.kit import render
 from tasks.reports.pictures import KeptPictures, diagram_picture
+from tasks.reports.table_costs import cost_rows
 from tasks.reports.table_details import line_details
 from tasks.reports.table_text import as_markdown, as_note
 from tasks.runs.specs import Params, RunSpec, table_comparison
@@ -68,7 +70,9 @@ class TablePage:
         return str(self.html), str(self.json), str(self.html.with_suffix(".md"))
 
 
-def write_site(project: Project, params: Params, names: Sequence[str], folder: Path | None = None) -> list[TablePage]:
+def write_site(
+    project: Project, params: Params, names: Sequence[str], folder: Path | None = None, prices: Prices | None = None
+) -> list[TablePage]:
     """Write the pages of these tables, and the index of all tables.
 
     Args:
@@ -76,19 +80,20 @@ def write_site(project: Project, params: Params, names: Sequence[str], folder: P
         params: parameters of the project.
         names: tables, `<paper>/<file>`.
         folder: output folder; by default the project's `results/site`.
+        prices: turn costs into money.
     """
     folder = folder or project.root / SITE
     store = open_store(project)
     pages = []
     for name in names:
         with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
-            pages.append(_write_table(project, params, name, store, folder))
+            pages.append(_write_table(project, params, name, store, folder, prices))
     with alone(project.state / SITE_LOCK):
         write_whole(folder / INDEX, index_page(folder, open_alarms(project.state)))
     return pages
 
 
-def _write_table(project: Project, params: Params, name: str, store: Store, folder: Path) -> TablePage:
+def _write_table(project: Project, params: Params, name: str, store: Store, folder: Path, prices: Prices | None) -> TablePage:
     file, measured = load_table(name), load_result(project, name)
     today = table_today(project, params, name, file, measured)
     result, _ = comparable(measured, today)
@@ -109,6 +114,7 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
         describe=describe_cell,
         glyph_size=(WIDTH, HEIGHT),
         json_name=page.json.name,
+        costs=cost_rows(file, result, prices),
     )
     pictures.save()
     write_whole(page.html, html)

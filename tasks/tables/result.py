@@ -4,7 +4,7 @@ They are written at the end of every run of a table and hold only numbers and lo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, model_validator
 from dml_core.training.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity
+from tasks.runs.costs import Cost
 from tasks.runs.records import MetricRecord, Record
 from tasks.runs.specs import RunSpec, row_name, run_label
 from tasks.sealed import DamagedError, read_sealed, write_sealed
@@ -81,6 +82,7 @@ class MeasuredRun(TableRun):
         seconds: duration of its training, if known.
         older_code: source files that differ from those that made it, if it was kept nevertheless.
         digest: digest of the dataset's content; None for runs measured before it was recorded.
+        costs: step -> what it cost; empty for runs made before costs were recorded.
     """
 
     project_dataset: str
@@ -92,12 +94,19 @@ class MeasuredRun(TableRun):
     seconds: float | None = None
     older_code: tuple[str, ...] = ()
     digest: str | None = None
+    costs: dict[str, Cost] = {}
 
     @classmethod
     def of(
-        cls, spec: RunSpec, scores: MetricRecord, digest: str | None, seconds: float | None = None, older_code: tuple[str, ...] = ()
+        cls,
+        spec: RunSpec,
+        scores: MetricRecord,
+        digest: str | None,
+        seconds: float | None = None,
+        older_code: tuple[str, ...] = (),
+        costs: Mapping[str, Cost] | None = None,
     ) -> "MeasuredRun":
-        """Return the entry of a finished run, with the digest of its dataset and the duration of its training."""
+        """Return the entry of a finished run, with the digest of its dataset, the duration of its training and its steps' costs."""
         return cls(
             **_place_fields(spec),
             project_dataset=spec.dataset,
@@ -109,6 +118,7 @@ class MeasuredRun(TableRun):
             seconds=seconds,
             older_code=older_code,
             digest=digest,
+            costs=dict(costs or {}),
         )
 
     @property

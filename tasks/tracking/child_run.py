@@ -9,6 +9,7 @@ Everything is plain values: `tasks.tracking.tracker` sends them, `tasks.tracking
 | tags and description when the run is published | `published_tags` |
 | curves | `curve_points` |
 | final scores | `score_metrics` |
+| costs | `cost_metrics` |
 | dataset | `dataset_input` |
 | artifacts | `config.yaml`, and the files of the steps in `artifact_steps` |
 """
@@ -30,6 +31,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.training.config import TrainingConfig
 from tasks.runs.comparable import Facts, settings_identity
+from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import RunReport, StepRecord
 from tasks.tracking.connection import EXPERIMENT_PREFIX
 
@@ -157,6 +159,7 @@ def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, An
 def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
     """Return the tags of a published run: the report's, facts of its steps, what it may be compared with, and its description."""
     facts = {f"{record.step}.{name}": value for record in (report.checkpoint, report.embeddings) for name, value in record.facts.items()}
+    facts = {name: value for name, value in facts.items() if not name.endswith(f".{FACT}")}  # metrics: `cost_metrics`
     epoch = str(report.parameters["evaluation"].get("epoch", "last"))
     fields = report.tags | facts | {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
     digest = report.dataset.digest
@@ -235,6 +238,14 @@ def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str
     main = table_columns(metrics)
     detail = {f"{DETAIL}{metric_name(name)}": value for name, value in metrics.items() if name not in main}
     return {metric_name(name): metrics[name] for name in main}, detail
+
+
+def cost_metrics(report: RunReport) -> dict[str, float]:
+    """Return what a run cost, as `cost_total/wall_seconds`, `cost_train/wall_seconds`; they are no scores, and no list compares them."""
+    records = (report.checkpoint, report.embeddings, report.scores)
+    costs = {record.step: cost for record in records if (cost := Cost.of(record)) is not None}
+    shown = ({"total": total_cost(costs.values())} | costs) if costs else {}
+    return {f"cost_{step}/{name}": float(value) for step, cost in shown.items() for name, value in cost if value is not None}
 
 
 def dataset_input(report: RunReport) -> dict[str, str]:

@@ -219,7 +219,7 @@ class Tracker:
         linked = {"model_id": model_id, "dataset_name": dataset["name"], "dataset_digest": dataset["digest"], "run_id": run_id}
         now, logged = int(time.time() * 1000), self._client.get_run(run_id).data.metrics
         metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items() if name not in logged]
-        metrics += [Metric(name, value, now, 0) for name, value in detail.items() if name not in logged]
+        metrics += [Metric(name, value, now, 0) for name, value in (detail | child_run.cost_metrics(report)).items() if name not in logged]
         log_metrics(self._client, run_id, metrics)
 
     def _log_files(self, run_id: str, report: RunReport) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from dml_core.training.history import Progress
+from tasks.runs.costs import Cost
 from tasks.workers.jobs import Job, JobState
 
 STOP = "stop"
@@ -61,9 +62,11 @@ class Board:
         self._beats[0] = time.monotonic(), True
         return job
 
-    def beat(self, rank: int, patience: bool) -> bool:
-        """Record a worker's heartbeat; return whether the group should stop."""
+    def beat(self, rank: int, patience: bool, used: Cost | None = None) -> bool:
+        """Record a worker's heartbeat, with what it has used for its job; return whether the group should stop."""
         self._beats[rank] = time.monotonic(), patience
+        if used is not None:
+            self._state.used[rank] = used
         return self._is_to_make_way
 
     def progress(self, message: Progress) -> None:

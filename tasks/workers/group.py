@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,11 +18,13 @@ from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
 from tasks.environment import ray_cluster
 from tasks.processes import GO_ON
+from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers.connection import first_line, start_ray, stop_ray
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
+from tasks.workers.usage import of_workers
 
 POLL_SECONDS = 0.25
 COLLECTIVE_TIMEOUT_SECONDS = 1800
@@ -34,6 +37,7 @@ FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
 RAY, WORKERS = "Ray", "the workers"  # names of `StartTimes`
 Watch = Callable[[Progress], None]
+Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
 Say = Callable[[str], None]
 
 
@@ -70,12 +74,13 @@ class Workers:
             self._starting = threading.Thread(target=inside.run, args=(self._start_groups, num_jobs), name="workers-start", daemon=True)
             self._starting.start()
 
-    def run(self, job: Job, watch: Watch) -> dict[str, object]:
+    def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
         """Have the next free group do a job; return its facts (device, num_workers, seconds, attempts). Thread-safe.
 
         Args:
             job: the job.
             watch: receives every progress message.
+            spent: receives about twice a second what the workers have used.
 
         Raises:
             TrainingError: the job failed, or its workers cannot be started.
@@ -83,7 +88,7 @@ class Workers:
         self._open()
         group = self._free.get()
         try:
-            return group.run(job, watch)
+            return group.run(job, watch, spent)
         finally:
             self._free.put(group)
 
@@ -159,7 +164,7 @@ class WorkerGroup:
         if self._thread is None and not self._closed:
             self._start()
 
-    def run(self, job: Job, watch: Watch) -> dict[str, object]:
+    def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
         """Have the workers do a job, and return its facts.
 
         Raises:
@@ -170,8 +175,9 @@ class WorkerGroup:
         num_attempts = num_faults = 0
         while True:
             num_attempts += 1
+            spent(num_attempts, Cost())
             try:
-                facts = self._attempt(job, watch)
+                facts = self._attempt(job, watch, partial(spent, num_attempts))
             except _GroupEndedError as ended:
                 self._end()
                 num_faults += not isinstance(ended, _MadeWayError)
@@ -196,7 +202,7 @@ class WorkerGroup:
                 self._board.close.remote()
             self._thread.join(CLOSE_SECONDS)
 
-    def _attempt(self, job: Job, watch: Watch) -> dict[str, object]:
+    def _attempt(self, job: Job, watch: Watch, spent: Callable[[Cost], None]) -> dict[str, object]:
         """Have one group do the job.
 
         Raises:
@@ -212,6 +218,8 @@ class WorkerGroup:
             state: JobState = self._ask("look")
             for message in state.progress:
                 watch(message)
+            if state.used:
+                spent(of_workers(state.used))
             if state.error is not None:
                 raise TrainingError(state.error)
             if state.facts is not None:

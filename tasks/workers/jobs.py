@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dml_core.training.history import Progress
+from tasks.runs.costs import Cost
 from tasks.runs.specs import RunSpec
 
 
@@ -46,6 +47,7 @@ class JobState:
         has_made_way: whether the workers ended on request; they saved a checkpoint.
         quiet_seconds: time since the latest heartbeat of any worker.
         is_patient: whether the current work may take long.
+        used: rank -> what the worker has used for the job, as of its latest heartbeat.
     """
 
     facts: dict[str, object] | None = None
@@ -56,3 +58,4 @@ class JobState:
     has_made_way: bool = False
     quiet_seconds: float = 0.0
     is_patient: bool = False
+    used: dict[int, Cost] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from tasks.storage import LOCKS, Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
 from tasks.workers.jobs import Job
+from tasks.workers.usage import WorkerMeter
 from tasks.workers.work import WORK
 
 IDLE_SECONDS = 60.0
@@ -57,6 +58,7 @@ class _Heart:
         self._patience = False
         self._answer: Any = None
         self.is_to_make_way = False
+        self.meter: WorkerMeter | None = None  # of the current job
 
     def beat(self, patience: bool) -> None:
         now = time.monotonic()
@@ -65,7 +67,13 @@ class _Heart:
         self._sent, self._patience = now, patience
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
             self.is_to_make_way |= ray.get(self._answer)  # raises if the board is gone, and its group with it
-        self._answer = self._board.beat.remote(rank(), patience)
+        self._answer = self._board.beat.remote(rank(), patience, None if self.meter is None else self.meter.cost())
+
+    def end_job(self) -> None:
+        """Report what this worker has used for its job."""
+        if self.meter is not None:
+            ray.get(self._board.beat.remote(rank(), self._patience, self.meter.cost()))
+            self.meter = None
 
     def stop_wanted(self) -> bool:
         """Return whether this worker was asked to stop: by SIGTERM, by the driver, or because its machine is preempted."""
@@ -76,6 +84,7 @@ class _Heart:
 def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
+    heart.meter = WorkerMeter(_gpu(device))
     try:
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job):
@@ -89,9 +98,16 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     except Exception as error:
         ray.get(board.end.remote(fault=f"{type(error).__name__}: {error}"))
         raise
+    seconds = round(time.monotonic() - started, 3)
+    heart.end_job()
     if rank() == 0:
-        facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3), **step_facts}
+        facts = {"device": device.type, "num_workers": world_size(), "seconds": seconds, **step_facts}
         ray.get(board.end.remote(facts=facts))
+
+
+def _gpu(device: torch.device) -> str | None:
+    """Return the UUID of a worker's GPU; None on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def _folder_to_itself(job: Job) -> AbstractContextManager[None]:

@@ -1,0 +1,68 @@
+"""The section of a table's page about costs: what its runs used, predicted and actual time of the work, and money by a price file."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+from tasks.plans.prices import HOUR, KILOWATT_HOUR, Prices
+from tasks.plans.times import TimedStep
+from tasks.runs.costs import Cost, total_cost
+from tasks.tables.file import TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.workers.progress import duration
+
+UNKNOWN = "-"
+
+
+def cost_rows(table: TableFile, result: TableResult, prices: Prices | None = None) -> list[list[str]]:
+    """Return a header and a row for each line and dataset whose runs recorded their cost; nothing if none did.
+
+    Args:
+        table: the table; its rows are in its order.
+        result: its runs.
+        prices: adds a column with money.
+    """
+    groups: dict[tuple[str, str, str], list[MeasuredRun]] = {}
+    for run in sorted((run for run in result.runs if run.row in table.rows and run.costs), key=lambda run: list(table.rows).index(run.row)):
+        groups.setdefault((run.row, run.label.removeprefix(f"{run.row} "), run.dataset), []).append(run)
+    if not groups:
+        return []
+    header = [
+        "row",
+        "dataset",
+        "runs",
+        "wall",
+        "predicted work",
+        "work",
+        "lost",
+        "CPU hours",
+        "GPU hours",
+        "peak memory",
+        "moved",
+        "energy",
+    ]
+    rows = [header + ([] if prices is None else ["money"])]
+    for (row, variant, dataset), runs in groups.items():
+        rows.append([f"{table.rows[row].label} {variant}", dataset, str(len(runs)), *_cells([run.costs for run in runs], prices)])
+    if len(groups) > 1:
+        costs = [run.costs for runs in groups.values() for run in runs]
+        rows.append(["all", "", str(len(costs)), *_cells(costs, prices)])
+    return rows
+
+
+def _cells(costs: Sequence[dict[str, Cost]], prices: Prices | None) -> list[str]:
+    total = total_cost(cost for run in costs for cost in run.values())
+    in_workers = [cost for run in costs for step, cost in run.items() if step in get_args(TimedStep)]
+    work = total_cost(in_workers)
+    is_predicted = all(cost.predicted_seconds is not None for cost in in_workers)
+    return [
+        duration(total.wall_seconds),
+        duration(work.predicted_seconds) if is_predicted and work.predicted_seconds is not None else UNKNOWN,
+        duration(work.work_seconds or 0.0),
+        duration(total.lost_seconds),
+        f"{total.cpu_seconds / HOUR:.2g}",
+        f"{total.gpu_seconds / HOUR:.2g}",
+        f"{total.peak_memory_bytes / 1e9:.2f} GB",
+        f"{total.moved_bytes / 1e9:.2g} GB",
+        UNKNOWN if total.energy_joules is None else f"{total.energy_joules / KILOWATT_HOUR:.2g} kWh",
+        *([] if prices is None else [prices.text(total)]),
+    ]

@@ -1,0 +1,312 @@
+"""Cost of a run's steps: time, processor time, memory, energy and bytes, and the seconds lost to kills and retries.
+
+A flow's `Meter` measures its steps. What steps share (processor time and bytes of the flow's process, energy of the machine, the flow's
+wall clock) is divided evenly among those that are active, so that sums over steps add up. Costs are facts of a step's record: they belong
+to no identity and to no score.
+
+A step's cost so far is in `state/costs/` until the step has finished. If its process is killed, the next one adds it to its own.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import TypeAdapter
+
+from dml_core.errors import StoreError
+from tasks.environment import finished_records
+from tasks.runs.records import Record, StepRecord
+from tasks.sealed import read_or_set_aside, write_sealed
+
+COSTS, FACT = "costs", "cost"
+TICK_SECONDS = 1.0
+POWERCAP = Path("/sys/class/powercap")
+START, OTHER = "start", "between steps"
+
+
+class Cost(Record):
+    """The cost of a step, or of several.
+
+    Attributes:
+        wall_seconds: from the step's begin to its end, with the start of its workers and all attempts.
+        cpu_seconds: processor time of its workers with their loaders, and its share of the flow's process.
+        gpu_seconds: seconds for which GPUs were reserved, summed over GPUs.
+        lost_seconds: part of `wall_seconds` that produced nothing: work that was repeated after a kill, and restarts.
+        peak_memory_bytes: largest resident memory of its workers, summed over them, or of the flow's process.
+        moved_bytes: bytes read and written by system calls; memory-mapped reads do not count.
+        energy_joules: of the machine's processors (RAPL) and of the workers' GPUs (NVML); None if neither can be read.
+        predicted_seconds: working time as estimated before the step began; None if it could not be estimated.
+        work_seconds: time of the last attempt in the workers; what `predicted_seconds` estimates.
+    """
+
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    moved_bytes: int = 0
+    energy_joules: float | None = None
+    predicted_seconds: float | None = None
+    work_seconds: float | None = None
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Return the cost of both; a value that neither has stays None, and the peak is the larger one."""
+        values: dict[str, Any] = {"peak_memory_bytes": max(self.peak_memory_bytes, other.peak_memory_bytes)}
+        for name in Cost.model_fields.keys() - values.keys():
+            known = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
+            values[name] = sum(known) if known else None
+        return Cost(**values)
+
+    @classmethod
+    def of(cls, record: StepRecord) -> "Cost | None":
+        """Return the cost that a step recorded; None for steps that were made before costs were recorded."""
+        return cls.model_validate(record.facts[FACT]) if FACT in record.facts else None
+
+
+def total_cost(costs: Iterable[Cost]) -> Cost:
+    """Return the sum of the costs of steps."""
+    total = Cost()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
+
+
+class _Journal(Record):
+    """A step's cost so far, and (position, seconds) of its training: the time at which each position was first reached for good."""
+
+    cost: Cost
+    positions: tuple[tuple[int, float], ...] = ()
+
+
+_JOURNAL = TypeAdapter(_Journal)
+
+
+class StepMeter:
+    """Measures one step; thread-safe.
+
+    Args:
+        before: cost and positions of attempts whose process was killed or failed.
+        predicted_seconds: estimate of the working time.
+    """
+
+    def __init__(self, before: "_Journal | None", predicted_seconds: float | None) -> None:
+        self._before = before or _Journal(cost=Cost())
+        self._predicted = predicted_seconds
+        self._began = time.monotonic()
+        self._workers: dict[int, Cost] = {}
+        self._shared = Cost()
+        self._positions = list(self._before.positions) or [(0, 0.0)]
+        self._lost = self._before.cost.lost_seconds
+        self._retried_at = self._before.cost.wall_seconds if before is not None else None
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed(self) -> float:
+        """Wall-clock seconds of the step so far, killed processes included."""
+        return self._before.cost.wall_seconds + time.monotonic() - self._began
+
+    def workers(self, attempt: int, cost: Cost) -> None:
+        """Record what the workers of an attempt have used so far; a new attempt's number means that the earlier one was lost."""
+        with self._lock:
+            if self._workers and attempt not in self._workers:
+                self._retried_at = self.elapsed
+            self._workers[attempt] = cost
+
+    def reached(self, position: int) -> None:
+        """Record that the training has reached a position, in steps; the first one after a retry shows how much was repeated."""
+        with self._lock:
+            now = self.elapsed
+            if self._retried_at is not None:
+                kept = [place for place in self._positions if place[0] <= position] or [(0, 0.0)]
+                self._lost += now - kept[-1][1]
+                self._positions, self._retried_at = kept, None
+            self._positions.append((position, now))
+
+    def share(self, cost: Cost) -> None:
+        """Add the step's share of what the flow's process and the machine used."""
+        with self._lock:
+            self._shared = self._shared.plus(cost)
+
+    def journal(self) -> _Journal:
+        """Return the cost so far, with the positions."""
+        with self._lock:
+            cost = total_cost([self._before.cost, self._shared, *self._workers.values()])
+            fields = {
+                "wall_seconds": self.elapsed,
+                "lost_seconds": self._lost + (0.0 if self._retried_at is None else self._retried_at - self._positions[-1][1]),
+                "predicted_seconds": self._predicted,
+                "work_seconds": [*self._workers.values()][-1].work_seconds if self._workers else self.elapsed,
+            }
+            return _Journal(cost=_rounded(cost.model_copy(update=fields)), positions=tuple(self._positions))
+
+
+class Meter:
+    """Measures the steps of a flow, and divides what they share.
+
+    Args:
+        state: the project's state folder.
+        powercap: folder of the kernel's energy counters.
+    """
+
+    def __init__(self, state: Path, powercap: Path = POWERCAP) -> None:
+        self._folder = state / COSTS
+        self._process = psutil.Process()
+        self._energy = EnergyCounter(powercap)
+        self._active: dict[str, tuple[str, StepMeter | None]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._began = self._last_wall = time.monotonic()
+        self._last = self._reading()
+        self._before_seconds = time.time() - self._process.create_time()
+        self.shares: dict[str, float] = defaultdict(float, {START: self._before_seconds})
+        threading.Thread(target=self._tick, name="costs", daemon=True).start()
+
+    @contextmanager
+    def step(self, kind: str, identity: str, predicted_seconds: float | None = None, anew: bool = False) -> Iterator[StepMeter]:
+        """Measure a step; its cost so far is kept until its record is stored.
+
+        Args:
+            kind: train, embed, evaluate or publish.
+            identity: identity of the step.
+            predicted_seconds: estimate of its working time.
+            anew: drop what earlier attempts cost, because nothing of them is used.
+        """
+        path = self._path(kind, identity)
+        before = None
+        with suppress(StoreError, OSError):  # a cost is only a help: without it the step runs all the same
+            if anew:
+                path.unlink(missing_ok=True)
+            before = read_or_set_aside(path, _JOURNAL)
+        meter = StepMeter(before, predicted_seconds)
+        with self._as_active(path.stem, kind, meter):
+            try:
+                yield meter
+            except BaseException:
+                self._share_out()
+                self._keep(path.stem, meter)
+                raise
+
+    @contextmanager
+    def phase(self, kind: str) -> Iterator[None]:
+        """Count time of the flow that belongs to no step, such as the preparation of datasets."""
+        with self._as_active(kind, kind, None):
+            yield
+
+    def facts(self, meter: StepMeter) -> dict[str, Any]:
+        """Return the cost of a step up to now, as a fact for its record."""
+        self._share_out()
+        return {FACT: meter.journal().cost.model_dump(mode="json")}
+
+    def line(self) -> str:
+        """Return where the wall-clock time of this process went, as one line; steps that ran at the same time share it."""
+        self._share_out()
+        total = self._before_seconds + time.monotonic() - self._began
+        parts = dict(self.shares) | {OTHER: max(0.0, total - sum(self.shares.values()))}
+        return f"time: {total:.1f} s: " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in parts.items())
+
+    def close(self) -> None:
+        """Stop measuring, and remove the costs so far of steps that have a record."""
+        self._ended.set()
+        for path in self._folder.glob("*.json"):
+            if (finished_records() / path.stem.partition("-")[2]).is_file():
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _as_active(self, key: str, kind: str, meter: StepMeter | None) -> Iterator[None]:
+        self._share_out()
+        with self._lock:
+            self._active[key] = kind, meter
+        try:
+            yield
+        finally:
+            self._share_out()
+            with self._lock:
+                self._active.pop(key, None)
+
+    def _path(self, kind: str, identity: str) -> Path:
+        return self._folder / f"{kind}-{identity}.json"
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self._share_out()
+            with self._lock:
+                active = [(key, meter) for key, (_, meter) in self._active.items() if meter is not None]
+                for key, meter in active:
+                    self._keep(key, meter)
+
+    def _keep(self, key: str, meter: StepMeter) -> None:
+        with suppress(StoreError):
+            write_sealed(self._folder / f"{key}.json", meter.journal(), _JOURNAL)
+
+    def _share_out(self) -> None:
+        """Divide what was used since the last call among the active steps."""
+        with self._lock:
+            used, now, memory = self._reading(), time.monotonic(), self._process.memory_info().rss
+            since, self._last = _difference(used, self._last), used
+            wall = now - self._last_wall
+            self._last_wall = now
+            energy = self._energy.joules()
+            for kind, meter in self._active.values():
+                part = 1 / len(self._active)
+                self.shares[kind] += wall * part
+                if meter is not None:
+                    cpu, moved = (part * value for value in since)
+                    joules = None if energy is None else part * energy
+                    meter.share(Cost(cpu_seconds=cpu, moved_bytes=round(moved), peak_memory_bytes=memory, energy_joules=joules))
+
+    def _reading(self) -> tuple[float, float]:
+        times = self._process.cpu_times()
+        return times.user + times.system, float(moved_bytes(self._process))
+
+
+class EnergyCounter:
+    """The energy counters of a machine's processors (RAPL).
+
+    Args:
+        powercap: folder of the kernel's counters.
+    """
+
+    def __init__(self, powercap: Path = POWERCAP) -> None:
+        self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if path.name.count(":") == 1)
+        self._last = list(map(partial(_number, "energy_uj"), self._packages))
+
+    def joules(self) -> float | None:
+        """Return the energy since the last call, in joules; None if no counter can be read, which needs root on most machines."""
+        now = list(map(partial(_number, "energy_uj"), self._packages))
+        before, self._last = self._last, now
+        if not now or None in now or None in before:
+            return None
+        total: int = 0
+        for package, new, old in zip(self._packages, now, before, strict=True):
+            total += new - old if new >= old else new - old + (_number("max_energy_range_uj", package) or 0)  # type: ignore[operator]
+        return total / 1e6
+
+
+def moved_bytes(process: psutil.Process) -> int:
+    """Return the bytes that a process has read and written by system calls; 0 where the system does not tell."""
+    try:
+        counters = process.io_counters()
+        return int(counters.read_chars + counters.write_chars)
+    except (psutil.Error, AttributeError, OSError):
+        return 0
+
+
+def _number(name: str, folder: Path) -> int | None:
+    try:
+        return int((folder / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _difference(now: tuple[float, float], before: tuple[float, float]) -> tuple[float, float]:
+    return now[0] - before[0], now[1] - before[1]
+
+
+def _rounded(cost: Cost) -> Cost:
+    return cost.model_copy(update={name: round(value, 3) for name, value in cost if isinstance(value, float)})

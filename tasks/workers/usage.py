@@ -1,0 +1,94 @@
+"""What one worker uses for a job: processor time with its loaders, memory, bytes, and the time and energy of its GPU."""
+
+import ctypes
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tasks.runs.costs import Cost, moved_bytes, total_cost
+
+RESET_PEAK = "5"  # written to clear_refs (proc(5))
+
+
+class WorkerMeter:
+    """Measures a worker's process from now on; made when a job begins.
+
+    Args:
+        gpu: UUID of the worker's GPU, as "GPU-..."; None on a CPU.
+    """
+
+    def __init__(self, gpu: str | None = None) -> None:
+        self._process = psutil.Process()
+        self._gpu = None if gpu is None else GpuEnergy(gpu)
+        self._has_gpu = gpu is not None
+        self._began = time.monotonic()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+        self._first = self._used()
+        self._first_joules = None if self._gpu is None else self._gpu.joules()
+
+    def cost(self) -> Cost:
+        """Return what the worker has used since the job began; without the part of the flow's process."""
+        seconds = time.monotonic() - self._began
+        cpu, moved = (now - first for now, first in zip(self._used(), self._first, strict=True))
+        joules = None if self._gpu is None else self._gpu.joules()
+        energy = None if joules is None or self._first_joules is None else joules - self._first_joules
+        return Cost(
+            cpu_seconds=max(0.0, cpu),
+            gpu_seconds=seconds if self._has_gpu else 0.0,
+            peak_memory_bytes=peak_memory(self._process),
+            moved_bytes=max(0, round(moved)),
+            energy_joules=energy,
+            work_seconds=seconds,
+        )
+
+    def _used(self) -> tuple[float, float]:
+        """Return (processor seconds, bytes moved) of the process and its children, those that have ended included."""
+        times = self._process.cpu_times()
+        cpu, moved = times.user + times.system + times.children_user + times.children_system, moved_bytes(self._process)
+        for child in self._process.children(recursive=True):
+            with suppress(psutil.Error):
+                of_child = child.cpu_times()
+                cpu += of_child.user + of_child.system
+                moved += moved_bytes(child)
+        return cpu, float(moved)
+
+
+def of_workers(used: dict[int, Cost]) -> Cost:
+    """Return the cost of all workers of a job: their work takes place at the same time, and their memory adds up."""
+    seconds = [cost.work_seconds for cost in used.values() if cost.work_seconds is not None]
+    peak = sum(cost.peak_memory_bytes for cost in used.values())
+    return total_cost(used.values()).model_copy(update={"peak_memory_bytes": peak, "work_seconds": max(seconds, default=None)})
+
+
+def peak_memory(process: psutil.Process) -> int:
+    """Return the largest resident memory of a process, in bytes, since the peak was last reset; now's where Linux does not tell."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return int(process.memory_info().rss)
+
+
+class GpuEnergy:
+    """The energy counter of a GPU, by NVIDIA's management library (NVML).
+
+    Args:
+        uuid: the GPU's UUID.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._library, self._handle = None, ctypes.c_void_p()
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            is_open = library.nvmlInit_v2() == 0
+            if is_open and library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._handle)) == 0:
+                self._library = library
+
+    def joules(self) -> float | None:
+        """Return the energy since the driver was loaded, in joules; None if the library or the GPU does not tell (before Volta)."""
+        millijoules = ctypes.c_ulonglong()
+        if self._library is None or self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(millijoules)) != 0:
+            return None
+        return millijoules.value / 1000

@@ -1,0 +1,32 @@
+"""Costs on a table's page: sums over runs and steps, predicted beside actual work."""
+
+from tasks.plans.prices import Prices
+from tasks.reports.table_costs import cost_rows
+from tasks.runs.costs import Cost
+from tasks.tables.file import load_table
+from tasks.tables.result import MeasuredRun, TableResult
+
+NAME = "softtriple/table1"
+
+
+def run(seed: int, **costs: Cost) -> MeasuredRun:
+    place = {"row": "softtriple", "variant": "as_published", "dataset": "cub200", "seed": seed, "project_dataset": "cub200"}
+    return MeasuredRun(**place, identity="i", scores={}, figures="", training={}, evaluation={}, costs=costs)
+
+
+def test_costs_are_summed_and_predictions_stand_beside_the_work() -> None:
+    train = Cost(wall_seconds=50, work_seconds=40, predicted_seconds=44, cpu_seconds=3600, lost_seconds=5, peak_memory_bytes=2_000_000_000)
+    evaluate = Cost(wall_seconds=9, work_seconds=9, cpu_seconds=3600, peak_memory_bytes=1_000_000_000)
+    result = TableResult(name=NAME, runs=(run(0, train=train, evaluate=evaluate), run(1, train=train), run(2)))
+    header, row = cost_rows(load_table(NAME), result, Prices(currency="EUR", cpu_hour=2))
+    shown = dict(zip(header, row, strict=True))
+    assert (shown["runs"], shown["wall"], shown["lost"]) == ("2", "2 min", "10 s")
+    assert (shown["predicted work"], shown["work"]) == ("88 s", "80 s")
+    assert (shown["CPU hours"], shown["peak memory"], shown["energy"], shown["money"]) == ("3", "2.00 GB", "-", "EUR 6.00")
+
+
+def test_runs_without_costs_have_no_section_and_unknown_predictions_are_no_sum() -> None:
+    assert cost_rows(load_table(NAME), TableResult(name=NAME, runs=(run(0),))) == []
+    runs = (run(0, train=Cost(work_seconds=3, predicted_seconds=3)), run(1, train=Cost(work_seconds=3)))
+    header, row = cost_rows(load_table(NAME), TableResult(name=NAME, runs=runs))
+    assert dict(zip(header, row, strict=True))["predicted work"] == "-"
