@@ -29,12 +29,14 @@ from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
 from flows.services import ensure_limit
 from tasks.runs import identity
+from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.identity import evaluate_identity, train_identity
 from tasks.runs.records import DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
 from tasks.workers import work
+from tasks.workers.group import Spent
 from tasks.workers.jobs import Job
 from tasks.workers.progress import ProgressDisplay
 from tests.conftest import small_training
@@ -65,7 +67,7 @@ class InProcess:
         self.num_epochs = 0
         self.stop_after: int | None = None
 
-    def run(self, job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:
+    def run(self, job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
         def tell(message: Progress) -> None:
             self.num_epochs += message.epoch_ended
             self.notes += [message.note] if message.note else []
@@ -106,6 +108,7 @@ class Place:
             check_going_on=lambda: None,
             store=self.store,
             workers=self.workers,
+            meter=Meter(state),
             tracker=tracker,
             display=ProgressDisplay(Console(quiet=True)),
             begin=lambda spec, doing: None,
@@ -384,10 +387,10 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
     train = place.workers.run
 
-    def meet(job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:
+    def meet(job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
         if job.step == "train":
             together.wait()
-        return train(job, watch)
+        return train(job, watch, spent)
 
     place.workers.run = meet  # type: ignore[method-assign]
     place.services.turns = threading.BoundedSemaphore(6)

@@ -39,6 +39,7 @@ from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import current_identities
 from tasks.tracking.registered import Registry
+from tasks.workers.group import Spent
 from tasks.workers.jobs import Job
 from tests.conftest import MODEL, SETTINGS
 from tests.damage import contents
@@ -278,11 +279,11 @@ class Held(InProcess):
         super().__init__()
         self._step, self.is_there, self.may_go_on = step, threading.Event(), threading.Event()
 
-    def run(self, job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:
+    def run(self, job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
         if job.step == self._step:
             self.is_there.set()
             assert self.may_go_on.wait(600)
-        return super().run(job, watch)
+        return super().run(job, watch, spent)
 
     def close(self) -> None:
         """Do nothing at the end of the flow."""
