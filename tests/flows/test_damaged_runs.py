@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,7 +128,7 @@ class Place:
             steps = Chain(SPEC, self.dataset, self.services)
             return steps.wait() or steps.outcome()
 
-        with records_in(self.state / "kept"):
+        with records_in(self.state / "kept"), closing(self.services.meter):
             return chain()
 
     @property

@@ -16,6 +16,7 @@ from flows.request import Request
 from tasks.environment import Project
 from tasks.reports import table_pages
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
+from tasks.runs.costs import Meter
 from tasks.runs.records import ComparisonReport, MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.tables.file import table_names
@@ -143,7 +144,7 @@ class NoServices:
         self.project, self.tags, self.is_closed = project, {}, False
         self.tracker: Any = SimpleNamespace(publish=lambda report: "run")
         self.display: Any = SimpleNamespace(say=lambda text: None)
-        self.force, self.code = False, "strict"
+        self.force, self.code, self.meter = False, "strict", Meter(project.state)
 
     def start_workers_early(self, num_to_train: int) -> None:
         """Start nothing."""

@@ -292,6 +292,9 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(packed, state / "packed")
     place = Place(state, state / "packed")
     run_steps(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(state / "kept"))
+        place.services.meter.close()  # as at the end of a flow
     project = Project(ROOT, state, str(state / "store"), f"sqlite:///{state / 'mlflow.db'}")
     training_rows(project, "d", state / "packed")
     scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.25})

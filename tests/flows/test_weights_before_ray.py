@@ -13,6 +13,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED
 from dml_core.models.backbones.registry import build_backbone
 from flows import chain, reproduce
+from tasks.runs.costs import Meter
 from tasks.runs.identity import train_identity
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
@@ -38,7 +39,7 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
 def services(tmp_path) -> Any:
     """Only the services that a flow uses before it makes chains."""
     display = SimpleNamespace(say=print)
-    return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=display, force=False, code="strict")
+    return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=display, force=False, code="strict", meter=Meter(tmp_path))
 
 
 def run_chains(spec: RunSpec, services: Any) -> None:

@@ -14,6 +14,7 @@ from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
 import tasks.scores.evaluation
 from flows import chain
+from tasks.runs.costs import Meter
 from tasks.runs.records import CheckpointRecord, DatasetRecord, EmbeddingRecord
 from tasks.storage import Store
 from tests.conftest import small_training
@@ -56,7 +57,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
         checkpoint = CheckpointRecord(step="train", identity=title, key=f"train/{title}", files=())
         embeddings = EmbeddingRecord(step="embed", identity=title, key=f"embed/{title}", files=())
         dataset = DatasetRecord(name="d", folder=str(tmp_path), digest="0", counts={}, source="synthetic")
-        services: Any = SimpleNamespace(begin=lambda *_: None, store=Store(str(tmp_path), tmp_path / "cache"))
+        services: Any = SimpleNamespace(begin=lambda *_: None, store=Store(str(tmp_path), tmp_path / "cache"), meter=Meter(tmp_path))
         lock: Any = SimpleNamespace(run_once=lambda work, slots: work())
         chain.evaluate.fn(title, spec, dataset, checkpoint, embeddings, services, lock)
         if title == "first":
