@@ -168,19 +168,19 @@ class Meter:
         threading.Thread(target=self._tick, name="costs", daemon=True).start()
 
     @contextmanager
-    def step(self, kind: str, identity: str, predicted_seconds: float | None = None, anew: bool = False) -> Iterator[StepMeter]:
+    def step(self, kind: str, identity: str, predicted_seconds: float | None = None, is_forced: bool = False) -> Iterator[StepMeter]:
         """Measure a step; its cost so far is kept until its record is stored.
 
         Args:
             kind: train, embed, evaluate or publish.
             identity: identity of the step.
             predicted_seconds: estimate of its working time.
-            anew: drop what earlier attempts cost, because nothing of them is used.
+            is_forced: drop the cost of earlier attempts, because nothing of them is used.
         """
         path = self._path(kind, identity)
         before = None
         with suppress(StoreError, OSError):  # a cost is only a help: without it the step runs all the same
-            if anew:
+            if is_forced:
                 path.unlink(missing_ok=True)
             before = read_or_set_aside(path, _JOURNAL)
         meter = StepMeter(before, predicted_seconds)

@@ -21,7 +21,6 @@ import psutil
 from tests.conftest import ROOT
 
 PROGRAMS = ("buildah", "debootstrap", "crun")
-MIRROR = ""
 UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists", "var/log")  # as in debian:12-slim
 PROJECT = "/srv/dml"
 # crun refuses hosts with both versions of cgroups, even if it is not to use them.
@@ -41,7 +40,7 @@ def is_ours(folder: Path) -> bool:
 def make_debian(system: Path, *packages: str) -> Path:
     """Install Debian 12 with these packages into a folder, and return it."""
     included = [f"--include={','.join(packages)}"] if packages else []
-    subprocess.run(["debootstrap", "--variant=minbase", *included, "bookworm", str(system), MIRROR], check=True, capture_output=True)
+    subprocess.run(["debootstrap", "--variant=minbase", *included, "bookworm", str(system)], check=True, capture_output=True)
     for name in UNUSED:
         shutil.rmtree(system / name, ignore_errors=True)
         (system / name).mkdir()
@@ -87,7 +86,7 @@ class Images:
         shutil.copy(certificates, host / "ssl" / "cert.pem")
         (host / "pip.conf").write_text("[global]\ncert = /usr/local/ssl/cert.pem\n")
         # Packages are verified by the lock's hashes.
-        (host / "uv.toml").write_text('allow-insecure-host = []\n')
+        (host / "uv.toml").write_text(f"allow-insecure-host = {os.environ.get('UV_INSECURE_HOST', '').split()}\n")
         mounts = {"ssl": "/usr/local/ssl", "pip.conf": "/etc/pip.conf", "uv.toml": "/etc/uv/uv.toml"}
         words = [word for name, target in mounts.items() for word in ("--volume", f"{host / name}:{target}:ro")]
         words += ["--build-arg", f"BASE={base}", "--build-arg", f"LEFT_OUT={left_out}", "--ignorefile", "infra/Dockerfile.dockerignore"]
@@ -146,7 +145,7 @@ class Container:
         image: what it runs.
         folder: an empty folder for its definition and its log.
         command: the words of the command.
-        environment: variables beside those of the image.
+        environment: variables in addition to those of the image.
         mounts: see `tmpfs` and `bound`.
         network: path of a network namespace; by default a new one with nothing but the loopback device down.
         user: number of user and group.
@@ -202,7 +201,7 @@ class Container:
         return ["unshare", "--mount", "sh", "-c", WITHOUT_CGROUPS, "sh", *crun]
 
     def start(self) -> None:
-        """Start the command; what it prints is in `log`. Returns when other commands can be executed beside it, or when it has ended."""
+        """Start the command; what it prints is in `log`. Returns when the container accepts further commands, or has ended."""
         with self.log.open("ab") as printed:
             words = self._crun("run", "--bundle", str(self._folder), self.name)
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)

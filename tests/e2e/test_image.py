@@ -1,6 +1,7 @@
 """infra/Dockerfile: the image is built and run, without a network and with files that it cannot write.
 
 The packages of infra/requirements.lock come from a registry. With `DML_TEST_IMAGES` the images stay in that folder for the next run.
+`UV_INSECURE_HOST` names registries whose certificate the build cannot verify; their packages are verified by the lock's hashes.
 """
 
 import os

@@ -3,11 +3,8 @@
 The tests run in order on one stack; each continues from the one before.
 """
 
-import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ import pytest
 from tests.e2e.conftest import Project
 from tests.e2e.stacks import in_postgres, project_with_stack, stack_up, told
 from tests.e2e.test_stack import AHEAD, ENDS, FLOW, deployment_of, history, kill, run_of, runs_of, schedule_soon
+from tests.webhook import webhook_receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 SCHEDULES = "dml_core/training/optimisation/schedules.py"
@@ -24,22 +22,8 @@ FAULT = "\n\n_right = learning_rate_factor\n\n\ndef learning_rate_factor(*a):\n 
 @pytest.fixture(scope="module")
 def posted() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Address of an HTTP server that receives the webhook's messages, and the messages."""
-    messages: list[dict[str, str]] = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", messages
-    server.shutdown()
-    server.server_close()
+    with webhook_receiver() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +37,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, posted: tuple[str, list[di
     project.environment["DML_WEBHOOK"] = posted[0]
     with stack_up(project):
         for name in ("dataset-change", "nightly", "weekly", "weekly-all", "nightly-share"):
-            schedule_soon(project, name, seconds=10**6)  # each night begins when a test says so
+            schedule_soon(project, name, seconds=10**6)  # the tests start each night
         server = told(project)["PREFECT_API_URL"]
         project.run("dml", "reproduce", "--dataset", "synthetic", PREFECT_API_URL=server)
         project.commit("results")

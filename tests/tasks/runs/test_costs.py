@@ -82,7 +82,7 @@ def test_the_next_process_adds_what_a_killed_one_used(clock: Clock, tmp_path: Pa
         cost = Cost.model_validate(second.facts(meter)["cost"])
     assert (cost.wall_seconds, cost.lost_seconds, cost.predicted_seconds) == (15, 5, 9)
     assert cost.cpu_seconds >= 4
-    with second.step("train", "abc", anew=True) as meter:
+    with second.step("train", "abc", is_forced=True) as meter:
         assert meter.elapsed == 0
 
 

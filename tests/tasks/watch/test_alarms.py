@@ -1,17 +1,14 @@
 """Alarms: each cause once, until the row is reproduced again, through Prefect's automations to a real webhook."""
 
-import json
 import os
 import shlex
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tests.conftest import ROOT
+from tests.webhook import webhook_receiver
 
 FIRST_NIGHT = datetime(2026, 11, 25, 2, tzinfo=UTC)
 DRIFT, SAME, FAILED, GONE = Verdict.DRIFTED, Verdict.IDENTICAL, Verdict.FAILED, Verdict.VANISHED
@@ -212,25 +210,8 @@ def test_mlflow_that_cannot_be_used_stops_no_alarm(project: Project, caplog: pyt
 @pytest.fixture
 def received() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Address of an HTTP server, and what was posted to it."""
-    posted: list[dict[str, str]] = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            if self.path.endswith("/events") and self.headers["Authorization"] != "Basic dXNlcjpwYXNzd29yZA==":  # user:password
-                self.send_error(401)
-                return
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", posted
-    server.shutdown()
-    server.server_close()
+    with webhook_receiver() as server:
+        yield server
 
 
 @pytest.fixture

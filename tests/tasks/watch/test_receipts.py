@@ -1,6 +1,7 @@
 """A receipt of one clone is verified in another, and whatever was altered in it is refused or found."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.watch.receipts import RECEIPTS, SIGNERS, _hash, read_receipt, signer_
 from tasks.watch.records import RowVerdict, Verdict
 from tasks.watch.storage import read_verifications
 from tasks.watch.verifying import VerifyRequest, verify
+from tests.forked import dml
 from tests.tasks.models.conftest import OPTIONS
 from tests.tasks.watch.conftest import git, say, verified
 
@@ -203,3 +205,29 @@ def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted
     assert "<td>not signed</td>" in page
     assert "<td>damaged.json</td>" in page
     assert "not counted: altered or damaged" in page
+
+
+def test_the_commands_write_a_receipt_and_refuse_an_altered_one(accepted: Project, key: Path, signers: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> tuple[int, str, str]:
+        kept = {"PREFECT_LOCAL_STORAGE_PATH": str(accepted.root / "records"), "DVC_STAGE": "tests"}
+        ended = dml(words, accepted.root, **kept)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    path = tmp_path / "receipt.json"
+    for verification in (accepted.state / "verifications").glob("*"):
+        verification.unlink()
+    code, _, said = run("receipt", "own", "-o", str(path))
+    assert (code, path.exists()) == (2, False), "nothing was verified"
+    assert "not verified yet; run: dml verify own" in said
+    verified(accepted)
+    code, printed, said = run("receipt", "own", "-o", str(path), "--sign", str(key))
+    assert (code, printed.strip()) == (0, f"{path}: 1 row, 10 runs, by A Person <{PERSON}>, signed: {path}.sig"), said
+    assert signer_of(path, signers) == PERSON
+    for name, words in {"--signers: only with --receipt": ["--signers", "x"], "without NAME": ["own", "--receipt", str(path)]}.items():
+        code, printed, said = run("verify", *words)
+        assert (code, printed) == (2, "")
+        assert name in said
+    altered(path, score, is_rehashed=False)
+    code, printed, said = run("verify", "--receipt", str(path))
+    assert (code, printed) == (2, "")
+    assert re.fullmatch(r"error: [^\n]*altered or damaged[^\n]*\n", said)
