@@ -17,7 +17,6 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
-from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
@@ -30,7 +29,7 @@ from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records
+from tasks.environment import Project, finished_records, prefect_server
 from tasks.plans.times import TimedStep, note_rate, num_images, placement_here, read_rates, step_estimate
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
@@ -410,7 +409,7 @@ def _worker_slots(services: Services) -> AbstractContextManager[Any]:
 
     Without a server this flow is the only one, and is limited by its number of concurrent runs.
     """
-    if not PREFECT_API_URL.value():
+    if prefect_server() is None:
         return services.turns
     occupied = services.scale.most_workers
     return concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)

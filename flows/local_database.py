@@ -1,17 +1,20 @@
-"""Check the database of the server that Prefect starts for one flow, and replace it if it is damaged.
+"""The database of the server of one flow: copied from an empty one of the same Prefect, and replaced if it is damaged.
 
 It holds nothing essential: finished steps are found by Prefect's stored results, which are separate files and not affected. A database that
 the user configured, or a server's, is not touched.
 """
 
+import hashlib
 import logging
 import os
 import sqlite3
 from contextlib import closing, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from dml_core.errors import StoreError
 from dml_core.files import set_aside
+from tasks.files import write_whole
 from tasks.locks import alone
 
 OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
@@ -44,6 +47,37 @@ def set_aside_if_damaged(home: Path) -> None:
         except OSError as error:
             raise StoreError(f"{path}: {fault}, and cannot be set aside ({error.strerror or error}); remove it") from None
     logger.warning("%s: %s; kept as %s and replaced by a new one; finished steps are not affected", path, fault, aside.name)
+
+
+def copy_empty_database(home: Path) -> bool:
+    """Give a new project this user's empty database of the installed Prefect, whose migrations take seconds; return whether it has one.
+
+    The server updates any database, so a missing or damaged copy only costs time.
+    """
+    path = home / "prefect.db"
+    if any(os.environ.get(name) for name in OF_A_PERSON) or path.exists():
+        return True
+    if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
+        return False
+    with suppress(OSError):
+        for kept in _kept(b"").parent.glob(f"prefect-{version('prefect')}-*.db"):
+            data = kept.read_bytes()
+            if kept == _kept(data):
+                write_whole(path, data)
+                return True
+    return False
+
+
+def keep_empty_database(home: Path) -> None:
+    """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`. Its name contains its hash."""
+    with suppress(OSError, sqlite3.Error):  # the next project creates its own
+        with closing(sqlite3.connect(f"{(home / 'prefect.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
+            data = database.serialize()
+        write_whole(_kept(data), data)
+
+
+def _kept(data: bytes) -> Path:
+    return Path.home() / ".cache" / "dml-repro" / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
 
 
 def find_fault(path: Path) -> str | None:

@@ -6,11 +6,10 @@ from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
-from tasks.environment import Project, ray_cluster
+from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -47,7 +46,7 @@ class Services(Backends):
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
-        if PREFECT_API_URL.value():
+        if prefect_server() is not None:
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.display = ProgressDisplay()
         self.meter = Meter(project.state)

@@ -2,19 +2,20 @@
 
 import atexit
 import logging
+import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from flows.local_database import set_aside_if_damaged
+from flows.local_database import copy_empty_database, keep_empty_database, set_aside_if_damaged
+from flows.local_server import LocalServer
 from tasks import environment
-from tasks.environment import STACK_ENV, Project, overridden, stack_environment
+from tasks.environment import STACK_ENV, Project, overridden, prefect_server, stack_environment
 from tasks.processes import watch_children
 from tasks.start_times import StartTimes
 
-PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
+PREFECT_SERVER = {"flows.local_server": "Prefect's server"}
 
 
 def open_project() -> Project:
@@ -53,31 +54,27 @@ def say(line: str) -> None:
 
 @contextmanager
 def prefect_starting(project: Project) -> Iterator[None]:
-    """Let Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
+    """Let Prefect's server start, unless one is named, while the body imports what the flow needs: on different cores.
 
-    Prefect itself is imported first: two concurrent imports share one interpreter lock, and the server would wait for both.
+    The server of one flow is known to Prefect alone: for the project no server is named (`tasks.environment.prefect_server`).
     """
-    with announced_start(project, "Prefect", "starting Prefect and loading the libraries"), _server_starting():
+    with announced_start(project, "Prefect", "starting Prefect and loading the libraries"):
+        if prefect_server() is not None:
+            yield
+            return
+        home = Path(os.environ["PREFECT_HOME"])
+        set_aside_if_damaged(home)
+        is_copied = copy_empty_database(home)
+        server = LocalServer()
+        os.environ["PREFECT_API_URL"] = server.url
+        try:
+            from prefect.context import refresh_global_settings_context
+
+            refresh_global_settings_context()  # if an earlier import has read the environment
+        finally:
+            del os.environ["PREFECT_API_URL"]
         yield
-
-
-@contextmanager
-def _server_starting() -> Iterator[None]:
-    from prefect import get_client
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
-
-    if not PREFECT_API_URL.value():
-        set_aside_if_damaged(PREFECT_HOME.value())
-        import prefect.server.api.server  # noqa: F401  the client would import it in the thread
-
-    def start() -> None:
-        get_client(sync_client=True)
-        if not PREFECT_API_URL.value():
-            atexit.register(watch_children(PREFECT_SERVER))  # called before Prefect's own handler, which stops the server
-
-    thread = threading.Thread(target=start, name="prefect-start")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+        server.wait()
+        atexit.register(watch_children(PREFECT_SERVER))  # called before the server is stopped
+        if not is_copied:
+            keep_empty_database(home)

@@ -117,7 +117,7 @@ def test_a_run_is_reached_by_nobody_else_and_ends_with_its_gcs(project: Project,
 @pytest.mark.proof
 def test_a_run_ends_the_same_after_every_loss(project: Project, tmp_path: Path) -> None:
     run = Disturbed(project, tmp_path / "state")
-    (server, *_) = run.until(lambda: run.named("dvc") and run.named("prefect.server.api"), "a flow beside Prefect's server")
+    (server, *_) = run.until(lambda: run.named("dvc") and run.named("flows.local_server"), "a flow beside Prefect's server")
     server.kill()
     run.ends(2, "error: Prefect's server died", within_seconds=15)
 
@@ -178,7 +178,7 @@ def nothing_listens_beyond_this_machine(run: Disturbed) -> None:
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 listening.setdefault(" ".join(process.cmdline())[:300], []).append(connection.laddr.ip)
-    for part in ("gcs_server", "raylet", "RayTrainWorker", "DashboardAgent", "RuntimeEnvAgent", "prefect.server.api"):
+    for part in ("gcs_server", "raylet", "RayTrainWorker", "DashboardAgent", "RuntimeEnvAgent", "flows.local_server"):
         assert any(part in words for words in listening), (part, list(listening))  # an empty list proves nothing
     assert {address for addresses in listening.values() for address in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
 

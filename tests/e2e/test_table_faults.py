@@ -98,7 +98,7 @@ def test_a_table_that_is_killed_three_times_is_finished_by_the_same_command(proj
 
     run = Disturbed(project, state, command)
     run.until(lambda: len(finished(state)) > len(before), "another finished training")
-    run.named("prefect.server.api")[0].kill()
+    run.named("flows.local_server")[0].kill()
     run.ends(2, "error: Prefect's server died", within_seconds=30)
     assert not before & set(begun(state)[left:])
     before, left = finished(state), len(begun(state))

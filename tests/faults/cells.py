@@ -42,7 +42,7 @@ PROCESSES = {
     "board": "ray::Board",
     "raylet": "raylet/raylet",
     "GCS": "gcs/gcs_server",
-    "Prefect's server": "prefect.server.api",
+    "Prefect's server": "flows.local_server",
 }
 HOWS: dict[str, tuple[str, ...]] = {
     "command": ("SIGKILL", "SIGTERM"),

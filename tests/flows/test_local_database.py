@@ -9,7 +9,7 @@ import pytest
 
 from dml_core.errors import StoreError
 from flows import local_database
-from flows.local_database import OF_A_PERSON, find_fault, set_aside_if_damaged
+from flows.local_database import OF_A_PERSON, copy_empty_database, find_fault, keep_empty_database, set_aside_if_damaged
 from tasks.files import files_set_aside
 from tests.damage import DAMAGE
 
@@ -120,3 +120,58 @@ def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path, monkeypatch: 
     monkeypatch.setattr(local_database, "set_aside", refuse)
     with pytest.raises(StoreError, match="cannot be set aside"):
         set_aside_if_damaged(home)
+
+
+@pytest.fixture
+def kept(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's kept database, made of the sound one."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("user")))
+    keep_empty_database(home)
+    (path,) = (Path.home() / ".cache/dml-repro").iterdir()
+    return path
+
+
+def test_a_new_project_gets_a_copy_of_the_kept_database(home: Path, kept: Path) -> None:
+    clear(home)
+    assert copy_empty_database(home)
+    assert list(home.iterdir()) == [home / "prefect.db"]
+    assert rows(home / "prefect.db") == rows(kept) == 3000
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_without_an_intact_one_the_server_creates_its_own(home: Path, kept: Path, how: str) -> None:
+    DAMAGE[how](kept)
+    clear(home)
+    assert not copy_empty_database(home)
+    assert not list(home.iterdir())
+
+
+def test_the_log_of_a_lost_database_is_not_applied_to_a_copy(home: Path, kept: Path) -> None:
+    clear(home)
+    (home / "prefect.db-wal").write_bytes(b"left over")
+    assert not copy_empty_database(home)
+    assert not (home / "prefect.db").exists()
+
+
+def test_a_project_keeps_its_database(home: Path, kept: Path) -> None:
+    with closing(sqlite3.connect(home / "prefect.db")) as database, database:
+        database.execute("DELETE FROM runs")
+    assert copy_empty_database(home)
+    assert rows(home / "prefect.db") == 0
+
+
+def test_a_home_that_cannot_be_written_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/proc")
+    keep_empty_database(home)
+    clear(home)
+    assert not copy_empty_database(home)
+
+
+def clear(home: Path) -> None:
+    for path in home.iterdir():
+        path.unlink()
+
+
+def rows(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT count(*) FROM runs").fetchone()[0])

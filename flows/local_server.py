@@ -1,0 +1,72 @@
+"""The Prefect server of one flow, on a machine where no server is named.
+
+Prefect would start it by itself, but only after the flow's process has loaded the whole server, and its database is created by running all
+of Prefect's migrations. Here it is the command's first process, so that it loads on one core while the flow's libraries load on another,
+and a new project gets a copy of this user's empty database (`flows.local_database`).
+"""
+
+import atexit
+import http.client
+import os
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+from dml_core.errors import TrainingError
+
+START_SECONDS, END_SECONDS = 90, 5
+ONE_FLOW = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+
+class LocalServer:
+    """A server that starts in a process of its own and ends with this one. It has the port before it starts, so none can take it.
+
+    Attributes:
+        url: address of its API.
+    """
+
+    def __init__(self) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+            self._port = listening.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self._port}/api"
+            words = [sys.executable, "-m", __name__, str(listening.fileno())]
+            self._process = subprocess.Popen(words, env=os.environ | ONE_FLOW, pass_fds=[listening.fileno()])
+        atexit.register(self.stop)
+
+    def wait(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            TrainingError: it ended, or did not answer in time.
+        """
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)) as connection:
+                connection.request("GET", "/api/health")
+                status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise TrainingError(f"Prefect's server did not start ({error}); rerun the command, or set PREFECT_API_URL") from None
+        if status != 200:
+            raise TrainingError(f"Prefect's server did not start (status {status}); rerun the command, or set PREFECT_API_URL")
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve(listening: int) -> None:
+    """Serve Prefect's API on a socket that already listens; requests that came before the start are answered then."""
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    with socket.socket(fileno=listening) as server_socket:
+        uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on")).run(sockets=[server_socket])
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
