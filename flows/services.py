@@ -95,7 +95,13 @@ class Services(Backends):
         if num_to_train and ray_cluster() is None:
             self.is_announced = True
             self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
-            self.workers.start_early(num_to_train)
+            self.workers.start_early(num_to_train, self._load_libraries)
+
+    def _load_libraries(self) -> None:
+        """Load what scoring and publishing need, which otherwise the first run waits for."""
+        import tasks.scores.evaluation  # noqa: F401
+
+        self.tracker.load()
 
     def announce(self, num_runs: int, num_to_train: int) -> None:
         """Print how many runs follow, how many of them train, and that Ray takes time to start."""

@@ -1,5 +1,6 @@
 """The end of every `dml` verb: the exit code (`flows.cli.exit_codes`), and at most one line on standard error."""
 
+import atexit
 import contextlib
 import os
 import select
@@ -29,9 +30,11 @@ EXTRAS = {  # module -> the extra of pyproject.toml that installs it
 def run_and_exit() -> None:
     """Run the command and exit. A flow runs in a process supervised by another (`flows.cli.supervisor`)."""
     log: Path | None = None
+    last = None
     try:
         _make_streams_safe()
-        log = _supervised() if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv else None
+        if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv and (log := _supervised()) is not None:
+            last = _LastHandler()
         try:
             code: int | str | None = app(standalone_mode=False) or DONE
         except SystemExit as ended:  # from a verb or from completion
@@ -44,7 +47,28 @@ def run_and_exit() -> None:
     except Exception as error:  # noqa: BLE001  the one place for all that no verb has handled
         code = _report(error.__cause__ if isinstance(error, HiddenError) and error.__cause__ else error, log)
     _close_output()
+    if last is not None and isinstance(code, int):
+        last.code = code
     sys.exit(code)
+
+
+class _LastHandler:
+    """The exit handler that runs last, since it was registered first: it ends a supervised process.
+
+    Otherwise Python would take apart what the flow has loaded, for three seconds; the supervisor ends whatever is left.
+
+    Attributes:
+        code: exit code; None until it is known, and then Python ends the process.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.code is not None:
+            _close_output()
+            os._exit(self.code)
 
 
 def _supervised() -> Path | None:

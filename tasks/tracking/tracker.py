@@ -77,6 +77,14 @@ class Tracker:
         """MLflow's client, created on first use: it opens a local database, and a damaged one is reported as unusable."""
         return cast(MlflowClient, LockingClient(MlflowClient(self.uri), self._database))
 
+    def load(self) -> None:
+        """Load MLflow's libraries and open or create a local database; otherwise the first publication does."""
+        import mlflow.pyfunc  # noqa: F401
+
+        import tasks.tracking.models  # noqa: F401
+
+        _ = self._client
+
     def publish(self, report: RunReport | ComparisonReport) -> str | None:
         """Deliver a report, or keep it in the outbox; return the MLflow run's id, or None if it was kept.
 

@@ -63,15 +63,20 @@ class Workers:
         self._ending = threading.Event()
         self._closed = False
 
-    def start_early(self, num_jobs: int) -> None:
+    def start_early(self, num_jobs: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start Ray and the workers of the first jobs in the background, while the caller prepares them.
 
         Only on this machine: workers of a cluster wait for their turn (`dml-workers`). An error is reported by the first job, which starts
         them again.
+
+        Args:
+            num_jobs: number of jobs that will follow.
+            meanwhile: called in the background, while the workers load their libraries on another core; its errors are ignored.
         """
         if ray_cluster() is None and num_jobs:
             inside = contextvars.copy_context()  # of the flow, for its log
-            self._starting = threading.Thread(target=inside.run, args=(self._start_groups, num_jobs), name="workers-start", daemon=True)
+            start = partial(inside.run, self._start_groups, num_jobs, meanwhile)
+            self._starting = threading.Thread(target=start, name="workers-start", daemon=True)
             self._starting.start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
@@ -101,7 +106,7 @@ class Workers:
             stop_ray()
         self._ending.set()
 
-    def _start_groups(self, num_jobs: int) -> None:
+    def _start_groups(self, num_jobs: int, meanwhile: Callable[[], None]) -> None:
         """Start Ray and groups, and wait for `close`: Linux ends Ray's processes when the thread ends that started them."""
         with contextlib.suppress(Exception):
             self._open()
@@ -114,6 +119,7 @@ class Workers:
                     group.start()
                 finally:
                     self._free.put(group)
+            meanwhile()
         self._ending.wait()
 
     def _open(self) -> None:
@@ -140,7 +146,7 @@ class _MadeWayError(_GroupEndedError):
 
 
 class WorkerGroup:
-    """Workers that do one job after another until `close`: one `TorchTrainer` fit after another.
+    """Workers that do one job after another until `close`: one fit of Ray Train after another.
 
     Ray never restarts workers automatically. Whatever ends a group (the death of a worker or of the board, a hang, missing resources),
     `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place.
@@ -157,7 +163,7 @@ class WorkerGroup:
         self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
         self._error: BaseException | None = None
         self._num_workers = 0
-        self._has_worked = self._busy = self._closed = False
+        self._busy = self._closed = False
 
     def start(self) -> None:
         """Start the workers, which wait for their first job."""
@@ -171,7 +177,7 @@ class WorkerGroup:
             TrainingError: the job failed, or more than `scale.max_failures` groups ended.
         """
         job = replace(job, num_loader_workers=self._placement.num_loaders)
-        self._has_worked = self._busy = True
+        self._busy = True
         num_attempts = num_faults = 0
         while True:
             num_attempts += 1
@@ -195,9 +201,9 @@ class WorkerGroup:
                 return {**facts, "attempts": num_attempts}
 
     def close(self) -> None:
-        """Let workers that wait for another job end. Busy workers end with Ray, as do those that never had a job: they may be starting."""
+        """Let workers of a cluster that wait for another job end. All others end with Ray, which was started for this flow."""
         self._closed = True
-        if self._thread is not None and self._has_worked and not self._busy:
+        if self._thread is not None and ray_cluster() is not None and not self._busy:
             with contextlib.suppress(Exception):  # if the board is gone, its workers end too
                 self._board.close.remote()
             self._thread.join(CLOSE_SECONDS)
@@ -259,11 +265,11 @@ class WorkerGroup:
     def _start(self) -> None:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchTrainer
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from tasks.workers.board import Board
-        from tasks.workers.rendezvous import Rendezvous
+        from tasks.workers.rendezvous import LocalTrainer, Rendezvous
 
         # Ray detects a process that does not answer at all, whatever the other workers do.
         os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(60 * self._scale.hang_minutes)
@@ -274,7 +280,7 @@ class WorkerGroup:
         num_threads = max(1, (os.cpu_count() or 1) // (self._num_workers * self._placement.num_groups))
         folder = self._folder.absolute()
         on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
-        trainer = TorchTrainer(
+        trainer = (DataParallelTrainer if on_a_cluster else LocalTrainer)(
             _serve,
             train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": on_a_cluster},
             scaling_config=ScalingConfig(
@@ -282,7 +288,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            torch_config=Rendezvous(timeout_s=COLLECTIVE_TIMEOUT_SECONDS, board=self._board, folder=None if on_a_cluster else str(folder)),
+            backend_config=Rendezvous(COLLECTIVE_TIMEOUT_SECONDS, self._board, folder=None if on_a_cluster else str(folder)),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),
@@ -305,7 +311,7 @@ class WorkerGroup:
     def _fit(self, trainer: Any) -> None:
         try:
             trainer.fit()
-        except Exception as error:  # noqa: BLE001 - stored, and reported by the job that waits
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - stored, and reported by the job that waits; Ray's end exits its callers
             self._error = error
 
     def _end(self) -> None:

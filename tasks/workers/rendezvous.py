@@ -1,4 +1,6 @@
-"""The rendezvous of a group's workers and their setup; the only code of ours in Ray Train's controller.
+"""The rendezvous of a group's workers and their setup, and what of Ray Train a group of one machine does without.
+
+This is the only code of ours in Ray Train's controller, which starts sooner because nothing here loads torch.
 
 Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface of the machine and needs no token. On one machine a file
 replaces it. Workers of a cluster share no files and use Ray Train's rendezvous.
@@ -11,23 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch.distributed as dist
-from ray.train.torch.config import TorchConfig, _TorchBackend
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from tasks.workers.stopping import heed_sigterm
 
 
 @dataclass
-class Rendezvous(TorchConfig):  # type: ignore[misc]
-    """A `TorchConfig` for groups that a flow can end.
+class Rendezvous(BackendConfig):  # type: ignore[misc]
+    """Ray Train's configuration of a torch process group that a flow can end.
 
     Attributes:
+        timeout_s: seconds for an operation of the process group.
         board: receives the group's controller and its placement group.
         folder: folder of the rendezvous files for workers of one machine; None for workers of a cluster.
     """
 
-    board: Any = None
-    folder: str | None = None
+    timeout_s: int
+    board: Any
+    folder: str | None
 
     @property
     def backend_cls(self) -> type:
@@ -35,14 +42,18 @@ class Rendezvous(TorchConfig):  # type: ignore[misc]
         return _Backend
 
 
-class _Backend(_TorchBackend):  # type: ignore[misc]
+class _Backend(Backend):  # type: ignore[misc]
+    share_cuda_visible_devices = True  # as Ray Train's own for torch
+
     def on_start(self, worker_group: Any, backend_config: Rendezvous) -> None:
         """Join all workers; each start of a group has its own rendezvous file."""
         placement_group = worker_group.execute_single(0, ray.util.get_current_placement_group)
         ray.get(backend_config.board.hold.remote(ray.get_runtime_context().current_actor, placement_group))
         worker_group.execute(heed_sigterm)
         if backend_config.folder is None:
-            super().on_start(worker_group, backend_config)
+            from ray.train.torch.config import TorchConfig, _TorchBackend
+
+            _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=backend_config.timeout_s))
             return
         backend = "nccl" if worker_group.get_resources_per_worker().get("GPU", 0) > 0 else "gloo"
         folder = Path(backend_config.folder)
@@ -61,7 +72,32 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
 
 def _join(backend: str, meeting_file: Path, rank: int, world_size: int, timeout_seconds: int) -> None:
+    import torch.distributed as dist
+
     timeout = timedelta(seconds=timeout_seconds)
     # Pass the path: torch does not decode the %20 of a file:// address.
     store = dist.FileStore(str(meeting_file), world_size)  # type: ignore[attr-defined]  # torch exports it at run time
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+class LocalTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """A trainer of one machine, without three of Ray Train's processes: their starts take longer than that of the workers.
+
+    They serve datasets of Ray Data, clusters that grow, and placement groups whose controller was killed, which `WorkerGroup` removes.
+    It overrides methods that Ray may rename: tests/tasks/workers/test_local_trainer.py names the processes of a group.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        unused = (DatasetsCallback, PlacementGroupCleanerCallback)
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unused)]
+
+    def _initialize_and_run_controller(self, **settings: Any) -> Any:
+        return super()._initialize_and_run_controller(**settings | {"scaling_policy": _OneMachine(self.scaling_config)})
+
+
+class _OneMachine(FixedScalingPolicy):  # type: ignore[misc]
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Request nothing of an autoscaler."""
+
+    def _maybe_send_resource_request(self) -> None:
+        pass

@@ -41,6 +41,8 @@ def serve(config: dict[str, Any]) -> None:
     device = ray.train.torch.get_device()
     if device.type == "cpu":
         torch.set_num_threads(config["num_threads"])
+    else:
+        torch.cuda.set_device(device)
     heart = _Heart(board, config["on_a_cluster"])
     pulse.listen(heart.beat)
     while (job := _next_job(board)) != STOP:
