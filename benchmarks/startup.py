@@ -1,8 +1,9 @@
 """Benchmark where the time of `dml reproduce` goes: its phases, next to the bare parts of its libraries in the same run.
 
 For each number of runs (one variant with as many seeds, on drawn images, with few epochs) the command runs in a separate project: the
-first time, again, when everything is reused, and after `recall_at` has changed, when everything is scored and published again. Phases are
-read from the lines that it prints, steps from Prefect's records of tasks and from the records of training. The peers, each in a separate process:
+first time; again, when everything is reused; and after `recall_at` has changed, when everything is scored and published again. Phases
+are read from the lines that it prints, steps from Prefect's records of tasks and from the records of training. The peers, each in a
+separate process:
   functions  training, embedding and evaluation of the same runs as plain functions with one thread
   Ray        a TorchTrainer fit of an empty function with one worker, Ray's start and end included
   Prefect    a flow with one empty task, the start and end of its server included
