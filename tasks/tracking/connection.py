@@ -6,6 +6,7 @@ upgrades an older database without asking, and prints pages of traces for one of
 
 import re
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache, partial
@@ -15,6 +16,7 @@ from typing import Any
 
 from dml_core.errors import TrackingError
 from tasks.environment import answers, shown, without_secrets
+from tasks.locks import alone
 
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
 SQLITE = "sqlite:///"
@@ -60,6 +62,26 @@ def check_database(path: Path) -> None:
         if revision[0] in known:
             raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {SQLITE}{path}")
         raise TrackingError(f"{where}: a newer MLflow wrote it; install that version, or set MLFLOW_TRACKING_URI to another database")
+
+
+def create_database(path: Path, lock: Path) -> None:
+    """Create a local database unless there is one: under another name, so that no process finds one with a part of its tables.
+
+    Raises:
+        TrackingError: it cannot be created.
+    """
+    with alone(lock), one_line_errors(f"{SQLITE}{path}"):
+        if path.exists() and path.stat().st_size:
+            return
+        from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            new = Path(folder) / path.name
+            store = SqlAlchemyStore(f"{SQLITE}{new}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
+            store.engine.dispose()
+            new.replace(path)
 
 
 def open_database(path: Path) -> sqlite3.Connection:

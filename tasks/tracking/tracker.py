@@ -46,7 +46,7 @@ from tasks.tracking.child_run import (
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
-from tasks.tracking.connection import SQLITE, Lock, LockingClient, log_metrics, one_line_errors, project_runs, set_tags
+from tasks.tracking.connection import SQLITE, Lock, LockingClient, create_database, log_metrics, one_line_errors, project_runs, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
@@ -74,16 +74,23 @@ class Tracker:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        """MLflow's client, created on first use: it opens a local database, and a damaged one is reported as unusable."""
+        """MLflow's client, created on first use: it opens or creates a local database, and a damaged one is reported as unusable."""
+        if self._is_local:
+            create_database(Path(self.uri.removeprefix(SQLITE)), self._locks / "creation")
         return cast(MlflowClient, LockingClient(MlflowClient(self.uri), self._database))
 
     def load(self) -> None:
-        """Load MLflow's libraries and open or create a local database; otherwise the first publication does."""
+        """Load MLflow's libraries and open or create a local database; otherwise the first publication does.
+
+        Raises:
+            TrackingError: MLflow cannot be used.
+        """
         import mlflow.pyfunc  # noqa: F401
 
         import tasks.tracking.models  # noqa: F401
 
-        _ = self._client
+        with one_line_errors(self.uri):
+            _ = self._client
 
     def publish(self, report: RunReport | ComparisonReport) -> str | None:
         """Deliver a report, or keep it in the outbox; return the MLflow run's id, or None if it was kept.

@@ -19,7 +19,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
-from tasks.tracking.connection import check_available, schemas
+from tasks.tracking.connection import check_available, create_database, schemas
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import published_as, published_runs, search_published, standing_comparisons
 from tasks.tracking.registered import LoggedNetwork, Registry
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Tracker.begin_run": lambda uri, folder: _tracker(uri, folder).begin_run("c", "i", _spec()),
     "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", [("epoch/loss", 1.0, 0)]),
 }
-SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training continues: test_tracking.py
+SWALLOWED = {"Tracker.publish", "Tracker.load"}  # training continues: test_tracking.py; a server is asked nothing
 
 
 def _version() -> object:
@@ -204,3 +204,37 @@ def test_a_server_of_another_kind_is_one_line_on_every_way(tmp_path: Path) -> No
         assert "\n" not in said, name
         assert "no answer" not in said, name
     server.shutdown()
+
+
+def test_no_process_finds_a_database_that_is_being_created(tmp_path: Path) -> None:
+    uri, created = f"sqlite:///{tmp_path / 'mlflow.db'}", threading.Event()
+    faults: list[TrackingError] = []
+
+    def look() -> None:
+        while not created.is_set():
+            try:
+                check_available(uri)
+            except TrackingError as error:
+                faults.append(error)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    trackers = [_tracker(uri, tmp_path), _tracker(uri, tmp_path)]
+    threads = [threading.Thread(target=tracker.load) for tracker in trackers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    created.set()
+    watcher.join()
+    assert faults == []
+    assert [path.name for path in tmp_path.iterdir() if path.name != "mlflow.locks"] == ["mlflow.db"]
+    assert trackers[0].begin_run("c", "identity", _spec()) == trackers[1].begin_run("c", "identity", _spec())
+
+
+def test_a_database_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(b"not a database at all")
+    with pytest.raises(TrackingError, match="cannot be used"):
+        create_database(path, tmp_path / "lock")
+    assert path.read_bytes() == b"not a database at all"
