@@ -13,6 +13,14 @@ def mean_where(values: Tensor, mask: Tensor) -> Tensor:
     return _mean_of_some(values, mask) if mask.is_cpu else _mean_of_all(values, mask)
 
 
+def taken(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries of `values` where `mask` is true, with a mask of ones, on a CPU; elsewhere both as they are.
+
+    Gradients of several functions of the entries are then summed before they are added to others, which decides their last bits.
+    """
+    return (values[mask], mask[mask]) if mask.is_cpu else (values, mask)
+
+
 def variance_where(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean squared deviation from `mean_where`; scalar, exactly 0 without entries."""
     deviations = torch.where(mask, values - mean_where(values, mask), 0.0)  # not infinite, for the gradient of a square
