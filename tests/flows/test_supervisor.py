@@ -59,6 +59,9 @@ class Started:
         )
         assert self.process.stdout is not None
         self.flow, self.server = map(int, self.process.stdout.readline().split())
+        until = time.monotonic() + 20
+        while len(self.left()) < 5 and time.monotonic() < until:  # the orphan may still be starting
+            time.sleep(0.05)
 
     def left(self) -> list[list[str]]:
         """Return the processes with this test's mark in their environment, whatever their parent."""
