@@ -10,7 +10,7 @@ from typing import Any
 def published(database: Path, artifacts: Path) -> dict[str, Any]:
     """Return every run by name, with status, settings, every point of every curve and files; and every model, with its files.
 
-    Duplicates appear twice in a list: runs of one name, points of one step, files, models.
+    Duplicates appear twice in a list: runs of one name, points of one step, files, models. Costs are omitted: a fault has its price.
     """
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as data:
 
@@ -23,7 +23,7 @@ def published(database: Path, artifacts: Path) -> dict[str, Any]:
                 "status": status,
                 "stage": stage,
                 "settings": rows("SELECT key, value FROM params WHERE run_uuid = ?", run),
-                "points": rows("SELECT key, step, value FROM metrics WHERE run_uuid = ?", run),
+                "points": rows("SELECT key, step, value FROM metrics WHERE run_uuid = ? AND key NOT GLOB 'cost_*'", run),
                 "files": _files(artifacts, run),
             }
             for run, name, status, stage in rows("SELECT run_uuid, name, status, lifecycle_stage FROM runs")
