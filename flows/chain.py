@@ -296,7 +296,7 @@ def embed(
         note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts)
 
-    return lock.run_once(work, _worker_slots)
+    return lock.run_once(work, _embedding_slots)
 
 
 @task(**_STEP_OPTIONS)
@@ -413,6 +413,11 @@ def _worker_slots(services: Services) -> AbstractContextManager[Any]:
         return services.turns
     occupied = services.scale.most_workers
     return concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
+
+
+def _embedding_slots(services: Services) -> AbstractContextManager[Any]:
+    """Return `_worker_slots` with a server. Without one `Workers` prefers embeddings, which must not queue behind trainings here."""
+    return contextlib.nullcontext() if prefect_server() is None else _worker_slots(services)
 
 
 def _scoring_slot(services: Services) -> AbstractContextManager[Any]:

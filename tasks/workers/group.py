@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import itertools
 import os
-import queue
 import threading
 import time
 from collections import Counter
@@ -57,9 +56,10 @@ class Workers:
         self._say = say
         self._starts = starts
         self._groups: list[WorkerGroup] = []
-        self._free: queue.LifoQueue[WorkerGroup] = queue.LifoQueue()  # a started group is reused before another is started
+        self._free: list[WorkerGroup] = []  # the last is taken first: a started group is reused before another is started
+        self._change = threading.Condition()  # of the free groups and of the number of embeddings that wait for one
+        self._num_to_embed = 0
         self._lock = threading.Lock()
-        self._starting: threading.Thread | None = None
         self._ending = threading.Event()
         self._closed = False
 
@@ -67,20 +67,15 @@ class Workers:
         """Start Ray and the workers of the first jobs in the background, while the caller prepares them.
 
         Only on this machine: workers of a cluster wait for their turn (`dml-workers`). An error is reported by the first job, which starts
-        them again.
-
-        Args:
-            num_jobs: number of jobs that will follow.
-            meanwhile: called in the background, while the workers load their libraries on another core; its errors are ignored.
+        them again. `meanwhile` is called there too, while the workers load their libraries on another core; its errors are ignored.
         """
         if ray_cluster() is None and num_jobs:
             inside = contextvars.copy_context()  # of the flow, for its log
             start = partial(inside.run, self._start_groups, num_jobs, meanwhile)
-            self._starting = threading.Thread(target=start, name="workers-start", daemon=True)
-            self._starting.start()
+            threading.Thread(target=start, name="workers-start", daemon=True).start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the next free group do a job; return its facts (device, num_workers, seconds, attempts). Thread-safe.
+        """Have the next free group do a job, embeddings before trainings; return its facts (device, num_workers, seconds, attempts).
 
         Args:
             job: the job.
@@ -91,11 +86,23 @@ class Workers:
             TrainingError: the job failed, or its workers cannot be started.
         """
         self._open()
-        group = self._free.get()
+        group = self._take(job.step == "embed")
         try:
             return group.run(job, watch, spent)
         finally:
-            self._free.put(group)
+            self._put_back(group)
+
+    def _take(self, is_to_embed: bool) -> "WorkerGroup":  # trained runs are scored and published while others train
+        with self._change:
+            self._num_to_embed += is_to_embed
+            self._change.wait_for(lambda: self._free and (is_to_embed or not self._num_to_embed))
+            self._num_to_embed -= is_to_embed
+            return self._free.pop()
+
+    def _put_back(self, *groups: "WorkerGroup") -> None:
+        with self._change:
+            self._free.extend(groups)
+            self._change.notify_all()
 
     def close(self) -> None:
         """End all groups and what `start_ray` started. A job in progress is abandoned; its checkpoint stays."""
@@ -110,15 +117,13 @@ class Workers:
         """Start Ray and groups, and wait for `close`: Linux ends Ray's processes when the thread ends that started them."""
         with contextlib.suppress(Exception):
             self._open()
-            taken: list[WorkerGroup] = []
-            with contextlib.suppress(queue.Empty):
-                while len(taken) < num_jobs:
-                    taken.append(self._free.get_nowait())
+            with self._change:
+                taken, self._free = self._free[:num_jobs], self._free[num_jobs:]
             for group in taken:
                 try:
                     group.start()
                 finally:
-                    self._free.put(group)
+                    self._put_back(group)
             meanwhile()
         self._ending.wait()
 
@@ -133,8 +138,7 @@ class Workers:
                 placement = start_ray(self._scale)
             self._say(f"{placement.text}; starting {WORKERS}{self._starts.about(WORKERS)}")
             self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say, self._starts) for _ in range(placement.num_groups)]
-            for group in self._groups:
-                self._free.put(group)
+            self._put_back(*self._groups)
 
 
 class _GroupEndedError(Exception):

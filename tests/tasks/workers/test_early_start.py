@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,3 +83,28 @@ def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
     with pytest.raises(TrainingError, match="Ray did not start"):
         workers.run(job, lambda message: None)
     assert calls == ["fails", "fails"]
+
+
+def test_an_embedding_comes_before_the_trainings_that_wait(calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups are busy, three trainings wait, then comes an embedding: it takes the first group that is free."""
+    done: list[str] = []
+    go_on = threading.Semaphore(0)
+
+    def run(self: WorkerGroup, job: Any, watch: Any, spent: Any) -> dict[str, object]:
+        go_on.acquire()
+        done.append(job.step)
+        return {}
+
+    monkeypatch.setattr(WorkerGroup, "run", run)
+    started = []
+    for step in ("train", "train", "train", "train", "train", "embed"):
+        started.append(threading.Thread(target=workers.run, args=(SimpleNamespace(step=step), print)))
+        started[-1].start()
+        time.sleep(0.05)
+    go_on.release(3)
+    until(lambda: len(done) == 3)
+    assert "embed" in done
+    go_on.release(3)
+    for thread in started:
+        thread.join(20)
+    assert sorted(done) == ["embed", *["train"] * 5]
