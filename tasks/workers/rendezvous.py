@@ -1,6 +1,6 @@
-"""The rendezvous of a group's workers and their setup, and what of Ray Train a group of one machine does without.
+"""The rendezvous of a group's workers and their setup, and a trainer of one machine without Ray Train's unused processes.
 
-This is the only code of ours in Ray Train's controller, which starts sooner because nothing here loads torch.
+Only this module is loaded in Ray Train's controller, which starts sooner because nothing here loads torch.
 
 Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface of the machine and needs no token. On one machine a file
 replaces it. Workers of a cluster share no files and use Ray Train's rendezvous.
