@@ -18,6 +18,7 @@ from tasks.files import write_whole
 from tasks.locks import alone
 
 OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+NO_COPY = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
 NO_DAMAGE = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
 logger = logging.getLogger(__name__)
 
@@ -55,11 +56,13 @@ def copy_empty_database(home: Path) -> bool:
     The server updates any database, so a missing or damaged copy only costs time.
     """
     path = home / "prefect.db"
-    if any(os.environ.get(name) for name in OF_A_PERSON) or path.exists():
+    if any(os.environ.get(name) for name in OF_A_PERSON):
         return True
-    if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
-        return False
-    with suppress(OSError):
+    with suppress(*NO_COPY), alone(home / ".set-aside.lock"):  # another flow's server must not have it open when it is replaced
+        if path.exists():
+            return True
+        if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
+            return False
         for kept in _kept(b"").parent.glob(f"prefect-{version('prefect')}-*.db"):
             data = kept.read_bytes()
             if kept == _kept(data):
@@ -70,7 +73,7 @@ def copy_empty_database(home: Path) -> bool:
 
 def keep_empty_database(home: Path) -> None:
     """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`. Its name contains its hash."""
-    with suppress(OSError, sqlite3.Error):  # the next project creates its own
+    with suppress(sqlite3.Error, *NO_COPY):  # the next project creates its own
         with closing(sqlite3.connect(f"{(home / 'prefect.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
             data = database.serialize()
         write_whole(_kept(data), data)

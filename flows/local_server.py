@@ -20,7 +20,7 @@ ONE_FLOW = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFEC
 
 
 class LocalServer:
-    """A server that starts in a process of its own and ends with this one. It has the port before it starts, so none can take it.
+    """A server in a separate process, which ends with this one. Its port is bound before it starts, so that no other can take it.
 
     Attributes:
         url: address of its API.

@@ -15,7 +15,7 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.tracking.published import current_identities
-from tasks.workers.group import RAY, Workers
+from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"

@@ -226,7 +226,6 @@ def set_environment(project: Project) -> None:
         os.environ.setdefault(name, value)
     defaults = {
         "PREFECT_HOME": str(project.state / "prefect"),
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Without a server only the terminal shows logs, and the command itself prints one line per error there.
         "PREFECT_LOGGING_LEVEL": "INFO" if prefect_server() else "CRITICAL",

@@ -13,7 +13,7 @@ def mean_where(values: Tensor, mask: Tensor) -> Tensor:
     return _mean_of_some(values, mask) if mask.is_cpu else _mean_of_all(values, mask)
 
 
-def taken(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def selected(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the entries of `values` where `mask` is true, with a mask of ones, on a CPU; elsewhere both as they are.
 
     Gradients of several functions of the entries are then summed before they are added to others, which decides their last bits.

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.losses.selection import mean_where, taken
+from dml_core.losses.selection import mean_where, selected
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -59,7 +59,7 @@ class TupletMargin(Loss):
         positive_P = self.config.scale * cos_with_slack(cos_ap_P, self.config.slack_margin)
         tuplet = functional.softplus(negative_P - positive_P).mean()
         spread = self._pair_variation(cos_ap_P, torch.ones_like(cos_ap_P, dtype=torch.bool), 1.0)
-        spread = spread + self._pair_variation(*taken(cos_NN, other_NN), -1.0)
+        spread = spread + self._pair_variation(*selected(cos_NN, other_NN), -1.0)
         total = tuplet + self.config.variance_weight * spread
         return LossOutput(total, {"tuplet": tuplet.detach(), "pair_variation": spread.detach()})
 

@@ -53,9 +53,9 @@ def run_and_exit() -> None:
 
 
 class _LastHandler:
-    """The exit handler that runs last, since it was registered first: it ends a supervised process.
+    """The exit handler that runs last, since it was registered first: it ends a supervised process at once.
 
-    Otherwise Python would take apart what the flow has loaded, for three seconds; the supervisor ends whatever is left.
+    Otherwise Python would unload the flow's libraries for three seconds. The supervisor ends any process that is left.
 
     Attributes:
         code: exit code; None until it is known, and then Python ends the process.

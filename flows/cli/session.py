@@ -54,9 +54,9 @@ def say(line: str) -> None:
 
 @contextmanager
 def prefect_starting(project: Project) -> Iterator[None]:
-    """Let Prefect's server start, unless one is named, while the body imports what the flow needs: on different cores.
+    """Start Prefect's server, unless one is named, while the body imports what the flow needs, on another core.
 
-    The server of one flow is known to Prefect alone: for the project no server is named (`tasks.environment.prefect_server`).
+    Only Prefect learns the address of this server: `tasks.environment.prefect_server` still returns None.
     """
     with announced_start(project, "Prefect", "starting Prefect and loading the libraries"):
         if prefect_server() is not None:

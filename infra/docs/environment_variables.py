@@ -40,7 +40,6 @@ LOOPBACK = "Ray and the workers' collectives listen on 127.0.0.1 only."
 ONE_FLOW = "Not needed by the temporary server of one flow."
 REASONS = {
     "PREFECT_HOME": "Records of finished steps stay with the project.",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "Prefect's default of 20 s is too short on a busy machine.",
     "PREFECT_SERVER_ANALYTICS_ENABLED": NOTHING_IS_SENT,
     "PREFECT_LOGGING_LEVEL": "Without a server, only the project's lines are printed; with one, the flow run's log has all lines.",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "The same for Prefect's internal lines.",

@@ -1,4 +1,4 @@
-"""Training and embedding on Ray: worker groups that start once and serve every run of a flow."""
+"""A worker group: processes of Ray Train that start once and do one job after another, replaced if they fail."""
 
 import contextlib
 import contextvars
@@ -20,7 +20,7 @@ from tasks.processes import GO_ON
 from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.workers.connection import first_line, start_ray, stop_ray
+from tasks.workers.connection import first_line
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
@@ -34,111 +34,10 @@ CLOSE_SECONDS = 30
 END_SECONDS = 15.0
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
-RAY, WORKERS = "Ray", "the workers"  # names of `StartTimes`
+WORKERS = "the workers"  # name of their start in `StartTimes`
 Watch = Callable[[Progress], None]
 Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
 Say = Callable[[str], None]
-
-
-class Workers:
-    """The worker groups of a flow: one per concurrent run, each started when first needed.
-
-    Args:
-        scale: limits on groups, workers per group and devices.
-        folder: folder for Ray Train's own state.
-        say: receives one line on the placement, once Ray has started.
-        starts: announces and measures the starts of Ray and of workers.
-    """
-
-    def __init__(self, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
-        self._scale = scale
-        self._folder = folder
-        self._say = say
-        self._starts = starts
-        self._groups: list[WorkerGroup] = []
-        self._free: list[WorkerGroup] = []  # the last is taken first: a started group is reused before another is started
-        self._change = threading.Condition()  # of the free groups and of the number of embeddings that wait for one
-        self._num_to_embed = 0
-        self._lock = threading.Lock()
-        self._ending = threading.Event()
-        self._closed = False
-
-    def start_early(self, num_jobs: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Start Ray and the workers of the first jobs in the background, while the caller prepares them.
-
-        Only on this machine: workers of a cluster wait for their turn (`dml-workers`). An error is reported by the first job, which starts
-        them again. `meanwhile` is called there too, while the workers load their libraries on another core; its errors are ignored.
-        """
-        if ray_cluster() is None and num_jobs:
-            inside = contextvars.copy_context()  # of the flow, for its log
-            start = partial(inside.run, self._start_groups, num_jobs, meanwhile)
-            threading.Thread(target=start, name="workers-start", daemon=True).start()
-
-    def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the next free group do a job, embeddings before trainings; return its facts (device, num_workers, seconds, attempts).
-
-        Args:
-            job: the job.
-            watch: receives every progress message.
-            spent: receives about twice a second what the workers have used.
-
-        Raises:
-            TrainingError: the job failed, or its workers cannot be started.
-        """
-        self._open()
-        group = self._take(job.step == "embed")
-        try:
-            return group.run(job, watch, spent)
-        finally:
-            self._put_back(group)
-
-    def _take(self, is_to_embed: bool) -> "WorkerGroup":  # trained runs are scored and published while others train
-        with self._change:
-            self._num_to_embed += is_to_embed
-            self._change.wait_for(lambda: self._free and (is_to_embed or not self._num_to_embed))
-            self._num_to_embed -= is_to_embed
-            return self._free.pop()
-
-    def _put_back(self, *groups: "WorkerGroup") -> None:
-        with self._change:
-            self._free.extend(groups)
-            self._change.notify_all()
-
-    def close(self) -> None:
-        """End all groups and what `start_ray` started. A job in progress is abandoned; its checkpoint stays."""
-        self._closed = True
-        with self._lock:  # a start of Ray in progress ends first
-            for group in self._groups:
-                group.close()
-            stop_ray()
-        self._ending.set()
-
-    def _start_groups(self, num_jobs: int, meanwhile: Callable[[], None]) -> None:
-        """Start Ray and groups, and wait for `close`: Linux ends Ray's processes when the thread ends that started them."""
-        with contextlib.suppress(Exception):
-            self._open()
-            with self._change:
-                taken, self._free = self._free[:num_jobs], self._free[num_jobs:]
-            for group in taken:
-                try:
-                    group.start()
-                finally:
-                    self._put_back(group)
-            meanwhile()
-        self._ending.wait()
-
-    def _open(self) -> None:
-        """Start Ray and create the groups that fit, on the first call."""
-        with self._lock:
-            if self._closed:
-                raise TrainingError("the flow is ending; no new jobs are accepted")
-            if self._groups:
-                return
-            with self._starts.timed(RAY) if ray_cluster() is None else contextlib.nullcontext():
-                placement = start_ray(self._scale)
-            self._say(f"{placement.text}; starting {WORKERS}{self._starts.about(WORKERS)}")
-            self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say, self._starts) for _ in range(placement.num_groups)]
-            self._put_back(*self._groups)
 
 
 class _GroupEndedError(Exception):

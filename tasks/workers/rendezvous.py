@@ -97,7 +97,7 @@ class LocalTrainer(DataParallelTrainer):  # type: ignore[misc]
 
 class _OneMachine(FixedScalingPolicy):  # type: ignore[misc]
     def after_controller_start(self, train_run_context: Any) -> None:
-        """Request nothing of an autoscaler."""
+        """Register with no autoscaler."""
 
     def _maybe_send_resource_request(self) -> None:
         pass

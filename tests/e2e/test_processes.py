@@ -117,7 +117,7 @@ def test_a_run_is_reached_by_nobody_else_and_ends_with_its_gcs(project: Project,
 @pytest.mark.proof
 def test_a_run_ends_the_same_after_every_loss(project: Project, tmp_path: Path) -> None:
     run = Disturbed(project, tmp_path / "state")
-    (server, *_) = run.until(lambda: run.named("dvc") and run.named("flows.local_server"), "a flow beside Prefect's server")
+    (server, *_) = run.until(lambda: run.named("dvc") and run.named("flows.local_server"), "a flow and Prefect's server")
     server.kill()
     run.ends(2, "error: Prefect's server died", within_seconds=15)
 

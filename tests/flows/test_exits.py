@@ -274,3 +274,28 @@ def test_a_supervised_verb_that_fails_in_an_unforeseen_way(tmp_path: Path) -> No
     line = shown.stderr.splitlines()[-1]
     assert line.startswith(f"error: unexpected LookupError; the traceback is in {tmp_path}/state/logs/dml-")
     assert "LookupError: odd" in Path(line.rpartition(" ")[2]).read_text()
+
+
+UNLOADED = """
+import atexit, sys
+from flows.cli.exits import _LastHandler
+class Library:
+    def __del__(self):
+        print("unloaded", flush=True)
+last = _LastHandler()
+library = Library()
+atexit.register(print, "handler of the library")
+last.code = {code}
+sys.stdout.write("last words\\n")
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "exit_code"),
+    [(0, "last words\nhandler of the library\n", 0), (2, "last words\nhandler of the library\n", 2)]
+    + [(None, "last words\nhandler of the library\nunloaded\n", 7)],
+)
+def test_a_supervised_process_ends_after_its_exit_handlers_and_unloads_nothing(code: int | None, printed: str, exit_code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", UNLOADED.format(code=code)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (printed, "", exit_code)

@@ -2,6 +2,9 @@
 
 import shutil
 import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -134,7 +137,7 @@ def kept(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 def test_a_new_project_gets_a_copy_of_the_kept_database(home: Path, kept: Path) -> None:
     clear(home)
     assert copy_empty_database(home)
-    assert list(home.iterdir()) == [home / "prefect.db"]
+    assert not list(home.glob("prefect.db-*"))
     assert rows(home / "prefect.db") == rows(kept) == 3000
 
 
@@ -143,7 +146,7 @@ def test_without_an_intact_one_the_server_creates_its_own(home: Path, kept: Path
     DAMAGE[how](kept)
     clear(home)
     assert not copy_empty_database(home)
-    assert not list(home.iterdir())
+    assert not list(home.glob("*prefect.db*"))
 
 
 def test_the_log_of_a_lost_database_is_not_applied_to_a_copy(home: Path, kept: Path) -> None:
@@ -160,11 +163,35 @@ def test_a_project_keeps_its_database(home: Path, kept: Path) -> None:
     assert rows(home / "prefect.db") == 0
 
 
-def test_a_home_that_cannot_be_written_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/proc")
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("user_home", [no_home, lambda: Path("/proc")], ids=["none", "read-only"])
+def test_without_a_user_s_folder_the_server_creates_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch, user_home: Callable[[], Path]
+) -> None:
+    monkeypatch.setattr(Path, "home", user_home)
     keep_empty_database(home)
     clear(home)
     assert not copy_empty_database(home)
+
+
+def test_of_two_flows_that_start_at_once_one_copies(home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other finds the first one's database, which its server may have opened, and leaves it."""
+    clear(home)
+    written: list[Path] = []
+    write = local_database.write_whole
+
+    def slowly(path: Path, content: bytes) -> None:
+        written.append(path)
+        time.sleep(0.3)
+        write(path, content)
+
+    monkeypatch.setattr(local_database, "write_whole", slowly)
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(copy_empty_database, [home] * 3)) == [True] * 3
+    assert written == [home / "prefect.db"]
 
 
 def clear(home: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.workers import group
-from tasks.workers.group import WorkerGroup, Workers
+from tasks.workers import pool
+from tasks.workers.group import WorkerGroup
 from tasks.workers.placement import Placement
+from tasks.workers.pool import Workers
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record what is started and stopped; no Ray runs."""
     calls: list[str] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(group, "start_ray", lambda scale: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
-    monkeypatch.setattr(group, "stop_ray", lambda: calls.append(f"stopped, {len(threads())} thread"))
+    monkeypatch.setattr(pool, "start_ray", lambda scale: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
+    monkeypatch.setattr(pool, "stop_ray", lambda: calls.append(f"stopped, {len(threads())} thread"))
     monkeypatch.setattr(WorkerGroup, "_start", lambda self: calls.append("group"))
     monkeypatch.setattr(WorkerGroup, "_attempt", lambda self, job, watch: {"device": "cpu"})
     return calls
@@ -76,7 +77,7 @@ def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
         calls.append("fails")
         raise TrainingError("Ray did not start")
 
-    monkeypatch.setattr(group, "start_ray", fails)
+    monkeypatch.setattr(pool, "start_ray", fails)
     workers.start_early(1)
     until(lambda: calls == ["fails"])
     job: Any = object()
