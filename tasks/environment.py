@@ -276,6 +276,7 @@ def _ray_on_this_machine() -> dict[str, str]:
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return token | {
         "RAY_LD_PRELOAD_ON_WORKERS": "1",  # jemalloc, as in Ray's own processes: small steps take a tenth less time
+        "MALLOC_CONF": "dirty_decay_ms:-1",  # jemalloc keeps freed memory: otherwise steps of large networks take twice the time
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",

@@ -2,9 +2,11 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,3 +159,32 @@ def test_a_ray_on_this_machine_is_bound_to_the_loopback(address: str | None, tmp
     assert ray_cluster() == CLUSTERS[address]
     on_loopback = (os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"), os.environ.get("GLOO_SOCKET_IFNAME")) == ("0", "lo")
     assert on_loopback == (ray_cluster() is None)
+
+
+STEPS = """
+import resource, torch
+def num_page_faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    torch.ones(5_000_000)
+step()
+before = num_page_faults()
+for _ in range(20):
+    step()
+print(num_page_faults() - before)
+"""
+
+
+@pytest.mark.parametrize("as_workers", [True, False])
+def test_the_workers_allocator_keeps_the_memory_of_a_step_for_the_next(
+    as_workers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 MB, of some 4,900 pages, are allocated 20 times; without the setting, each time anew from the system."""
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"})
+    set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
+    assert os.environ["RAY_LD_PRELOAD_ON_WORKERS"] == "1"
+    preloaded = os.environ | {"LD_PRELOAD": str(Path(ray.__file__).parent / "core" / "libjemalloc.so")}
+    if not as_workers:
+        del preloaded["MALLOC_CONF"]
+    done = subprocess.run([sys.executable, "-c", STEPS], env=preloaded, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) < 4_900) == as_workers
