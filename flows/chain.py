@@ -9,9 +9,11 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from prefect import task
@@ -100,6 +102,10 @@ class Chain:
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
 
+    def when_ended(self, then: Callable[[], object]) -> None:
+        """Call `then` in some thread once every step has ended, which may be now."""
+        _then_after([future for future in (*self._steps.values(), *self._publishing) if not isinstance(future, StepRecord)], then)
+
     def wait(self) -> Exception | None:
         """Wait until every step has ended; return the first failed step's error, or None."""
         for future in (*self._steps.values(), *self._publishing):
@@ -149,27 +155,44 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
 
     The network of smoke runs is deleted after its last use: a hundred networks would fill a disk.
     """
-    outcomes: list[Outcome] = []
+    outcomes: dict[int, Outcome] = {}
     failures: list[Failure] = []
     num_users = Counter(chain.network_key for chain in chains if chain.spec.is_smoke)
-    for chain in chains:
+    for number in _as_they_end(chains):
+        chain = chains[number]
         error = chain.wait()
         if error is None:
-            outcomes.append(chain.outcome())
+            outcomes[number] = chain.outcome()
             if chain.spec.is_smoke:
                 num_users[chain.network_key] -= 1
                 if not num_users[chain.network_key]:
                     services.store.clear(chain.network_key)
-            _show(outcomes[-1], chain.must_train, services)
+            _show(outcomes[number], chain.must_train, services)
         elif not services.stopping.is_set():
             failures.append(Failure.of(chain.spec, error))
             services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
             if services.fail_fast:
                 services.stop()
-    reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
+    reused = sum(not any(outcome.ran.values()) for outcome in outcomes.values())
     if reused:
         services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} reused")
-    return outcomes, failures
+    return [outcomes[number] for number in sorted(outcomes)], failures
+
+
+def _as_they_end(chains: Sequence[Chain]) -> Iterator[int]:
+    """Yield the numbers of the runs in the order in which they end."""
+    ended: SimpleQueue[int] = SimpleQueue()
+    for number, chain in enumerate(chains):
+        chain.when_ended(partial(ended.put, number))
+    for _ in chains:
+        yield ended.get()
+
+
+def _then_after(futures: Sequence[Any], then: Callable[[], object]) -> None:
+    if futures:
+        futures[0].add_done_callback(lambda _: _then_after(futures[1:], then))
+    else:
+        then()
 
 
 def _show(outcome: Outcome, trained: bool, services: Services) -> None:

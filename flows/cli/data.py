@@ -19,13 +19,13 @@ from tasks.data import check_raw, dataset_spec, fetch_raw, prepare_dataset, read
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, is_published
-from tasks.runs.specs import DatasetSpec, load_params, standing_runs
+from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
 
 if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import CheckReport
 
 data_app = new_group("data", no_args_is_help=True)
-SMALL_COMPARISON = ("untrained", "softtriple")  # a first look: what training gains over the initial network
+TRAINED = "softtriple"  # in a first look, compared with the network without training
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
 
@@ -100,7 +100,8 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
 
     params = load_params(project.params_file)
     runs = standing_runs(params, [name])[name]
-    few = [run for run in runs if run.variant in SMALL_COMPARISON and run.seed == runs[0].seed]
+    initial = FROZEN if any(run.variant == FROZEN for run in runs) else "untrained"
+    few = [run for run in runs if run.variant in (initial, TRAINED) and run.seed == runs[0].seed]
     options = "".join(f" --variant {run.variant}" for run in few)
     comparisons = {"the comparison": (runs, "")}
     if 1 < len(few) < len(runs):

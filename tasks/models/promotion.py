@@ -8,6 +8,9 @@ compare` answers it).
 Repeated attempts would eventually succeed by chance. So attempt k at a place is tested at LEVEL * 6 / (pi k)^2, and these levels add up to
 LEVEL over all future attempts: without a true gain, the champion is replaced at all in at most 5 of 100 such histories. This is alpha
 spending (Foster and Stine, JRSS B 2008) without earning any back.
+
+A network that was trained from pretrained weights must first beat the pretrained network itself (the variant `frozen`), by the same test at
+LEVEL: fine-tuning on few classes can make retrieval of new ones worse.
 """
 
 import math
@@ -29,7 +32,7 @@ from tasks.models.card import model_card
 from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.identity import NETWORK_IDENTITY
-from tasks.runs.specs import load_params
+from tasks.runs.specs import FROZEN, load_params
 from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Registry, registered_name
 from tasks.tracking.versions import Version
@@ -81,7 +84,8 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:
-        ConfigError: MLflow has no such run, or the current network is not known to be worse; the message gives the interval.
+        ConfigError: MLflow has no such run, or the current network, or the pretrained one that it was trained from, is not known to be
+            worse; the message gives the interval.
         TrackingError: MLflow cannot be used.
     """
     registry = Registry(project.tracking_uri)
@@ -96,7 +100,8 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
             said = f"forced, without comparison: {forced_because}"
         else:
             min_gain = load_params(project.params_file).promotion.min_gain
-            said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old")
+            gained = _fine_tuned(registry, network, recalls, Path(folder) / "frozen")
+            said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old") + gained
         card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, said, _reader(project, network))
         return Promotion(registry.promote(name, alias, network, said, card), said)
 
@@ -142,6 +147,31 @@ def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> C
         return recall_by_class(shard(gallery_role), config, None if query_role == gallery_role else shard(query_role))
     except EvaluationError as error:
         raise ConfigError(f"the run's embeddings cannot be compared: {error}") from None
+
+
+def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecalls, folder: Path) -> str:
+    """Return what a network's training gained over its pretrained weights, as the end of a line; empty if it had none, or no training.
+
+    Raises:
+        ConfigError: it is not known to have gained anything, or the pretrained network was not scored on the same images.
+    """
+    training = network.parameters["training"]
+    if not training["num_epochs"] or training["model"]["backbone"].get("weights", "none") == "none":
+        return ""
+    frozen = registry.frozen(network)
+    if frozen is None:
+        command = f"dml reproduce --dataset {network.data['name']} --variant {FROZEN}"
+        raise ConfigError(
+            f"it was trained from pretrained weights, which were not scored on these images: {command}; or --force with --reason"
+        )
+    gain = gain_by_class(recalls, class_recalls(registry, frozen, folder))
+    said = (
+        f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(LEVEL):+.1f} by a one-sided test at level {LEVEL:g}, "
+        f"against the pretrained network without training"
+    )
+    if gain.at_least(LEVEL) <= 0:
+        raise ConfigError(f"training is not known to have gained anything: {said}; --force with --reason promotes it anyway")
+    return f"; {said}"
 
 
 def _compared(

@@ -27,6 +27,8 @@ from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
+PRETRAINED_ONLY = "pretrained_only"  # key of a variant: whether it runs only on datasets whose backbone has pretrained weights
+FROZEN = "frozen"  # variant of the pretrained network without training: what fine-tuning has to beat
 SEEDS = range(2**32)  # accepted by every random number generator
 SMOKE = "smoke"  # the comparison of all smoke runs
 
@@ -119,7 +121,8 @@ class ComparisonSpec(Config):
         reference: variant that reports compare the others with; by default the best by the scores.
         protocol: training settings that all runs share.
         variants: variant -> its changes to the protocol; `tuned: true` or `false` overrides the dataset's; a variant with
-            `by_default: false` runs only if it is named, or with `--all`.
+            `by_default: false` runs only if it is named, or with `--all`, and one with `pretrained_only: true` only on datasets whose
+            backbone has pretrained weights.
         search: dotted name -> range that `dml tune` searches for every variant, in addition to the ranges of the loss's own options.
     """
 
@@ -408,15 +411,38 @@ def standing_runs(
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
     if not whole:
-        variants = variants or [name for name, changes in comparison.variants.items() if changes.get(BY_DEFAULT, True)]
         seeds = seeds or comparison.seeds[: comparison.num_default_seeds]
-    return {name: comparison_runs(params, name, variants, seeds, overrides) for name in datasets or comparison.default_datasets}
+
+    def chosen(dataset: str) -> Sequence[str] | None:
+        if whole or variants:
+            return variants
+        return [name for name in variants_on(params, dataset) if comparison.variants[name].get(BY_DEFAULT, True)]
+
+    return {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
+
+
+def variants_on(params: Params, dataset: str) -> list[str]:
+    """Return the variants that the comparison has on a dataset, in the order of `params.yaml`.
+
+    Raises:
+        ConfigError: the dataset is unknown, or a setting is wrong.
+    """
+    if dataset not in params.comparison.datasets:
+        raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
+
+    def applies(variant: str) -> bool:
+        if not params.comparison.variants[variant].get(PRETRAINED_ONLY, False):
+            return True
+        return _training(params, dataset, variant, tuned=False).model.backbone.weights != "none"
+
+    return [variant for variant in params.comparison.variants if applies(variant)]
 
 
 def is_whole(params: Params, runs: Iterable[RunSpec]) -> bool:
     """Return whether these are all runs of the standing comparison on their dataset."""
-    comparison = params.comparison
-    return {(spec.variant, spec.seed) for spec in runs} == set(product(comparison.variants, comparison.seeds))
+    present = {(spec.dataset, spec.variant, spec.seed) for spec in runs}
+    datasets = {dataset for dataset, _, _ in present}
+    return present == {run for name in datasets for run in product([name], variants_on(params, name), params.comparison.seeds)}
 
 
 def comparison_runs(
@@ -443,14 +469,15 @@ def comparison_runs(
     refuse_repeats("--variant", variants or ())
     refuse_repeats("--seed", seeds or ())
     check_seeds(seeds or ())
-    if dataset not in comparison.datasets:
-        raise unknown_name("dataset of the comparison", dataset, list(comparison.datasets))
+    present = variants_on(params, dataset)
     for variant in variants or ():
         if variant not in comparison.variants:
             raise unknown_name("variant", variant, list(comparison.variants))
+        if variant not in present:
+            raise ConfigError(f"variant '{variant}' needs a backbone with pretrained weights; that of '{dataset}' starts from random ones")
     named = tuple(setting for setting in overrides if changes_results(setting))
     runs = []
-    for variant in comparison.variants:
+    for variant in present:
         if variants and variant not in variants:
             continue
         training = _training(params, dataset, variant, tuned)
@@ -472,10 +499,11 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
     of_dataset, of_variant = comparison.datasets[dataset], comparison.variants[variant]
     asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
-    for name, value in ((TUNED, asks_tuned), (BY_DEFAULT, of_variant.get(BY_DEFAULT, True))):
+    own_keys = {TUNED: asks_tuned, **{key: of_variant.get(key, False) for key in (BY_DEFAULT, PRETRAINED_ONLY)}}
+    for name, value in own_keys.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")
-    layers = [{key: value for key, value in block.items() if key not in (TUNED, BY_DEFAULT)} for block in (of_dataset, of_variant)]
+    layers = [{key: value for key, value in block.items() if key not in own_keys} for block in (of_dataset, of_variant)]
     if tuned and asks_tuned:
         with located(where):
             try:

@@ -22,7 +22,7 @@ from dml_core.search_space import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant
-from tasks.runs.specs import Params, load_params, row_name
+from tasks.runs.specs import Params, load_params, row_name, variants_on
 from tasks.runs.tuned import STANDING as STANDING
 from tasks.runs.tuned import TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
@@ -348,6 +348,7 @@ def standing_table(params: Params) -> TableFile:
     rows = {
         row_name(variant): Row(label=variant, kind="own", published=nothing, variants=(STANDING_VARIANT,))
         for variant in comparison.variants
+        if any(variant in variants_on(params, dataset) for dataset in comparison.datasets)
     }
     return TableFile(
         title="The standing comparison",

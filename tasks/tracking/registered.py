@@ -30,7 +30,8 @@ from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE
 from tasks.runs.identity import network_identity
-from tasks.tracking.child_run import EPOCH_TAG, PUBLISHED_TAG, TRAINED_TAG
+from tasks.runs.specs import FROZEN
+from tasks.tracking.child_run import DIGEST_TAG, EPOCH_TAG, PUBLISHED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, registered_versions
 
@@ -165,6 +166,17 @@ class Registry:
                     return self._logged(run, model_id)
         return None
 
+    def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
+        """Return a run of a network's pretrained backbone without training, scored on the same images; None if MLflow has none."""
+        backbone, role = _backbone(network), network.parameters["evaluation"]["role"]
+        with one_line_errors(self.uri):
+            for run in self._runs(DIGEST_TAG, network.tags[DIGEST_TAG]):
+                model_id = find_model(self._client, run) if run.data.tags[VARIANT_TAG].split()[0] == FROZEN else None
+                candidate = self._logged(run, model_id) if model_id is not None else None
+                if candidate is not None and _backbone(candidate) == backbone and candidate.parameters["evaluation"]["role"] == role:
+                    return candidate
+        return None
+
     def of_version(self, version: Version) -> LoggedNetwork | None:
         """Return the run behind a version; None if it is gone."""
         with one_line_errors(self.uri):
@@ -259,6 +271,10 @@ class Registry:
                 self._client.delete_registered_model(lock)
         except MlflowException:
             pass  # its holder has just released it
+
+
+def _backbone(network: LoggedNetwork) -> dict[str, Any]:
+    return dict(network.parameters["training"]["model"]["backbone"])
 
 
 def _versions_of(client: MlflowClient, name: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +36,9 @@ class Workers:
         self._starts = starts
         self._groups: list[WorkerGroup] = []
         self._free: list[WorkerGroup] = []  # the last is taken first: a started group is reused before another is started
-        self._change = threading.Condition()  # of the free groups and of the number of embeddings that wait for one
-        self._num_to_embed = 0
+        self._waiting: set[tuple[bool, int]] = set()  # jobs that wait for a group: whether they train, and their number
+        self._numbers = itertools.count()
+        self._change = threading.Condition()  # of the free groups and of the waiting jobs
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._closed = False
@@ -53,7 +55,9 @@ class Workers:
             threading.Thread(target=start, name="workers-start", daemon=True).start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the next free group do a job, embeddings before trainings; return its facts (device, num_workers, seconds, attempts).
+        """Have the next free group do a job: embeddings before trainings, otherwise in the order of calls.
+
+        Returns its facts: device, num_workers, seconds, attempts.
 
         Args:
             job: the job.
@@ -71,11 +75,13 @@ class Workers:
             self._put_back(group)
 
     def _take(self, is_to_embed: bool) -> WorkerGroup:
-        """Wait for a free group. A training lets embeddings go first, so that trained runs are scored and published meanwhile."""
+        """Wait for a free group: embeddings first, so that trained runs are scored and published meanwhile, then in the order of calls."""
         with self._change:
-            self._num_to_embed += is_to_embed
-            self._change.wait_for(lambda: self._free and (is_to_embed or not self._num_to_embed))
-            self._num_to_embed -= is_to_embed
+            turn = (not is_to_embed, next(self._numbers))
+            self._waiting.add(turn)
+            self._change.wait_for(lambda: self._free and turn == min(self._waiting))
+            self._waiting.remove(turn)
+            self._change.notify_all()  # another group may be free for the next
             return self._free.pop()
 
     def _put_back(self, *groups: WorkerGroup) -> None:

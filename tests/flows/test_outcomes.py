@@ -1,6 +1,7 @@
 """Waiting for runs: failed ones are named, and the others continue, or no more are started."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,16 @@ RUNS = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ["softmax
 
 @dataclass
 class Submitted:
-    """A run's steps that end at once, with or without an error."""
+    """A run's steps that end at once or after some seconds, with or without an error."""
 
     spec: RunSpec
     error: Exception | None = None
     ran: bool = True
     must_train: bool = True
+    seconds: float = 0
+
+    def when_ended(self, then: Callable[[], object]) -> None:
+        threading.Timer(self.seconds, then).start() if self.seconds else then()
 
     def wait(self) -> Exception | None:
         return self.error
@@ -68,6 +73,14 @@ def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
     assert shown.lines == [FAILED_LINE, f"{RUNS[2].title}: R@1 50.0 %, 12 s", "1 of 3 runs reused"]
     assert not shown.stopping.is_set()
     assert str(RunsFailedError(failures, 3, ())) == f"1 of 3 runs failed; the first: {RUNS[1].title}: the loss is not finite and more"
+
+
+def test_each_run_is_shown_when_it_ends_and_returned_in_its_place() -> None:
+    shown: Any = Shown()
+    outcomes, failures = finish([Submitted(RUNS[0], seconds=0.4), Submitted(RUNS[1], seconds=0.2), Submitted(RUNS[2])], shown)
+    assert [line.partition(":")[0] for line in shown.lines] == [run.title for run in (RUNS[2], RUNS[1], RUNS[0])]
+    assert [outcome.spec for outcome in outcomes] == RUNS[:3]
+    assert not failures
 
 
 def test_fail_fast_begins_nothing_more() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
+import torch
+import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from scipy import stats
@@ -23,6 +25,8 @@ from scipy import stats
 from dml_core import load_model
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.evaluation.evaluator import ClassRecall
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 from tasks.environment import Project
 from tasks.models import listing, lookup
 from tasks.models.listing import Listing, list_models
@@ -30,7 +34,8 @@ from tasks.models.lookup import find_run, resolve_model
 from tasks.models.promotion import gain_by_class, level_of, promote
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.embeddings import load_embeddings
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.records import RunReport
+from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
 from tasks.tracking.child_run import TRAINED_TAG
 from tasks.tracking.registered import LOCK_TAG, Registry
@@ -60,8 +65,17 @@ def fresh(published: Project, tmp_path: Path) -> Project:
 
 def recalls_by_hand(project: Project, text: str) -> np.ndarray:
     """Return Recall@1 of each test class from all cosines."""
-    run = find_run(project, text)
-    rows, labels = load_embeddings(Store(project.store, project.state).folder(f"embed/{run.embedded}"), "test")
+    return recalls_of(project, f"embed/{find_run(project, text).embedded}")
+
+
+def by_hand(project: Project, report: RunReport) -> np.ndarray:
+    """Return the same of a run that is not of the project's `params.yaml`."""
+    assert report.embeddings is not None
+    return recalls_of(project, report.embeddings.key)
+
+
+def recalls_of(project: Project, embeddings: str) -> np.ndarray:
+    rows, labels = load_embeddings(Store(project.store, project.state).folder(embeddings), "test")
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = units @ units.T
     np.fill_diagonal(cosines, -2)
@@ -93,6 +107,47 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
     forced = promote(fresh, "own/untrained/0", forced_because="a rollback")
     assert (forced.version.number, forced.said) == ("1", "forced, without comparison: a rollback")
     assert [version.aliases for version in registry.versions(NAME)] == [("champion",), ()]
+
+
+@pytest.fixture(scope="module")
+def pretrained(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunReport]:
+    """Runs on a network with given weights: without training, trained, and trained at a rate of zero."""
+    weights = tmp_path_factory.mktemp("weights") / "small.pt"
+    torch.manual_seed(0)
+    torch.save(build_backbone(BackboneConfig(name="small_cnn", width=8)).state_dict(), weights)
+    params = load_params(project.params_file).model_dump()
+    params["comparison"]["protocol"]["model"]["backbone"]["weights"] = str(weights)
+    still = {"num_epochs": 1, "optimiser": {"learning_rate": 1e-12, "groups": {"loss": {"learning_rate": 1e-12}}}}
+    params["comparison"]["variants"] = yaml.safe_load((ROOT / "params.yaml").read_text())["comparison"]["variants"] | {
+        "good": {"loss": {"name": "normalised_softmax"}},
+        "still": {"loss": {"name": "normalised_softmax"}, **still},
+    }
+    named = ("frozen", "good", "still")
+    return {spec.variant: make_run(project, spec) for spec in comparison_runs(Params(**params), "own", named, (0,))}
+
+
+def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrained: dict[str, RunReport], tmp_path: Path) -> None:
+    fresh = Project(project.root, tmp_path, project.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    tracker = Tracker(fresh.tracking_uri, tmp_path, Store(project.store, tmp_path / "cache"))
+    for variant in ("good", "still"):
+        assert tracker.publish(pretrained[variant]) is not None
+    good, still, frozen = (pretrained[variant].checkpoint.identity for variant in ("good", "still", "frozen"))
+    with pytest.raises(ConfigError, match="were not scored on these images: dml reproduce --dataset own --variant frozen; or --force"):
+        promote(fresh, good)
+    assert tracker.publish(pretrained["frozen"]) is not None
+    with pytest.raises(ConfigError, match=r"not known to have gained anything: Recall@1 [-+][\d.]+ points, at least -[\d.]+ by a"):
+        promote(fresh, still)
+    assert not Registry(fresh.tracking_uri).versions(NAME)
+    assert promote(fresh, frozen, alias="other").said == "the first; there was nothing to compare with"
+    said = promote(fresh, good).said
+    differences = by_hand(project, pretrained["good"]) - by_hand(project, pretrained["frozen"])
+    low = differences.mean() - stats.t.ppf(0.95, 15) * differences.std(ddof=1) / 16**0.5
+    assert low > 0
+    assert said == (
+        f"the first; there was nothing to compare with; Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} "
+        "by a one-sided test at level 0.05, against the pretrained network without training"
+    )
+    assert promote(fresh, still, forced_because="a trial").said == "forced, without comparison: a trial"
 
 
 def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Project) -> None:

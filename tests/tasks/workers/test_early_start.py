@@ -86,26 +86,30 @@ def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
     assert calls == ["fails", "fails"]
 
 
-def test_an_embedding_comes_before_the_trainings_that_wait(calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups are busy, three trainings wait, then comes an embedding: it takes the first group that is free."""
-    done: list[str] = []
+def test_an_embedding_comes_before_the_trainings_that_wait_in_their_order(
+    calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups are busy, six trainings wait, then comes an embedding: it takes the first group that is free."""
+    began: list[str] = []
     go_on = threading.Semaphore(0)
 
     def run(self: WorkerGroup, job: Any, watch: Any, spent: Any) -> dict[str, object]:
+        began.append(job.step)
         go_on.acquire()
-        done.append(job.step)
         return {}
 
     monkeypatch.setattr(WorkerGroup, "run", run)
-    started = []
-    for step in ("train", "train", "train", "train", "train", "embed"):
-        started.append(threading.Thread(target=workers.run, args=(SimpleNamespace(step=step), print)))
-        started[-1].start()
+    steps = [f"train {number}" for number in range(8)] + ["embed"]
+    threads = [threading.Thread(target=workers.run, args=(SimpleNamespace(step=step), print)) for step in steps]
+    for thread in threads:
+        thread.start()
         time.sleep(0.05)
-    go_on.release(3)
-    until(lambda: len(done) == 3)
-    assert "embed" in done
-    go_on.release(3)
-    for thread in started:
+    order = [*steps[:2], "embed", *steps[2:8]]
+    for number in range(3, 10):
+        go_on.release()
+        until(lambda number=number: len(began) == number)
+        assert began == order[:number]
+    go_on.release(2)
+    for thread in threads:
         thread.join(20)
-    assert sorted(done) == ["embed", *["train"] * 5]
+    assert began == order
