@@ -11,7 +11,7 @@ from dml_core.config import flatten, merge
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.comparable import Facts, Today, scores_by_seed, select, settings_identity, standing_today
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.specs import RunSpec, load_params, variants_on
 from tests.conftest import ROOT, small_training
 
 TRAINING = small_training().model_dump(mode="json")
@@ -122,7 +122,7 @@ def test_unknown_present_content_is_the_one_of_most_runs_and_says_what_is_left_o
 def test_the_present_of_the_standing_comparison_has_every_variant_and_follows_its_settings() -> None:
     params = load_params(ROOT / "params.yaml")
     today = standing_today(params, "fashion-mnist", "1")
-    assert {variant for _, variant in today.settings} == set(params.comparison.variants)
+    assert {variant for _, variant in today.settings} == set(variants_on(params, "fashion-mnist"))
     assert today.is_one_protocol
     changed = load_params(ROOT / "params.yaml", ["comparison.datasets.fashion-mnist.num_epochs=1"])
     other = standing_today(changed, "fashion-mnist", "1")

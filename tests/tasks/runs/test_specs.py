@@ -8,7 +8,16 @@ import yaml
 from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
-from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, dropped_options, is_whole, load_params, standing_runs
+from tasks.runs.specs import (
+    ScaleSpec,
+    comparison_runs,
+    comparison_title,
+    dropped_options,
+    is_whole,
+    load_params,
+    standing_runs,
+    variants_on,
+)
 from tests.conftest import ROOT
 
 PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})
@@ -47,7 +56,7 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
 def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) -> None:
     others = {name: {"by_default": False} for name in PARAMS["comparison"]["variants"] if name != "softmax"}
     params = load(tmp_path, comparison={"variants": others, "num_default_seeds": 1, "seeds": [4, 0, 2]})
-    every = {(variant, seed) for variant in params.comparison.variants for seed in (4, 0, 2)}
+    every = {(variant, seed) for variant in params.comparison.variants if variant != "frozen" for seed in (4, 0, 2)}
     for asked, expected in (
         ({}, {("softmax", 4)}),
         ({"whole": True}, every),
@@ -61,6 +70,25 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
     assert not is_whole(params, standing_runs(params, whole=True)["synthetic"][1:])
 
 
+def test_a_variant_for_pretrained_networks_runs_only_on_their_datasets(tmp_path: Path) -> None:
+    backbone = {"name": "resnet18", "weights": "imagenet"}
+    fine_tuned = {"tuned": False, "model": {"backbone": backbone}, "transform": {"scaling": "rgb-imagenet"}}
+    params = load(tmp_path, comparison={"datasets": {"fashion-mnist": fine_tuned}})
+    names = list(params.comparison.variants)
+    assert variants_on(params, "fashion-mnist") == names
+    assert variants_on(params, "synthetic") == [name for name in names if name != "frozen"]
+    runs = standing_runs(params, ["synthetic", "fashion-mnist"])
+    (frozen, *_) = [run for run in runs["fashion-mnist"] if run.variant == "frozen"]
+    assert (frozen.training.num_epochs, frozen.training.model.head.kind) == (0, "identity")
+    assert frozen.training.model.backbone.weights == "imagenet"
+    assert "frozen" not in {run.variant for run in runs["synthetic"]}
+    for dataset, seeds_of in standing_runs(params, ["synthetic", "fashion-mnist"], whole=True).items():
+        assert is_whole(params, seeds_of)
+        assert {run.variant for run in seeds_of} == set(variants_on(params, dataset))
+    with pytest.raises(ConfigError, match="'frozen' needs a backbone with pretrained weights; that of 'synthetic' starts from random ones"):
+        standing_runs(params, ["synthetic"], ["frozen"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -72,6 +100,7 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
         ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
         ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
         ({"comparison": {"variants": {"softmax": {"by_default": "no"}}}}, " / softmax: by_default: expected true or false, found 'no'"),
+        ({"comparison": {"variants": {"softmax": {"pretrained_only": 1}}}}, " / softmax: pretrained_only: expected true or false, found 1"),
         ({"comparison": {"num_default_seeds": 0}}, "num_default_seeds"),
         ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
         ({"comparison": {"reference": "softmx"}}, "comparison.reference: unknown variant 'softmx'; did you mean 'softmax'?"),
