@@ -48,10 +48,8 @@ def main() -> None:
         found = score(fine_tune(args.weights, train, seed), test)
         for name, value in found.items():
             scores[name].append(value)
-        print(
-            f"seed {seed}: {', '.join(f'{name} {value:.1f}' for name, value in found.items())}; {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        said = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+        print(f"seed {seed}: {said}; {time.monotonic() - began:.0f} s", flush=True)
     for name, values in scores.items():
         spread = f", standard deviation {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         print(f"{name}: {statistics.mean(values):.1f}{spread}; the page's {page_mean(name)}")
@@ -96,7 +94,8 @@ class Network(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return (N, NUM_DIMENSIONS) embeddings of (N, 3, SIDE, SIDE) pictures in 0..255."""
-        return self.head(self.backbone((pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)))
+        embeddings: Tensor = self.head(self.backbone((pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)))
+        return embeddings
 
 
 def fine_tune(weights: Path, train: tuple[Tensor, Tensor], seed: int) -> Network:
@@ -112,7 +111,7 @@ def fine_tune(weights: Path, train: tuple[Tensor, Tensor], seed: int) -> Network
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_factor(step / per_epoch))
     sampler = MPerClassSampler(labels, PER_CLASS, BATCH_SIZE, length_before_new_iter=num_steps * BATCH_SIZE)
     crop = v2.RandomCrop(SIDE, padding=4)
-    for indices in torch.tensor(list(sampler)).split(BATCH_SIZE):
+    for indices in torch.tensor(list(sampler)).view(-1, BATCH_SIZE):
         views = torch.stack([crop(pictures[index]) for index in indices])
         optimiser.zero_grad()
         loss(network(views), labels[indices]).backward()
@@ -131,10 +130,9 @@ def score(network: Network, test: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Return Recall@1 and MAP@R of the test classes, in percent."""
     network.eval()
     pictures, labels = test
-    embeddings = functional.normalize(torch.cat([network(batch) for batch in pictures.split(256)]))
-    calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision_at_r"), k="max_bin_count", device=torch.device("cpu")
-    )
+    embeddings = functional.normalize(torch.cat([network(batch) for batch in pictures.chunk(20)]))
+    wanted = ("precision_at_1", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(include=wanted, k="max_bin_count", device=torch.device("cpu"))
     found = calculator.get_accuracy(embeddings, labels, embeddings, labels, ref_includes_query=True)
     return {"recall@1": 100 * found["precision_at_1"], "map@r": 100 * found["mean_average_precision_at_r"]}
 
