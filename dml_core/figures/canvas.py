@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -48,10 +49,15 @@ def plain_text(text: str) -> str:
 def write_png(figure: Figure | Image.Image, path: Path) -> Path:
     """Write the figure atomically, without a date, so that the same arrays give the same bytes; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    image = figure if isinstance(figure, Image.Image) else _drawn(figure)
     with writing(path) as file:
-        if isinstance(figure, Image.Image):
-            figure.save(file, format="png", compress_level=COMPRESSION, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
-        else:
-            metadata: dict[str, Any] = {"Software": None}
-            figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata=metadata, pil_kwargs={"compress_level": COMPRESSION})
+        image.save(file, format="png", compress_level=COMPRESSION, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
     return path
+
+
+def _drawn(figure: Figure) -> Image.Image:
+    """Return the figure's pixels, drawn once; matplotlib's `savefig` draws twice."""
+    figure.set_dpi(DOTS_PER_INCH)
+    canvas: Any = figure.canvas
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba()))

@@ -3,19 +3,20 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
-from dml_core.figures.canvas import COLOURS, RIGHT, WRONG
+from dml_core.figures.canvas import COLOURS, RIGHT, WRONG, new_figure, write_png
 from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
@@ -273,3 +274,19 @@ def test_bars_of_the_diagram_join_what_is_within_the_critical_difference(tmp_pat
     assert len(bars(alike)) == len(alike.groups) == 1
     inches = 4.6 * (max(alike.mean_ranks.values()) - min(alike.mean_ranks.values())) / 4
     assert bars(alike)[0] == pytest.approx(150 * (inches + 0.1), abs=12)
+
+
+@pytest.mark.parametrize("layout", ["constrained", None])
+def test_a_figure_is_drawn_once_to_the_pixels_of_savefig(layout: Literal["constrained"] | None, tmp_path: Path) -> None:
+    def drawn() -> Figure:
+        figure = new_figure(layout=layout)
+        axes = figure.add_subplot(projection="3d")
+        axes.plot([0, 1], [2, 5], [1, 3])
+        axes.set_title("a title, and a\nsecond line")
+        return figure
+
+    write_png(drawn(), tmp_path / "ours.png")
+    drawn().savefig(tmp_path / "savefig.png", dpi=150)
+    ours, theirs = (np.asarray(Image.open(tmp_path / name)) for name in ("ours.png", "savefig.png"))
+    np.testing.assert_array_equal(ours, theirs)
+    assert len(np.unique(ours)) > 10
