@@ -272,7 +272,7 @@ def train(
     store = services.store
 
     def work() -> CheckpointRecord:
-        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew) as meter:
+        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew, waits=True) as meter:
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
             store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
             rates: list[float] = []
@@ -309,7 +309,7 @@ def embed(
 
     def work() -> EmbeddingRecord:
         store.clear(key)
-        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services)) as meter:
+        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), waits=True) as meter:
             with _of_same_data(dataset, store, key):
                 job = _job("embed", spec, dataset, checkpoint.key, key, services)
                 facts = services.workers.run(job, lambda message: None, meter.workers)

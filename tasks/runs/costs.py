@@ -34,7 +34,7 @@ class Cost(Record):
     """The cost of a step, or of several.
 
     Attributes:
-        wall_seconds: from the step's begin to its end, with the start of its workers and all attempts.
+        wall_seconds: from the step's begin to its end, all attempts included; not the time for which it waited for free workers.
         cpu_seconds: processor time of its workers with their loaders, and its share of the flow's process.
         gpu_seconds: seconds for which GPUs were reserved, summed over GPUs.
         lost_seconds: part of `wall_seconds` that produced nothing: work that was repeated after a kill, and restarts.
@@ -93,11 +93,16 @@ class StepMeter:
     Args:
         before: cost and positions of attempts whose process was killed or failed.
         predicted_seconds: estimate of the working time.
+        waits: the step begins with its workers' first message, and waits for free ones until then.
+
+    Attributes:
+        is_waiting: whether the step waits for workers.
     """
 
-    def __init__(self, before: "_Journal | None", predicted_seconds: float | None) -> None:
+    def __init__(self, before: "_Journal | None", predicted_seconds: float | None, waits: bool = False) -> None:
         self._before = before or _Journal(cost=Cost())
         self._predicted = predicted_seconds
+        self.is_waiting = waits
         self._began = time.monotonic()
         self._workers: dict[int, Cost] = {}
         self._shared = Cost()
@@ -109,11 +114,13 @@ class StepMeter:
     @property
     def elapsed(self) -> float:
         """Wall-clock seconds of the step so far, killed processes included."""
-        return self._before.cost.wall_seconds + time.monotonic() - self._began
+        return self._before.cost.wall_seconds + (0.0 if self.is_waiting else time.monotonic() - self._began)
 
     def workers(self, attempt: int, cost: Cost) -> None:
         """Record what the workers of an attempt have used so far; a new attempt's number means that the earlier one was lost."""
         with self._lock:
+            if self.is_waiting:
+                self._began, self.is_waiting = time.monotonic(), False
             if self._workers and attempt not in self._workers:
                 self._retried_at = self.elapsed
             self._workers[attempt] = cost
@@ -168,7 +175,9 @@ class Meter:
         threading.Thread(target=self._tick, name="costs", daemon=True).start()
 
     @contextmanager
-    def step(self, kind: str, identity: str, predicted_seconds: float | None = None, is_forced: bool = False) -> Iterator[StepMeter]:
+    def step(
+        self, kind: str, identity: str, predicted_seconds: float | None = None, is_forced: bool = False, waits: bool = False
+    ) -> Iterator[StepMeter]:
         """Measure a step; its cost so far is kept until its record is stored.
 
         Args:
@@ -176,6 +185,7 @@ class Meter:
             identity: identity of the step.
             predicted_seconds: estimate of its working time.
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
+            waits: the step waits for free workers first.
         """
         path = self._path(kind, identity)
         before = None
@@ -183,7 +193,7 @@ class Meter:
             if is_forced:
                 path.unlink(missing_ok=True)
             before = read_or_set_aside(path, _JOURNAL)
-        meter = StepMeter(before, predicted_seconds)
+        meter = StepMeter(before, predicted_seconds, waits)
         with self._as_active(path.stem, kind, meter):
             try:
                 yield meter
@@ -252,8 +262,10 @@ class Meter:
             wall = now - self._last_wall
             self._last_wall = now
             energy = self._energy.joules()
-            for kind, meter in self._active.values():
-                part = 1 / len(self._active)
+            working = [entry for entry in self._active.values() if entry[1] is None or not entry[1].is_waiting]
+            active = working or list(self._active.values())  # all wait while the first workers start
+            for kind, meter in active:
+                part = 1 / len(active)
                 self.shares[kind] += wall * part
                 if meter is not None:
                     cpu, moved = (part * value for value in since)

@@ -64,6 +64,23 @@ def test_a_step_without_positions_loses_everything_before_its_last_attempt(clock
     assert (cost.wall_seconds, cost.lost_seconds, cost.cpu_seconds) == (15, 12, 15)
 
 
+def test_waiting_for_workers_is_no_cost_of_a_step(clock: Clock, tmp_path: Path) -> None:
+    """One run trains for 10 s while another waits, which then trains for 5; before, both wait for 3 s."""
+    meter = Meter(tmp_path, tmp_path)
+    with meter.step("train", "one", waits=True) as one, meter.step("embed", "two", waits=True) as two:
+        clock.now += 3
+        meter.line()  # as each second's tick does, it divides the time until now
+        one.workers(1, Cost())
+        clock.now += 10
+        meter.line()
+        assert two.elapsed == 0
+        two.workers(1, Cost())
+        clock.now += 5
+        assert (one.elapsed, two.elapsed) == (15, 5)
+    assert meter.shares["train"] == pytest.approx(1.5 + 10 + 2.5)
+    assert meter.shares["embed"] == pytest.approx(1.5 + 2.5)
+
+
 def test_the_next_process_adds_what_a_killed_one_used(clock: Clock, tmp_path: Path) -> None:
     def interrupted() -> None:
         with Meter(tmp_path, tmp_path).step("train", "abc") as meter:
