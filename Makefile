@@ -46,9 +46,8 @@ check: .venv/.done ## lint, format, types and import rules
 audit: .venv/.done ## look for known vulnerabilities of the locked packages; needs a network, and fails if a package cannot be audited
 	@pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
 
-results: .venv/.done ## bring the committed results, dvc.lock and the README's tables up to date; needed before a commit that changes code
+results: .venv/.done ## bring the committed results and dvc.lock up to date; needed before a commit that changes code
 	@dvc repro comparison@synthetic comparison@fashion-mnist
-	@python tests/architecture/readme_results.py
 
 docs: .venv/.done ## write the generated pages of docs/reference and build the site in site/, warnings as errors; needs no network
 	@python -m infra.docs

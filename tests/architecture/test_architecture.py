@@ -21,7 +21,7 @@ from dml_core.models.backbones.registry import BACKBONES
 from flows.cli.app import VERBS
 from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.specs import load_params
-from tests.architecture.readme_results import readme_with, results_text
+from tests.architecture.readme_results import PAGE, readme_with
 from tests.conftest import ROOT
 
 SOURCES = sorted(path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
@@ -168,9 +168,10 @@ def test_continuous_integration_calls_the_readmes_command() -> None:
     assert "make check" in lines
 
 
-def test_the_readme_s_results_are_the_reports() -> None:
-    assert len(re.findall(r"\| (?:\*\*)?softtriple(?:\*\*)? ", results_text())) == len(list((ROOT / "results").glob("*/report.md"))) > 0
-    assert (ROOT / "README.md").read_text() == readme_with(results_text())
+def test_the_readme_s_table_is_the_page_s() -> None:
+    page = json.loads(PAGE.read_text())
+    assert (ROOT / "README.md").read_text() == readme_with(page)
+    assert f"| {page['rows'][0]['label']} " in readme_with(page)
 
 
 def test_pip_audit_takes_the_command_of_make_audit_and_the_whole_lock() -> None:
