@@ -170,7 +170,7 @@ class Registry:
         """Return a run of a network's pretrained backbone without training, scored on the same images; None if MLflow has none."""
         backbone, role = _backbone(network), network.parameters["evaluation"]["role"]
         with one_line_errors(self.uri):
-            for run in self._runs(DIGEST_TAG, network.tags[DIGEST_TAG]):
+            for run in self._runs(DIGEST_TAG, network.tags.get(DIGEST_TAG, "")):
                 model_id = find_model(self._client, run) if run.data.tags[VARIANT_TAG].split()[0] == FROZEN else None
                 candidate = self._logged(run, model_id) if model_id is not None else None
                 if candidate is not None and _backbone(candidate) == backbone and candidate.parameters["evaluation"]["role"] == role:
