@@ -24,7 +24,7 @@ from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
 from tasks.runs.comparable import Selection
-from tasks.runs.specs import load_params
+from tasks.runs.specs import load_params, variants_on
 from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry
 from tasks.watch.records import RowVerdict, Verdict
@@ -33,7 +33,8 @@ from tests.flows import terminal
 from tests.tasks.reports.test_compare import published
 
 WIDTHS = (60, 80, 120, 200)
-COMPARISON = load_params(ROOT / "params.yaml").comparison
+PARAMS = load_params(ROOT / "params.yaml")
+COMPARISON = PARAMS.comparison
 RUNS = [f"{dataset}/{variant}/10" for dataset in COMPARISON.datasets for variant in COMPARISON.variants]
 METRICS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "map_at_r", "r_precision", "nmi")
 PATHS = [f"{folder}/{'very-' * 12}long-name-{number}.jpg" for number, folder in enumerate(("a", "b"))]
@@ -354,7 +355,7 @@ def test_the_report_of_the_comparison_keeps_names_and_differences(
         printed = capsys.readouterr().out
         shown = table_of(printed)
         assert {"variant", "recall@1", "difference to softmax (95 %, simultaneous)"} <= shown.keys()
-        assert shown["variant"] == "".join(COMPARISON.variants)
+        assert shown["variant"] == "".join(variants_on(PARAMS, "synthetic"))
         assert max(cell_len(line) for line in printed.splitlines() if line[:1] in FRAME and line) <= width
     assert "recall@8" in shown
 

@@ -28,7 +28,8 @@ from tests.conftest import small_training
 from tests.damage import DAMAGE
 
 pytestmark = pytest.mark.slow
-NETWORK = LoggedNetwork("r", "m", {}, {}, {}, {})
+PARAMETERS = {"training": {"model": {"backbone": {}}}, "evaluation": {"role": "test"}}
+NETWORK = LoggedNetwork("r", "m", PARAMETERS, {}, {}, {})
 REPORT = ComparisonReport(comparison="c", dataset="d", role="test", folder=None, tags={})
 
 
@@ -59,6 +60,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Registry.fetch": lambda uri, folder: Registry(uri).fetch("models:/n@best", folder / "models"),
     "Registry.fetch_trained": lambda uri, folder: Registry(uri).fetch_trained("i", folder / "models"),
     "Registry.logged": lambda uri, folder: Registry(uri).logged("dml.identity", "i"),
+    "Registry.frozen": lambda uri, folder: Registry(uri).frozen(NETWORK),
     "Registry.of_version": lambda uri, folder: Registry(uri).of_version(_version()),
     "Registry.embeddings": lambda uri, folder: Registry(uri).embeddings(NETWORK, folder / "embeddings"),
     "Registry.versions": lambda uri, folder: Registry(uri).versions("dml-"),
