@@ -1,6 +1,7 @@
 """Fixtures of several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from tests.skips import pytest_configure, pytest_sessionfinish, pytest_terminal_
 
 # A forked process exits with code 1 if a flow has run in its parent: Prefect's exit handlers expect threads that it does not have.
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
+
+# moto's server would otherwise write all its requests to the stderr of the test with the first one, which is closed in the next test.
+logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 
 ROOT = Path(__file__).parents[1]
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}

@@ -5,7 +5,6 @@ again if it failed. The results are compared with those of an undisturbed run.
 """
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -345,7 +344,6 @@ class _Struck:
         stack.callback(self.proxy.close)
 
     def _put_on_s3(self, stack: ExitStack) -> None:
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         server.start()
         stack.callback(server.stop)
