@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/independent.py WEIGHTS/efficientnet-lite0.pth --seed 0 --seed 1 --seed 2
 
-Reads the pictures of `dml data fetch icons`. The network, loss, batches, optimiser, schedule and augmentation are those of the row
-`normalised-softmax`; the sampler, the loss and the scores are pytorch-metric-learning's, so the batches have another order. Recall@1 and
-MAP@R of the test classes are printed beside those of the page, which are the mean over its seeds.
+It reads the pictures of `dml data fetch icons`. Network, loss, batch size, optimiser, schedule and augmentation are those of the row
+`normalised-softmax`. Sampler, loss and scores are pytorch-metric-learning's, so the batches differ. It prints Recall@1 and MAP@R of the
+test classes for each seed, then their means and the means on the committed page.
 """
 
 import argparse
@@ -36,19 +36,22 @@ FLOOR = 0.01  # of the cosine schedule
 
 
 def main() -> None:
-    """Train each seed and print its scores, then their mean beside the page's."""
+    """Train and score each seed, and compare the means with those of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
     parser.add_argument("--seed", type=int, action="append")
     args = parser.parse_args()
+    for path, how_to_get in ((args.weights, "convert it"), (IMAGES / "images.zip", "run dml data fetch icons")):
+        if not path.is_file():
+            parser.error(f"{path}: no such file; {how_to_get}")
     train, test = read_icons()
     scores: dict[str, list[float]] = {"recall@1": [], "map@r": []}
     for seed in args.seed or [0]:
         began = time.monotonic()
-        found = score(fine_tune(args.weights, train, seed), test)
-        for name, value in found.items():
+        of_seed = score(fine_tune(args.weights, train, seed), test)
+        for name, value in of_seed.items():
             scores[name].append(value)
-        said = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+        said = ", ".join(f"{name} {value:.1f}" for name, value in of_seed.items())
         print(f"seed {seed}: {said}; {time.monotonic() - began:.0f} s", flush=True)
     for name, values in scores.items():
         spread = f", standard deviation {statistics.stdev(values):.2f}" if len(values) > 1 else ""
@@ -133,8 +136,8 @@ def score(network: Network, test: tuple[Tensor, Tensor]) -> dict[str, float]:
     embeddings = functional.normalize(torch.cat([network(batch) for batch in pictures.chunk(20)]))
     wanted = ("precision_at_1", "mean_average_precision_at_r")
     calculator = AccuracyCalculator(include=wanted, k="max_bin_count", device=torch.device("cpu"))
-    found = calculator.get_accuracy(embeddings, labels, embeddings, labels, ref_includes_query=True)
-    return {"recall@1": 100 * found["precision_at_1"], "map@r": 100 * found["mean_average_precision_at_r"]}
+    values = calculator.get_accuracy(embeddings, labels, embeddings, labels, ref_includes_query=True)
+    return {"recall@1": 100 * values["precision_at_1"], "map@r": 100 * values["mean_average_precision_at_r"]}
 
 
 def page_mean(metric: str) -> str:

@@ -160,9 +160,9 @@ def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecall
         return ""
     frozen = registry.frozen(network)
     if frozen is None:
-        command = f"dml reproduce --dataset {network.data['name']} --variant {FROZEN}"
         raise ConfigError(
-            f"it was trained from pretrained weights, which were not scored on these images: {command}; or --force with --reason"
+            f"no run of '{FROZEN}' has scored its pretrained weights on these images, so the gain of its training is unknown; "
+            f"dml reproduce --dataset {network.data['name']} --variant {FROZEN}, or a table's row of that name; or --force with --reason"
         )
     gain = gain_by_class(recalls, class_recalls(registry, frozen, folder))
     said = (

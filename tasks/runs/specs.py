@@ -442,7 +442,8 @@ def is_whole(params: Params, runs: Iterable[RunSpec]) -> bool:
     """Return whether these are all runs of the standing comparison on their dataset."""
     present = {(spec.dataset, spec.variant, spec.seed) for spec in runs}
     datasets = {dataset for dataset, _, _ in present}
-    return present == {run for name in datasets for run in product([name], variants_on(params, name), params.comparison.seeds)}
+    whole = {run for name in datasets for run in product([name], variants_on(params, name), params.comparison.seeds)}
+    return bool(present) and present == whole
 
 
 def comparison_runs(

@@ -345,10 +345,11 @@ def standing_table(params: Params) -> TableFile:
     metrics = (first, *HEADLINES[1:]) if params.evaluation.clustering else (first, HEADLINES[1])
     columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
     nothing = (None,) * (len(metrics) * len(columns))
+    run_somewhere = {variant for dataset in comparison.datasets for variant in variants_on(params, dataset)}
     rows = {
         row_name(variant): Row(label=variant, kind="own", published=nothing, variants=(STANDING_VARIANT,))
         for variant in comparison.variants
-        if any(variant in variants_on(params, dataset) for dataset in comparison.datasets)
+        if variant in run_somewhere
     }
     return TableFile(
         title="The standing comparison",

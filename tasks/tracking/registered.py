@@ -168,12 +168,11 @@ class Registry:
 
     def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
         """Return a run of a network's pretrained backbone without training, scored on the same images; None if MLflow has none."""
-        backbone, role = _backbone(network), network.parameters["evaluation"]["role"]
         with one_line_errors(self.uri):
             for run in self._runs(DIGEST_TAG, network.tags.get(DIGEST_TAG, "")):
                 model_id = find_model(self._client, run) if run.data.tags[VARIANT_TAG].split()[0] == FROZEN else None
                 candidate = self._logged(run, model_id) if model_id is not None else None
-                if candidate is not None and _backbone(candidate) == backbone and candidate.parameters["evaluation"]["role"] == role:
+                if candidate is not None and _is_without_training(candidate, network):
                     return candidate
         return None
 
@@ -273,8 +272,11 @@ class Registry:
             pass  # its holder has just released it
 
 
-def _backbone(network: LoggedNetwork) -> dict[str, Any]:
-    return dict(network.parameters["training"]["model"]["backbone"])
+def _is_without_training(candidate: LoggedNetwork, network: LoggedNetwork) -> bool:
+    """Return whether a run was not trained, has a network's backbone, and was scored on the same kind of classes."""
+    ours, other = candidate.parameters, network.parameters
+    same_backbone = ours["training"]["model"]["backbone"] == other["training"]["model"]["backbone"]
+    return not ours["training"]["num_epochs"] and same_backbone and ours["evaluation"]["role"] == other["evaluation"]["role"]
 
 
 def _versions_of(client: MlflowClient, name: str) -> list[Any]:

@@ -93,10 +93,22 @@ def test_blocks_are_put_in_and_every_other_byte_stays(project: Project, tmp_path
     assert list(load_params(project.params_file).comparison.datasets) == ["synthetic", "fashion-mnist", "birds", "more"]
 
 
-def test_the_whole_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "initial", "num_variants"), [([], "untrained", 8), (["--backbone", "resnet18", "--weights", "resnet18.pth"], "frozen", 9)]
+)
+def test_the_whole_command(
+    options: list[str],
+    initial: str,
+    num_variants: int,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     draw_classes(tmp_path / "birds")
+    torch.save(build_backbone(BackboneConfig(name="resnet18")).state_dict(), project.root / "resnet18.pth")
     monkeypatch.chdir(project.root)
-    monkeypatch.setattr(sys, "argv", ["dml", "data", "add", "birds", "../birds"])
+    monkeypatch.setattr(sys, "argv", ["dml", "data", "add", "birds", "../birds", *options])
     monkeypatch.setenv("DML_STATE", str(tmp_path / "state"))
     with pytest.raises(SystemExit) as ended:
         main()
@@ -106,8 +118,8 @@ def test_the_whole_command(project: Project, tmp_path: Path, monkeypatch: pytest
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
     commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
     assert commands == [
-        ("a first look, 2 variants with 1 seed", "--dataset birds --variant untrained --variant softtriple --seed 0"),
-        ("the comparison, 8 variants with 5 seeds", "--dataset birds"),
+        ("a first look, 2 variants with 1 seed", f"--dataset birds --variant {initial} --variant softtriple --seed 0"),
+        (f"the comparison, {num_variants} variants with 5 seeds", "--dataset birds"),
     ]
 
 

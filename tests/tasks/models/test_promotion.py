@@ -129,10 +129,11 @@ def pretrained(project: Project, tmp_path_factory: pytest.TempPathFactory) -> di
 def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrained: dict[str, RunReport], tmp_path: Path) -> None:
     fresh = Project(project.root, tmp_path, project.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
     tracker = Tracker(fresh.tracking_uri, tmp_path, Store(project.store, tmp_path / "cache"))
-    for variant in ("good", "still"):
-        assert tracker.publish(pretrained[variant]) is not None
+    frozen_by_name = pretrained["still"].model_copy(update={"variant": "frozen by name"})  # a trained run, which is no reference
+    for report in (pretrained["good"], frozen_by_name):
+        assert tracker.publish(report) is not None
     good, still, frozen = (pretrained[variant].checkpoint.identity for variant in ("good", "still", "frozen"))
-    with pytest.raises(ConfigError, match="were not scored on these images: dml reproduce --dataset own --variant frozen; or --force"):
+    with pytest.raises(ConfigError, match=r"'frozen' has scored .*; dml reproduce --dataset own --variant frozen, or"):
         promote(fresh, good)
     assert tracker.publish(pretrained["frozen"]) is not None
     with pytest.raises(ConfigError, match=r"not known to have gained anything: Recall@1 [-+][\d.]+ points, at least -[\d.]+ by a"):

@@ -68,6 +68,7 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
         assert {(spec.variant, spec.seed) for spec in runs} == expected
         assert is_whole(params, runs) == (expected == every)
     assert not is_whole(params, standing_runs(params, whole=True)["synthetic"][1:])
+    assert not is_whole(params, [])
 
 
 def test_a_variant_for_pretrained_networks_runs_only_on_their_datasets(tmp_path: Path) -> None:
