@@ -32,7 +32,7 @@ from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, prefect_server
-from tasks.plans.times import TimedStep, note_rate, num_images, placement_here, read_rates, step_estimate
+from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
 from tasks.runs.identity import published_identity
@@ -275,14 +275,11 @@ def train(
         with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew, waits=True) as meter:
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
             store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
-            rates: list[float] = []
 
             def watch(message: Progress) -> None:
                 if message.note is not None:
                     services.display.say(f"{spec.title}: {message.note}")
                     return
-                if message.epoch_ended:
-                    rates.append(message.images_per_second)
                 meter.reached(message.epoch * message.num_steps + message.step)
                 services.display(spec.title, message)
                 live(message)
@@ -291,8 +288,8 @@ def train(
                 facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
-        if rates:
-            note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
+        if spec.training.num_epochs:
+            note_rate(services.project.state, "train", spec, dataset, facts)
         return CheckpointRecord(step="train", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _worker_slots)
@@ -315,8 +312,7 @@ def embed(
                 facts = services.workers.run(job, lambda message: None, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
-        images_per_second = num_images("embed", dataset.counts) / max(float(str(facts["seconds"])), 1e-3)
-        note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
+        note_rate(services.project.state, "embed", spec, dataset, facts)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _embedding_slots)

@@ -79,8 +79,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     with services.meter.phase("reports"):
         reports = write_reports(runs, outcomes, failures, params, services)
         keep_reports(reports, outcomes, services)
-    if any(any(outcome.ran.values()) for outcome in outcomes):
-        services.display.say(services.meter.line())
+    _say_times(outcomes, services)
     for report in reports:
         create_markdown_artifact(report.page, key=report.key, description=report.title)
     if project.tracking_uri.startswith("http"):
@@ -88,6 +87,12 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports
+
+
+def _say_times(outcomes: Sequence[Outcome], services: Services) -> None:
+    """Print where the time went, unless every step was reused."""
+    if any(any(outcome.ran.values()) for outcome in outcomes):
+        services.display.say(services.meter.line())
 
 
 def _compared(params: Params, spec: RunSpec) -> tuple[str, str | None] | None:
@@ -172,6 +177,7 @@ def run(
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale, force, code=code)) as services:
         outcomes, failures = run_chains(runs, _prepare_all(runs, params, services), services)
+    _say_times(outcomes, services)
     if failures:
         raise RunsFailedError(failures, 1, ())
     create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)

@@ -48,7 +48,8 @@ class Rate(Record):
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
         device, num_workers: hardware and number of workers that it ran on.
-        images_per_second: of all workers together.
+        images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
+            epochs included, so that an estimate from it includes them too.
         cores: processors that it kept busy, on average; None if it was not recorded.
         watts: power of processors and GPUs, on average; None if it cannot be read here.
     """
@@ -98,9 +99,15 @@ def num_images(step: TimedStep, counts: dict[str, int], num_epochs: int = 1) -> 
     return num_epochs * counts["train"] if step == "train" else sum(count for role, count in counts.items() if role != "train")
 
 
-def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any], images_per_second: float) -> None:
-    """Record the speed of a step; steps with few images are skipped."""
-    if num_images(step, dataset.counts) < FEWEST_IMAGES or images_per_second <= 0:
+def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any]) -> None:
+    """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    cost = Cost.model_validate(facts[FACT])
+    seconds = cost.wall_seconds - cost.lost_seconds
+    if num_images(step, dataset.counts) < FEWEST_IMAGES or seconds <= 0:
         return
     rate = Rate(
         step=step,
@@ -108,8 +115,9 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         crop_size=input_size(spec),
         device=facts["device"],
         num_workers=facts["num_workers"],
-        images_per_second=round(images_per_second, 2),
-        **_use(facts),
+        images_per_second=round(num_images(step, dataset.counts, spec.training.num_epochs) / seconds, 2),
+        cores=round(cost.cpu_seconds / seconds, 3),
+        watts=None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2),
     )
     path = state / RATES_FILE
     or_set_aside(path, partial(read_bytes, path))
@@ -119,16 +127,6 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
             file.write(f"\n{seal(rate.model_dump_json())}\n")  # the previous line may have been cut
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
-
-
-def _use(facts: dict[str, Any]) -> dict[str, float | None]:
-    """Return the processors that a step kept busy and its power, from the cost in its facts."""
-    cost = Cost.model_validate(facts.get(FACT, {}))
-    seconds = cost.wall_seconds - cost.lost_seconds
-    if seconds <= 0:
-        return {}
-    watts = None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2)
-    return {"cores": round(cost.cpu_seconds / seconds, 3), "watts": watts}
 
 
 def read_rates(state: Path) -> list[Rate]:

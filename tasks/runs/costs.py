@@ -172,7 +172,7 @@ class Meter:
         self._last = self._reading()
         self._before_seconds = time.time() - self._process.create_time()
         self.shares: dict[str, float] = defaultdict(float, {START: self._before_seconds})
-        threading.Thread(target=self._tick, name="costs", daemon=True).start()
+        self._ticking: threading.Thread | None = None  # from the first step on
 
     @contextmanager
     def step(
@@ -232,6 +232,9 @@ class Meter:
         self._share_out()
         with self._lock:
             self._active[key] = kind, meter
+            if meter is not None and self._ticking is None:
+                self._ticking = threading.Thread(target=self._tick, name="costs", daemon=True)
+                self._ticking.start()
         try:
             yield
         finally:

@@ -56,5 +56,5 @@ def open_alarms(state: Path) -> list[Alarm]:
 
 def last_verification(state: Path) -> datetime | None:
     """Return when the newest verification began, by the names of their files; None if there was none."""
-    stamps = sorted(path.name.partition("-")[0] for path in (state / "verifications").glob("[0-9]*T[0-9]*Z-*.json"))
-    return datetime.strptime(f"{stamps[-1]}+0000", "%Y%m%dT%H%M%SZ%z") if stamps else None
+    stamps = [path.name.partition("-")[0] for path in (state / "verifications").glob("[0-9]*T[0-9]*Z-*.json")]
+    return max(map(datetime.fromisoformat, stamps), default=None)

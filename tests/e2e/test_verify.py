@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def rows(project: Project, *options: str, code: int = 0) -> dict[str, dict]:
-    printed = project.run("dml", "verify", "--json", *options, code=code)
+def rows(project: Project, *options: str, code: int = 0, **environment: str) -> dict[str, dict]:
+    printed = project.run("dml", "verify", "--json", *options, code=code, **environment)
     (verification,) = json.loads(next(line for line in printed.splitlines() if line.startswith("[{")))
     return {row["row"]: row for row in verification["rows"]}
 
@@ -56,23 +57,107 @@ def test_accepted_results_are_reproduced_with_identical_bits_and_the_project_is_
     assert "without alarms" in accepted.run("dml", "doctor")
 
 
-def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(accepted: Project) -> None:
-    schedules = accepted.root / "dml_core/training/optimisation/schedules.py"
-    right = schedules.read_text()
-    schedules.write_text(right + "\n\n_right = learning_rate_factor\n\n\ndef learning_rate_factor(*a):\n    return 0.5 * _right(*a)\n")
-    accepted.commit("halve the rate")
-    found = rows(accepted, code=1)
-    assert {name: row["verdict"] for name, row in found.items()} == dict(zip(ROWS, ("identical", "drifted"), strict=True))
-    assert "the loss differs from step " in found[ROWS[1]]["reason"]
+@dataclass(frozen=True)
+class Fault:
+    """A commit that changes results without an error: text of a file is replaced, or a function is wrapped at the file's end."""
+
+    file: str
+    old: str
+    new: str
+    reason: str
+
+    def change(self, root: Path) -> None:
+        text = (root / self.file).read_text()
+        assert not self.old or text.count(self.old) == 1
+        (root / self.file).write_text(text.replace(self.old, self.new) if self.old else f"{text}\n\n{self.new}")
+
+
+FAULTS = {
+    "the rate is halved": Fault(
+        "dml_core/training/optimisation/schedules.py",
+        "",
+        "_right = learning_rate_factor\n\n\ndef learning_rate_factor(*a):\n    return 0.5 * _right(*a)\n",
+        "the loss differs from step ",
+    ),
+    "5 % of the labels are wrong": Fault(
+        "dml_core/data/store/packed.py",
+        "        return indices\n\n    @cached_property\n    def class_names",
+        "        wrong = np.random.default_rng(3).random(len(indices)) < 0.05\n"
+        "        indices = np.where(wrong & (self.role == 'train'), (indices + 1) % (indices.max() + 1), indices)\n"
+        "        return indices\n\n    @cached_property\n    def class_names",
+        "samples, labels or order",
+    ),
+    "augmentation is dropped": Fault(
+        "dml_core/data/views/batches.py",
+        "return train_pixels(image, self.config, self.seed, self.epoch, index, box, copy)",
+        "return test_pixels(image, self.config, box)",
+        "the images of the first batch differ",
+    ),
+    "pixels are scaled twice": Fault(
+        "dml_core/data/views/transforms.py",
+        "return torch.mul(pixels, factor_C11, out=out).add_(shift_C11)",
+        "return torch.mul(pixels, factor_C11, out=out).add_(shift_C11).mul_(2)",
+        "the images of the first batch differ",
+    ),
+    "test classes are trained on": Fault(
+        "dml_core/data/store/packed.py",
+        "        info = read_info(folder)\n        if role not in info.roles:",
+        "        role = 'test' if role == 'train' else role\n        info = read_info(folder)\n        if role not in info.roles:",
+        "the images of the first batch differ",
+    ),
+    "BatchNorm is in training mode": Fault(
+        "tasks/workers/embedding.py", "    model.eval()\n", "    model.train()\n", "scoring differs, of equal weights"
+    ),
+    "the sampler repeats": Fault(
+        "dml_core/data/views/samplers.py",
+        "",
+        "_right = epoch_batches\n\n\ndef epoch_batches(*a):\n"
+        "    drawn = _right(*a)\n    return [drawn[place % (len(drawn) // 2)] for place in range(len(drawn))]\n",
+        "samples, labels or order",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_commit_is_an_alarm_until_it_is_reverted(name: str, accepted: Project) -> None:
+    fault = FAULTS[name]
+    fault.change(accepted.root)
+    accepted.commit(name)
+    try:
+        found = rows(accepted, code=1)
+        (kept,) = left(accepted)
+        doctor = accepted.run("dml", "doctor")
+    finally:
+        accepted.git("revert", "--no-edit", "HEAD")
+    assert found[ROWS[1]]["verdict"] == "drifted"
+    assert fault.reason in found[ROWS[1]]["reason"]
     assert [line.split()[0] for line in found[ROWS[1]]["changed"]] == ["commit"]
-    (kept,) = left(accepted)
     assert list(kept.glob("state/store/train/*/checkpoint.pt")), "the drifted run is kept to be looked at"
-    assert "synthetic/softtriple, seed" in accepted.run("dml", "doctor")
-    accepted.git("revert", "--no-edit", "HEAD")
-    assert schedules.read_text() == right
+    assert "synthetic/softtriple, seed" in doctor
     assert {row["verdict"] for row in rows(accepted).values()} == {"identical"}
     assert "without alarms" in accepted.run("dml", "doctor")
     assert left(accepted) == []
+
+
+def test_a_byte_of_the_dataset_that_changed_is_found_and_nothing_is_trained(accepted: Project) -> None:
+    path = next(path for path in (accepted.root / "data/packed/synthetic").rglob("*") if path.is_file() and path.stat().st_size > 10_000)
+    content = path.read_bytes()
+    path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    try:
+        found = rows(accepted, code=1)
+    finally:
+        path.write_bytes(content)
+    assert {row["verdict"] for row in found.values()} == {"failed"}
+    assert all(path.name in row["reason"] for row in found.values())
+    assert {row["verdict"] for row in rows(accepted).values()} == {"identical"}
+
+
+def test_another_kind_of_processor_is_named_and_judged_by_the_band(accepted: Project) -> None:
+    """Torch and oneDNN are limited to what every x86-64 processor has."""
+    older = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    found = rows(accepted, **older)
+    assert found[ROWS[1]]["verdict"] == "within the band"
+    assert {line.split()[0] for line in found[ROWS[1]]["changed"]} == {"commit", "processor"}
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -6,6 +6,7 @@ again if it failed. The results are compared with those of an undisturbed run.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import boto3
 import psutil
 from moto.server import ThreadedMotoServer
 
+from tasks.runs.costs import OTHER
 from tests.damage import contents
 from tests.e2e.conftest import Project, make_project
 from tests.faults.published import published
@@ -33,6 +35,8 @@ EPOCHS = 3
 PLACED = Path(__file__).parent / "placed"
 LONGEST_SECONDS = 400.0
 PAUSE_SECONDS = 5.0
+TIMES_TOLERANCE = 0.02  # share of the wall clock that may belong to no step
+ENDING_SECONDS = 10.0  # a command may run on after the line with its times, which comes before Prefect's end
 HOLD_SECONDS = 3.0  # halt at the place while other processes die: longer than the run takes to end the halted one
 WHEN = ("before-checkpoint", "in-checkpoint", "after-checkpoint", "embedding", "evaluating", "publishing")
 # The run's own processes: part of the command line in the run's process tree.
@@ -132,6 +136,7 @@ class Outcome:
         epochs_lost: number of epochs that were trained completely more than once; there is a checkpoint after each.
         falls_short: violations of the requirements; empty means green.
         load: load average of the machine at the end of the cell.
+        times_compared: number of commands whose printed times were compared with the wall clock.
     """
 
     cell: Cell
@@ -143,6 +148,7 @@ class Outcome:
     epochs_lost: int = 0
     falls_short: list[str] = field(default_factory=list)
     load: float = 0.0
+    times_compared: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -242,6 +248,7 @@ class _Struck:
 
     def run(self, expected: tuple[dict[str, bytes], dict[str, Any]]) -> Outcome:
         outcome = self.outcome
+        started_at = time.monotonic()
         code = self._start("first")
         if not self._until(lambda: (self.folder / "hit").exists() or code() is not None) or not (self.folder / "hit").exists():
             outcome.falls_short.append(f"did not come to the place: {self._said()}")
@@ -258,6 +265,7 @@ class _Struck:
             outcome.falls_short.append(f"did not end within {LONGEST_SECONDS:.0f} s")
             self._end_all()
         outcome.exit_code, outcome.said = code(), self._said()
+        self._check_times("first", time.monotonic() - started_at)
         self._nothing_runs_on("the first command's end")
         self.undo()
         waiting = any((self._seen_state / "outbox").glob("*.json")) if (self._seen_state / "outbox").exists() else False
@@ -265,8 +273,10 @@ class _Struck:
             outcome.ended = "by itself"
         else:
             again = ("sync",) if outcome.exit_code == 0 else COMMAND
+            started_at = time.monotonic()
             code = self._start("second", again)
             if self._until(lambda: code() is not None) and code() == 0:
+                self._check_times("second", time.monotonic() - started_at)
                 outcome.ended = "dml sync" if again == ("sync",) else "the same command again"
             else:
                 outcome.falls_short.append(f"the second command ended with {code()}: {self._said('second')}")
@@ -384,6 +394,19 @@ class _Struck:
             except (OSError, psutil.Error):
                 continue
         return found
+
+    def _check_times(self, command: str, seconds: float) -> None:
+        """Compare the times that a command printed with the wall clock; one that failed or reused every step prints none."""
+        line = re.search(r"^time: ([\d.]+) s: (.*)$", (self.folder / f"{command}.txt").read_text(errors="replace"), re.MULTILINE)
+        if line is None:
+            return
+        total = float(line[1])
+        of_steps = sum(float(part.rsplit(" ", 1)[1]) for part in line[2].split(", ") if not part.startswith(OTHER))
+        if of_steps < (1 - TIMES_TOLERANCE) * total:
+            self.outcome.falls_short.append(f"the times of the steps are {of_steps:.1f} s of {total:.1f} s: {line[0]}")
+        if not seconds - ENDING_SECONDS < total <= seconds:
+            self.outcome.falls_short.append(f"the {command} command took {seconds:.1f} s: {line[0]}")
+        self.outcome.times_compared += 1
 
     def _nothing_runs_on(self, after: str) -> None:
         until = time.monotonic() + 15

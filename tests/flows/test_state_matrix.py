@@ -159,7 +159,7 @@ class Reader:
 
     def note(self) -> dict[Any, Any]:
         """Record the rate and the provenance of a step, as at its end."""
-        note_rate(self.state, "embed", SPEC, dataset(self.place), {"device": "cpu", "num_workers": 9}, 9.0)
+        note_rate(self.state, "embed", SPEC, dataset(self.place), rate_facts(9, 9.0))
         record_provenance(self.state, self.step)
         found = self.plan()
         assert [found.pop(rate) for rate in list(found) if rate[-1] == 9] == [9.0]
@@ -254,6 +254,11 @@ def dataset(place: Place) -> Any:
     return place.dataset.model_copy(update={"counts": {"train": 600, "test": 600}})
 
 
+def rate_facts(num_workers: int, images_per_second: float) -> dict[str, Any]:
+    """Return the facts of a step that embedded the 600 images at this speed."""
+    return {"device": "cpu", "num_workers": num_workers, "cost": {"wall_seconds": 600 / images_per_second}}
+
+
 def reports(place: Place) -> list[RunReport | ComparisonReport]:
     """Return the reports of a run and its comparison, as they wait for MLflow."""
     steps = {
@@ -307,8 +312,8 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
         with alone(state / lock):
             pass
     add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), (), "commit")
-    note_rate(state, "train", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 100.0)
-    note_rate(state, "embed", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 300.0)
+    note_rate(state, "train", SPEC, dataset(place), rate_facts(1, 100.0))
+    note_rate(state, "embed", SPEC, dataset(place), rate_facts(1, 300.0))
     for report in reports(place):
         keep_report(state / "outbox", report)
     return place

@@ -1,6 +1,7 @@
 """Estimated duration of a run: epochs times images over the measured rate, scaled by multiply-adds for another network."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,17 @@ def test_runs_in_parallel_take_no_less_than_the_longest() -> None:
 
 def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: Path) -> None:
     record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
-    facts = {"device": "cpu", "num_workers": 2}
+
+    def facts(images_per_second: float) -> dict[str, Any]:
+        seconds = spec.training.num_epochs * COUNTS["train"] / images_per_second
+        return {"device": "cpu", "num_workers": 2, "cost": {"wall_seconds": seconds + 7, "lost_seconds": 7, "cpu_seconds": 2 * seconds}}
+
     for images_per_second in (5.0, 10.0):
-        note_rate(tmp_path, "train", spec, record, facts, images_per_second)
-    note_rate(tmp_path, "train", spec, record.model_copy(update={"counts": {"train": 16, "test": 16}}), facts, 1.0)  # a smoke run
+        note_rate(tmp_path, "train", spec, record, facts(images_per_second))
+    note_rate(tmp_path, "train", spec, record.model_copy(update={"counts": {"train": 16, "test": 16}}), facts(1.0))  # a smoke run
     with (tmp_path / RATES_FILE).open("a") as file:
         file.write('{"step": "tra')
-    assert read_rates(tmp_path) == [rate()]
+    assert read_rates(tmp_path) == [rate(cores=2.0)]
     assert read_rates(tmp_path / "nowhere") == []
 
 

@@ -23,6 +23,7 @@ from tasks.tables.alarms import open_alarms, read_alarms
 from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.records import RowVerdict, Verdict, Verification
+from tasks.watch.storage import write_verification
 from tests.conftest import ROOT
 from tests.webhook import webhook_receiver
 
@@ -183,13 +184,11 @@ def test_doctor_reports_alarms_and_a_night_that_did_not_happen(project: Project)
         return found.status, found.result
 
     assert finding() == ("ok", "no verification yet")
-    folder = project.state / "verifications"
-    folder.mkdir(parents=True)
     now = datetime.now(UTC)
     for hours in (30, 54):
-        (folder / f"{now - timedelta(hours=hours):%Y%m%dT%H%M%SZ}-softtriple~table1.json").touch()
+        write_verification(project.state, night(0, a=SAME).model_copy(update={"started_at": now - timedelta(hours=hours)}))
     assert finding() == ("note", "the last one began 30 hours ago")
-    (folder / f"{now:%Y%m%dT%H%M%SZ}-synthetic.json").touch()
+    write_verification(project.state, night(0, a=SAME).model_copy(update={"started_at": now}))
     assert finding()[0] == "ok"
     notify(project, night(0, a=DRIFT))
     assert finding()[0] == "note"
