@@ -34,12 +34,12 @@ class Board:
         self._is_to_make_way = self._is_closed = False
         self._for_workers, self._for_driver, self._are_workers_ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def hold(self, controller: Any, placement: Any) -> None:
-        """Store the handles with which the driver ends the group."""
+    def hold(self, controller: Any, placement: Any = None) -> None:
+        """Store the handles with which the driver ends the group; it has no placement group before its workers' processes exist."""
         self._group = controller, placement
 
     def held(self) -> tuple[Any, Any] | None:
-        """Return the arguments of `hold`, or None before the workers' processes exist."""
+        """Return the arguments of the last `hold`, or None before the group's controller has started."""
         return self._group
 
     async def ready(self) -> None:

@@ -66,11 +66,15 @@ class WorkerGroup:
         self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
         self._error: BaseException | None = None
         self._num_workers = 0
-        self._busy = self._closed = False
+        self._threads: list[threading.Thread] = []  # all that wait for Ray
+        self._idle = threading.Event()
+        self._idle.set()
+        self._closed = False
+        self._lock = threading.Lock()  # of starts and of the end
 
     def start(self) -> None:
         """Start the workers, which wait for their first job."""
-        if self._thread is None and not self._closed:
+        if self._thread is None:
             self._start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
@@ -79,8 +83,26 @@ class WorkerGroup:
         Raises:
             TrainingError: the job failed, or more than `scale.max_failures` groups ended.
         """
-        job = replace(job, num_loader_workers=self._placement.num_loaders)
-        self._busy = True
+        self._idle.clear()
+        try:
+            return self._run(replace(job, num_loader_workers=self._placement.num_loaders), watch, spent)
+        finally:
+            self._idle.set()
+
+    def close(self) -> None:
+        """End the group, and wait until no thread waits for Ray: its disconnection frees what they use, and the process would crash."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None and ray_cluster() is not None and self._idle.is_set():  # its workers wait for a job
+            with contextlib.suppress(Exception):  # if the board is gone, its workers end too
+                self._board.close.remote()
+            self._thread.join(CLOSE_SECONDS)
+        self._kill()
+        for thread in self._threads:
+            thread.join(END_SECONDS)
+        self._idle.wait(END_SECONDS)
+
+    def _run(self, job: Job, watch: Watch, spent: Spent) -> dict[str, object]:
         num_attempts = num_faults = 0
         while True:
             num_attempts += 1
@@ -100,16 +122,7 @@ class WorkerGroup:
                 self._end()
                 raise
             else:
-                self._busy = False
                 return {**facts, "attempts": num_attempts}
-
-    def close(self) -> None:
-        """Let workers of a cluster that wait for another job end. All others end with Ray, which was started for this flow."""
-        self._closed = True
-        if self._thread is not None and ray_cluster() is not None and not self._busy:
-            with contextlib.suppress(Exception):  # if the board is gone, its workers end too
-                self._board.close.remote()
-            self._thread.join(CLOSE_SECONDS)
 
     def _attempt(self, job: Job, watch: Watch, spent: Callable[[Cost], None]) -> dict[str, object]:
         """Have one group do the job.
@@ -166,6 +179,17 @@ class WorkerGroup:
             raise TrainingError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
 
     def _start(self) -> None:
+        """Start the workers, unless the group is closed.
+
+        Raises:
+            _GroupEndedError: it is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise _GroupEndedError("the flow is ending")
+            self._start_fit()
+
+    def _start_fit(self) -> None:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -200,9 +224,11 @@ class WorkerGroup:
         )
         self._error = None
         self._thread = threading.Thread(target=self._fit, args=(trainer,), name="worker-group", daemon=True)
-        self._thread.start()
         inside = contextvars.copy_context()  # of the flow, for its log
-        threading.Thread(target=inside.run, args=(self._time_start, self._board), name="workers-timed", daemon=True).start()
+        timed = threading.Thread(target=inside.run, args=(self._time_start, self._board), name="workers-timed", daemon=True)
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [self._thread, timed]
+        for thread in (self._thread, timed):
+            thread.start()
 
     def _time_start(self, board: Any) -> None:
         """Measure the start until the workers ask for their first job."""
@@ -237,6 +263,27 @@ class WorkerGroup:
         thread.join(END_SECONDS)
         with contextlib.suppress(Exception):
             ray.kill(board)
+
+    def _kill(self) -> None:
+        """Kill the group's controller, with which its workers end, and the board; threads that wait for them receive an error."""
+        import ray
+
+        board, thread, until = self._board, self._thread, time.monotonic() + END_SECONDS
+        while thread is not None and thread.is_alive() and time.monotonic() < until:
+            held = None
+            with contextlib.suppress(Exception):  # no answer: the group ends without it
+                held = self._held or ray.get(board.held.remote(), timeout=END_SECONDS)
+            if held is None:
+                time.sleep(POLL_SECONDS / 5)  # its controller is starting
+                continue
+            controller, placement_group = held
+            ray.kill(controller)
+            if placement_group is not None:
+                ray.util.remove_placement_group(placement_group)
+            break
+        if board is not None:
+            with contextlib.suppress(Exception):
+                ray.kill(board)
 
     # ------------------------------------------------------------ workers that come and go
 

@@ -92,12 +92,18 @@ class LocalTrainer(DataParallelTrainer):  # type: ignore[misc]
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unused)]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        return super()._initialize_and_run_controller(**settings | {"scaling_policy": _OneMachine(self.scaling_config)})
+        policy = _OneMachine(self.scaling_config, self.backend_config.board)
+        return super()._initialize_and_run_controller(**settings | {"scaling_policy": policy})
 
 
 class _OneMachine(FixedScalingPolicy):  # type: ignore[misc]
+    def __init__(self, scaling_config: Any, board: Any) -> None:
+        super().__init__(scaling_config)
+        self._board = board
+
     def after_controller_start(self, train_run_context: Any) -> None:
-        """Register with no autoscaler."""
+        """Register with no autoscaler; let the driver end a group whose workers are still starting."""
+        self._board.hold.remote(ray.get_runtime_context().current_actor)
 
     def _maybe_send_resource_request(self) -> None:
         pass

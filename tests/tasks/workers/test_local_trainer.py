@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers.connection import start_ray, stop_ray
@@ -33,6 +35,41 @@ def test_no_process_is_started_that_serves_nothing(workers: WorkerGroup, packed:
     actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
     assert any("RayTrainWorker" in name for name in actors)
     assert [name for name in actors if any(part in name for part in UNUSED)] == []
+
+
+@pytest.mark.slow
+def test_a_closed_group_has_no_thread_that_waits_for_ray(
+    workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes
+) -> None:
+    """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting."""
+    workers.run(job(many_images, tmp_path, "idle", 1), lambda message: None)
+    workers.close()
+    assert threads_of_groups() == []
+
+    busy = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
+    training, ended = threading.Event(), []
+
+    def run() -> None:
+        with pytest.raises(TrainingError, match=r"the flow is ending|Ray's workers ended") as error:
+            busy.run(job(many_images, tmp_path, "busy", 50), lambda message: training.set())
+        ended.append(error)
+
+    caller = threading.Thread(target=run)
+    caller.start()
+    assert training.wait(60)
+    busy.close()
+    assert threads_of_groups() == []
+    caller.join(5)
+    assert len(ended) == 1
+
+    starting = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
+    starting.start()
+    starting.close()
+    assert threads_of_groups() == []
+
+
+def threads_of_groups() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name in ("worker-group", "workers-timed")]
 
 
 def test_what_the_controller_loads_of_ours_loads_no_torch() -> None:
