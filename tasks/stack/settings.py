@@ -26,6 +26,7 @@ CHOSEN = "chosen.json"
 S3 = "s3"
 RECORDS = "records"
 OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
+PASSED = ("DML_WEBHOOK",)  # own settings that its processes receive all the same
 
 
 class Service(Config):
@@ -134,7 +135,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         "share": max(1, (os.cpu_count() or 1) // 2),
     }
     file = parse(StackFile, _filled(values, known), str(path))
-    passed = {name: value for name, value in os.environ.items() if not name.startswith(OWN_SETTINGS)}
+    passed = {name: value for name, value in os.environ.items() if name in PASSED or not name.startswith(OWN_SETTINGS)}
     shared = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{passed.get('PATH', '')}",
         "PYTHONPATH": str(project.root),

@@ -244,25 +244,17 @@ class WorkerGroup:
             self._error = error
 
     def _end(self) -> None:
-        """End the rest of the group, including stopped processes, so that its resources are free."""
+        """End the rest of the group, including stopped processes, so that its resources are free; if the flow ends, `close` does it."""
         import ray
 
-        board, held, thread = self._board, self._held, self._thread
+        held, thread = self._held, self._thread
+        if thread is not None and not self._closed:
+            if held is not None and thread.is_alive():
+                with contextlib.suppress(Exception):  # its controller may be gone
+                    ray.get(held[0].abort.remote(), timeout=END_SECONDS)
+            self._kill()
+            thread.join(END_SECONDS)
         self._board = self._held = self._thread = None
-        if thread is None or self._closed:
-            return
-        # Each of these calls may find its target gone.
-        if held is not None and thread.is_alive():
-            controller, placement_group = held
-            with contextlib.suppress(Exception):
-                ray.get(controller.abort.remote(), timeout=END_SECONDS)
-            with contextlib.suppress(Exception):
-                ray.kill(controller)
-            with contextlib.suppress(Exception):
-                ray.util.remove_placement_group(placement_group)
-        thread.join(END_SECONDS)
-        with contextlib.suppress(Exception):
-            ray.kill(board)
 
     def _kill(self) -> None:
         """Kill the group's controller, with which its workers end, and the board; threads that wait for them receive an error."""
@@ -270,20 +262,17 @@ class WorkerGroup:
 
         board, thread, until = self._board, self._thread, time.monotonic() + END_SECONDS
         while thread is not None and thread.is_alive() and time.monotonic() < until:
-            held = None
-            with contextlib.suppress(Exception):  # no answer: the group ends without it
+            with contextlib.suppress(Exception):  # what has ended needs no end
                 held = self._held or ray.get(board.held.remote(), timeout=END_SECONDS)
-            if held is None:
-                time.sleep(POLL_SECONDS / 5)  # its controller is starting
-                continue
-            controller, placement_group = held
-            ray.kill(controller)
-            if placement_group is not None:
-                ray.util.remove_placement_group(placement_group)
-            break
-        if board is not None:
-            with contextlib.suppress(Exception):
-                ray.kill(board)
+                if held is not None:
+                    controller, placement_group = held
+                    ray.kill(controller)
+                    if placement_group is not None:
+                        ray.util.remove_placement_group(placement_group)
+                    break
+            time.sleep(POLL_SECONDS / 5)  # the controller is starting
+        with contextlib.suppress(Exception):
+            ray.kill(board)
 
     # ------------------------------------------------------------ workers that come and go
 

@@ -4,12 +4,15 @@ import json
 import re
 import shlex
 from importlib.metadata import requires, version
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from tasks.environment import Project
+from tasks.stack.settings import load_stack
 from tests.conftest import ROOT
 
 STACK = yaml.safe_load((ROOT / "infra" / "stack.yaml").read_text())
@@ -330,3 +333,15 @@ def test_no_pod_runs_as_root_or_may_become_it() -> None:
         for own in template["spec"]["containers"]:
             assert own["securityContext"]["allowPrivilegeEscalation"] is False
             assert own["resources"]["limits"]
+
+
+def test_what_loads_the_automations_has_the_address_that_they_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    automations = yaml.safe_load((ROOT / "infra/automations.yaml").read_text())["automations"]
+    named = {action["webhook"] for automation in automations for action in automation["actions"] if "webhook" in action}
+    assert named == {"DML_WEBHOOK"}
+    monkeypatch.setenv("DML_WEBHOOK", "http://127.0.0.1:9/alarms")
+    project = Project(ROOT, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x")
+    assert load_stack(project).environment["DML_WEBHOOK"] == "http://127.0.0.1:9/alarms"
+    assert COMPOSE["services"]["prefect-setup"]["environment"]["DML_WEBHOOK"] == "${DML_WEBHOOK:-}"
+    (job,) = NAMED["Job", "prefect-setup"]["spec"]["template"]["spec"]["containers"]
+    assert {entry["name"] for entry in job["env"]} == named
