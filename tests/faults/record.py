@@ -37,8 +37,8 @@ A **cell** is one run of the standing comparison on drawn images (SoftTriple, th
 place: the run stops there by itself, is struck, and is let go. It has to end by itself or on the same command again, and then: every file
 of its store, its scores among them, has the bytes of an undisturbed run's; MLflow has one run, one model, every point of every curve and
 every file once, equal to the undisturbed run's; no process is left fifteen seconds after a command's end; at most one whole epoch was
-trained again (there is a checkpoint after each). The times of steps that a command prints are at least 98 % of its wall clock, and it ends at
-most ten seconds later. What was not so stands below the table.
+trained again (there is a checkpoint after each). The times of steps that a command prints are at least 98 % of its wall clock, and it ends
+at most ten seconds later. What was not so stands below the table.
 
 Checkpoints are written by a thread while steps go on. Here epochs are shorter than that takes, so no step begins while one is on its way;
 in a real run what was trained meanwhile, at most up to the next checkpoint, is lost with one that does not arrive.
