@@ -37,8 +37,8 @@ A **cell** is one run of the standing comparison on drawn images (SoftTriple, th
 place: the run stops there by itself, is struck, and is let go. It has to end by itself or on the same command again, and then: every file
 of its store, its scores among them, has the bytes of an undisturbed run's; MLflow has one run, one model, every point of every curve and
 every file once, equal to the undisturbed run's; no process is left fifteen seconds after a command's end; at most one whole epoch was
-trained again (there is a checkpoint after each). The times of steps that a command prints are at least 98 % of its wall clock, and it ends
-at most ten seconds later. What was not so stands below the table.
+trained again (there is a checkpoint after each). The time that a command prints is its wall clock but for at most ten
+seconds at its end. What was not so stands below the table.
 
 Checkpoints are written by a thread while steps go on. Here epochs are shorter than that takes, so no step begins while one is on its way;
 in a real run what was trained meanwhile, at most up to the next checkpoint, is lost with one that does not arrive.
@@ -108,6 +108,9 @@ def page(facts: dict[str, Any]) -> str:
         f"**{len(asked)} of the matrix's {len(MATRIX)} cells were run; of all that were, {len(green)} of {len(cells)} are green.**",
         "",
     ]
+    shares = [share for cell in cells.values() if (share := cell.get("share_between_steps")) is not None]
+    if shares:
+        lines += [f"Of the printed time at most {max(shares):.1%} belonged to no step ({len(shares)} cells).", ""]
     lines += ["| what dies, how | " + " | ".join(PLACES.values()) + " |", "|---|" + "---|" * len(WHEN)]
     for victim, how in dict.fromkeys((cell.victim, cell.how) for cell in MATRIX):
         row = [[cell for cell in MATRIX if (cell.victim, cell.how, cell.when) == (victim, how, when)] for when in WHEN]
