@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--seed", type=int, action="append")
     args = parser.parse_args()
-    for path, how_to_get in ((args.weights, "convert it"), (IMAGES / "images.zip", "run dml data fetch icons")):
+    for path, how_to_get in (
+        (args.weights, "see docs/reference/backbones-and-datasets.md, Converted weights"),
+        (IMAGES / "images.zip", "run dml data fetch icons"),
+    ):
         if not path.is_file():
             parser.error(f"{path}: no such file; {how_to_get}")
     train, test = read_icons()

@@ -216,7 +216,10 @@ class _Verifier:
                 return None
         except DataError as error:
             return Verdict.FAILED, str(error)
-        return Verdict.DRIFTED, f"raw files, settings or packing code of {dataset} differ from what was packed; then: dml reproduce"
+        return (
+            Verdict.DRIFTED,
+            f"{dataset} is not as it was packed: raw or packed files, settings or packing code differ; run: dml reproduce",
+        )
 
     def _train(self, turns: Sequence[Turn], space: Workspace) -> list[Turn]:
         """Train and judge the turns; return those that the budget stopped."""

@@ -248,12 +248,13 @@ class WorkerGroup:
         import ray
 
         held, thread = self._held, self._thread
-        if thread is not None and not self._closed:
-            if held is not None and thread.is_alive():
-                with contextlib.suppress(Exception):  # its controller may be gone
-                    ray.get(held[0].abort.remote(), timeout=END_SECONDS)
-            self._kill()
-            thread.join(END_SECONDS)
+        if thread is None or self._closed:
+            return
+        if held is not None and thread.is_alive():
+            with contextlib.suppress(Exception):  # its controller may be gone
+                ray.get(held[0].abort.remote(), timeout=END_SECONDS)
+        self._kill()
+        thread.join(END_SECONDS)
         self._board = self._held = self._thread = None
 
     def _kill(self) -> None:

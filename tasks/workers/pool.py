@@ -105,10 +105,9 @@ class Workers:
             with self._change:
                 first, self._free = self._free[:num_jobs], self._free[num_jobs:]
             for group in first:
-                try:
+                with contextlib.suppress(Exception):  # the other groups may start
                     group.start()
-                finally:
-                    self._put_back(group)
+                self._put_back(group)
             meanwhile()
         self._ending.wait()
 
