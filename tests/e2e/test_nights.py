@@ -114,9 +114,10 @@ def test_a_killed_night_is_marked_and_caught_up(watched: Project, posted: tuple[
 
 def test_a_month_of_nights_raises_no_alarm(watched: Project, posted: tuple[str, list[dict[str, str]]]) -> None:
     before = len(list((watched.root / "state/verifications").glob("*.json")))
+    sent = events(posted, 0)
     for _ in range(30):
         run = night(watched)
         assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert len(list((watched.root / "state/verifications").glob("*.json"))) == before + 30
-    assert events(posted, 2) == ["dml.alarm", "dml.recovered"]
+    assert events(posted, len(sent)) == sent
     assert "without alarms" in watched.run("dml", "doctor", PREFECT_API_URL=told(watched)["PREFECT_API_URL"])
