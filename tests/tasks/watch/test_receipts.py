@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,17 @@ PERSON = "person@example.invalid"
 Alteration = Callable[[dict[str, Any]], None]
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a key and, as soon as a test needs it, the signed receipt."""
+    folder = tmp_path_factory.mktemp("files")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", PERSON, "-f", folder / "key"], check=True)
+    return folder
+
+
 @pytest.fixture
-def key(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", PERSON, "-f", path], check=True)
-    return path
+def key(files: Path) -> Path:
+    return files / "key"
 
 
 @pytest.fixture
@@ -43,12 +50,14 @@ def signers(key: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def receipt(accepted: Project, key: Path, tmp_path: Path) -> Path:
-    """A signed receipt of the accepted project's runs, verified with the commit that accepted them."""
-    verified(accepted)
-    path = tmp_path / "receipt.json"
-    write_receipt(accepted, "own", path, (), key, say)
-    return path
+def receipt(accepted: Project, files: Path, tmp_path: Path) -> Path:
+    """A copy of the signed receipt of the accepted project's runs, verified with the commit that accepted them."""
+    made = files / "receipt.json"
+    if not made.exists():
+        verified(accepted)
+        write_receipt(accepted, "own", made, (), files / "key", say)
+    shutil.copy(f"{made}.sig", tmp_path)
+    return Path(shutil.copy(made, tmp_path))
 
 
 @pytest.fixture

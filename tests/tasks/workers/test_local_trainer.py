@@ -30,19 +30,14 @@ def workers(ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_no_process_is_started_that_serves_nothing(workers: WorkerGroup, packed: Path, tmp_path: Path) -> None:
-    workers.run(job(packed, tmp_path, "run"), lambda message: None)
-    actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
-    assert any("RayTrainWorker" in name for name in actors)
-    assert [name for name in actors if any(part in name for part in UNUSED)] == []
-
-
-@pytest.mark.slow
-def test_a_closed_group_has_no_thread_that_waits_for_ray(
+def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_thread_that_waits_for_ray(
     workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes
 ) -> None:
     """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting."""
     workers.run(job(many_images, tmp_path, "idle", 1), lambda message: None)
+    actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
+    assert any("RayTrainWorker" in name for name in actors)
+    assert [name for name in actors if any(part in name for part in UNUSED)] == []
     workers.close()
     assert threads_of_groups() == []
 
