@@ -148,6 +148,7 @@ class Verification(_Record):
     Attributes:
         name: table, or dataset of the standing comparison.
         skipped: rows that the share or the budget left for another night.
+        too_long: rows that began first and were not finished when the budget ended.
     """
 
     format: int = FORMAT
@@ -157,3 +158,4 @@ class Verification(_Record):
     commit: str
     rows: tuple[RowVerdict, ...]
     skipped: tuple[str, ...] = ()
+    too_long: tuple[str, ...] = ()

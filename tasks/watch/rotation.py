@@ -58,7 +58,9 @@ class Night:
 
 
 def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> list[Turn]:
-    """Return one run for each row, the rows and seeds that were verified longest ago first.
+    """Return one run for each row, the rows and seeds first that had their turn longest ago.
+
+    A run that failed, or is longer than the budget, has had its turn: otherwise it would be the first of each night, and others would wait.
 
     Args:
         accepted: name -> row -> accepted seed -> seconds of its training.
@@ -68,7 +70,9 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
     for verification in past:
         for verdict in verification.rows:
             if verdict.evidence is not None:
-                last[verdict.row, verdict.seed] = last[verdict.row, None] = verification.started_at
+                last[verdict.row, verdict.seed] = verification.started_at
+        for row in (*(verdict.row for verdict in verification.rows), *verification.too_long):
+            last[row, None] = verification.started_at
     measured = measured_seconds(past)
     turns = []
     for name, rows in accepted.items():

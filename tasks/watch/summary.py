@@ -20,6 +20,7 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
     counts = Counter(row.verdict for row in verification.rows)
     parts = [f"{counts[verdict]} {words}" for verdict, words in WORDS.items() if counts[verdict]]
     skipped = f"; {len(verification.skipped)} left for another time" if verification.skipped else ""
+    too_long = f"; longer than the budget: {', '.join(verification.too_long)}" if verification.too_long else ""
     bad = [row.row for row in verification.rows if row.verdict in BAD]
     if bad:
         result = "NOT reproduced"
@@ -29,7 +30,7 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
         result = "nothing is accepted" if reference is None else "nothing was compared"
     source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
     since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
-    return f"{verification.name}: {result}{since}: {', '.join(parts) or 'no run'}{skipped}."
+    return f"{verification.name}: {result}{since}: {', '.join(parts) or 'no run'}{skipped}{too_long}."
 
 
 def first_recall(row: RowVerdict) -> str:

@@ -107,6 +107,7 @@ class _Verifier:
             raise ConfigError("nothing is accepted yet; verify the finished runs of a dataset or table: dml verify NAME")
         self.params = _params_of(project, names)
         self.specs = {name: rows_today(self.params, name) for name in names}
+        self.num_parallel = placement_here(self.params.scale).num_groups
         self.level = level_of(sum(len(rows) for rows in self.specs.values()))
         self.commit = code_commit(project.root)
         self.verdicts: dict[str, list[RowVerdict]] = {name: [] for name in names}
@@ -157,13 +158,13 @@ class _Verifier:
 
     def run(self) -> Verified:
         night = self._plan()
-        is_kept, folder, late = False, None, list[Turn]()
+        is_kept, folder, late, too_long = False, None, list[Turn](), list[Turn]()
         if night.turns:
             with workspace(self.project, lambda: self.request.keep or self._has_alarm()) as space:
-                late = self._train(self._with_data(night.turns), space)
+                late, too_long = self._train(self._with_data(night.turns), space)
                 folder = str(space.project.root)
             is_kept = self.request.keep or self._has_alarm()
-        verifications = tuple(self._verification(name, night, late) for name in self.specs)
+        verifications = tuple(self._verification(name, night, late, too_long) for name in self.specs)
         if self.receipt is None:
             for verification in verifications:
                 write_verification(self.project.state, verification)
@@ -183,11 +184,10 @@ class _Verifier:
         turns = turns_of(self.accepted, past)
         if self.request.seeds:
             turns = [Turn(turn.name, turn.row, seed, turn.seconds) for turn, seed in product(turns, self.request.seeds)]
-        num_parallel = placement_here(self.params.scale).num_groups
         minutes = self.request.budget_minutes
         num_seeds = max((len(seeds) for rows in self.accepted.values() for seeds in rows.values()), default=0)
-        correction = correction_of(past, num_parallel)
-        night = plan_night(turns, self.request.share, None if minutes is None else 60 * minutes, num_parallel, num_seeds, correction)
+        correction = correction_of(past, self.num_parallel)
+        night = plan_night(turns, self.request.share, None if minutes is None else 60 * minutes, self.num_parallel, num_seeds, correction)
         if turns and not night.turns:
             raise ConfigError(f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes")
         if turns:
@@ -221,12 +221,13 @@ class _Verifier:
             f"{dataset} is not as it was packed: raw or packed files, settings or packing code differ; run: dml reproduce",
         )
 
-    def _train(self, turns: Sequence[Turn], space: Workspace) -> list[Turn]:
-        """Train and judge the turns; return those that the budget stopped."""
+    def _train(self, turns: Sequence[Turn], space: Workspace) -> tuple[list[Turn], list[Turn]]:
+        """Train and judge the turns; return those that did not finish in the budget, and those of them that had all of it."""
         minutes = self.request.budget_minutes
         until = math.inf if minutes is None else self.began + 60 * minutes - END_SECONDS - COLLECT_SECONDS * len(turns)
         late = []
-        for group in _groups(turns, self.specs):
+        groups = _groups(turns, self.specs)
+        for group in groups:
             specs = [self._spec(turn) for turn in group]
             failed = train(space, specs, until, self.say) if time.monotonic() < until else {}
             is_stopped = time.monotonic() >= until
@@ -238,7 +239,7 @@ class _Verifier:
                     late.append(turn)
                 else:
                     self._settle(turn.name, turn.row, Verdict.FAILED, evidence or "it did not finish", turn.seed)
-        return late
+        return late, [turn for group in groups[:1] for turn in group[: self.num_parallel] if turn in late]
 
     def _spec(self, turn: Turn) -> RunSpec:
         return self.specs[turn.name][turn.row].model_copy(update={"seed": turn.seed})
@@ -261,12 +262,13 @@ class _Verifier:
             reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
         return RowVerdict(row=turn.row, seed=turn.seed, verdict=Verdict.NEW, reason=reason, evidence=evidence)
 
-    def _verification(self, name: str, night: Night, late: Sequence[Turn]) -> Verification:
+    def _verification(self, name: str, night: Night, late: Sequence[Turn], too_long: Sequence[Turn]) -> Verification:
         """Return the verification of a name; its seconds are its part of the whole duration, by the number of runs."""
         own = [turn for turn in night.turns if turn.name == name and turn not in late]
         part = len(own) / max(1, len(night.turns) - len(late))
         rows = self.verdicts[name]
         judged = {row.row for row in rows}
+        long_rows = tuple(turn.row for turn in too_long if turn.name == name)
         return Verification(
             name=name,
             started_at=self.started_at,
@@ -275,7 +277,8 @@ class _Verifier:
             rows=tuple(
                 sorted(rows, key=lambda row: (list(self.specs[name]).index(row.row) if row.row in self.specs[name] else -1, row.seed))
             ),
-            skipped=tuple(row for row in self.accepted[name] if row not in judged),
+            skipped=tuple(row for row in self.accepted[name] if row not in judged and row not in long_rows),
+            too_long=long_rows,
         )
 
 
@@ -293,8 +296,8 @@ def _rows_of(reference: Reference | None, specs: dict[str, RunSpec]) -> list[str
 
 
 def _groups(turns: Sequence[Turn], specs: dict[str, dict[str, RunSpec]]) -> list[list[Turn]]:
-    """Return the turns that one command can train together: of one name and dataset, with one seed."""
+    """Return the turns that one command can train together, of one name and dataset with one seed, in the order in which it begins them."""
     groups: dict[tuple[str, str, int], list[Turn]] = {}
     for turn in turns:
         groups.setdefault((turn.name, specs[turn.name][turn.row].dataset, turn.seed), []).append(turn)
-    return list(groups.values())
+    return [sorted(group, key=lambda turn: list(specs[turn.name]).index(turn.row)) for group in groups.values()]

@@ -1,0 +1,78 @@
+"""Every row has its turn within a budget, although predicted times are wrong, and runs fail or are longer than it."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tasks.environment import Project
+from tasks.watch import verifying
+from tasks.watch.records import Environment, Evidence, RowVerdict, Verdict, Verification
+from tasks.watch.rotation import START_SECONDS, correction_of, plan_night, turns_of
+from tasks.watch.storage import read_verifications
+from tasks.watch.summary import first_sentence
+from tasks.watch.verifying import VerifyRequest, verify
+from tests.tasks.watch.conftest import say
+
+BUDGET, ACCEPTED, FAILS = 1800.0, 100.0, "row 5"
+ENVIRONMENT = Environment(commit="0" * 40, python="3", packages={}, processor="", device="cpu", threads=1)
+
+
+def evidence(row: str, seed: int, seconds: float) -> Evidence:
+    zero = "0" * 64
+    inputs = {"settings": zero, "dataset": "", "initial_weights": zero, "batches": zero}
+    return Evidence(row=row, seed=seed, losses=(), weights=zero, scores={}, seconds=seconds, environment=ENVIRONMENT, **inputs)
+
+
+def night(past: list[Verification], durations: dict[str, float]) -> Verification:
+    """Verify one run after the other with these actual durations, by the plan of the rotation."""
+    turns = turns_of({"own": {row: {0: ACCEPTED, 1: ACCEPTED} for row in durations}}, past)
+    plan = plan_night(turns, 1.0, BUDGET, 1, 2, correction_of(past, 1))
+    spent, rows, late = START_SECONDS, [], []
+    for turn in plan.turns:
+        if spent + durations[turn.row] > BUDGET:
+            late.append(turn.row)
+            spent = BUDGET
+            continue
+        spent += durations[turn.row]
+        verdict = Verdict.FAILED if turn.row == FAILS else Verdict.IDENTICAL
+        trained = None if turn.row == FAILS else evidence(turn.row, turn.seed, durations[turn.row])
+        rows.append(RowVerdict(row=turn.row, seed=turn.seed, verdict=verdict, reason="", evidence=trained))
+    started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=len(past))
+    too_long = tuple(row for row in late if row == plan.turns[0].row)
+    return Verification(name="own", started_at=started, seconds=spent, commit="", rows=tuple(rows), too_long=too_long)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_has_its_turn_although_predictions_are_wrong(seed: int) -> None:
+    """Rows last up to 40 times as long as accepted; one fails each time after most of the budget."""
+    factors = np.random.default_rng(seed).uniform(0.5, 40, size=8)
+    durations = {f"row {number}": ACCEPTED * factor for number, factor in enumerate(factors)} | {FAILS: 0.9 * BUDGET}
+    past: list[Verification] = []
+    for _ in range(48):
+        past.append(night(past, durations))
+    verified = Counter(row.row for one in past for row in one.rows)
+    too_long = Counter(row for one in past for row in one.too_long)
+    for row, seconds in durations.items():
+        if START_SECONDS + seconds <= BUDGET:
+            assert verified[row] >= 4, "in 48 nights, of 8 rows"
+        else:
+            assert verified[row] == 0
+            assert too_long[row] >= 4
+
+
+def test_a_run_that_is_longer_than_the_budget_is_named(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def train_too_long(space: object, specs: object, until: float, say: object) -> dict[tuple[str, int], str]:
+        clock[0] = until
+        return {}
+
+    monkeypatch.setattr(verifying, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(verifying, "train", train_too_long)
+    (verification,) = verify(accepted, VerifyRequest(("own",), budget_minutes=30), say).verifications
+    assert (verification.rows, verification.skipped, verification.too_long) == ((), (), ("own/good",))
+    assert read_verifications(accepted.state)[-1] == verification
+    assert first_sentence(verification, None).endswith("no run; longer than the budget: own/good.")
