@@ -14,8 +14,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from dml_core.config import refuse_repeats
+from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, DmlError
-from tasks.data import changed_datasets, read_dataset, unchanged_dataset
+from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
 from tasks.environment import Project
 from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
@@ -210,8 +211,12 @@ class _Verifier:
         return sound
 
     def _problem(self, dataset: str) -> tuple[Verdict, str] | None:
-        """Verify the packed files of a dataset; return the verdict on its rows if they are damaged or out of date."""
+        """Prepare a dataset that is not prepared, else verify its packed files; return the verdict on its rows if they cannot be used."""
         try:
+            if not (self.project.packed(dataset) / INFO_FILE).is_file():
+                self.say(f"preparing {dataset}")
+                update_dataset(self.project, dataset)
+                return None
             if unchanged_dataset(self.project, dataset) is not None or not changed_datasets(self.project, self.params, [dataset]):
                 return None
         except DataError as error:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,15 @@ def test_accepted_results_are_reproduced_with_identical_bits_and_the_project_is_
     assert results(accepted) == before
     assert "reproduced on" in (accepted.root / "results/site/verification.html").read_text()
     assert "without alarms" in accepted.run("dml", "doctor")
+
+
+def test_a_clone_without_data_reproduces_a_receipt_and_what_is_accepted(accepted: Project, tmp_path: Path) -> None:
+    accepted.run("dml", "receipt", "synthetic", "-o", str(tmp_path / "receipt.json"))
+    subprocess.run(["git", "clone", "--quiet", accepted.root, tmp_path / "clone"], check=True)
+    clone = Project(tmp_path / "clone", accepted.environment | {"PYTHONPATH": str(tmp_path / "clone")})
+    for options in (["--receipt", str(tmp_path / "receipt.json")], []):
+        assert {name: row["verdict"] for name, row in rows(clone, *options).items()} == dict.fromkeys(ROWS, "identical")
+    assert not (clone.root / "state/store").exists(), "nothing is finished there"
 
 
 @dataclass(frozen=True)
