@@ -16,6 +16,7 @@ from dml_core.errors import ConfigError, StoreError
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
+from tasks.watch import verifying
 from tasks.watch.receipts import RECEIPTS, SIGNERS, _hash, read_receipt, signer_of, write_receipt
 from tasks.watch.records import RowVerdict, Verdict
 from tasks.watch.storage import read_verifications
@@ -62,13 +63,17 @@ def receipt(accepted: Project, files: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clone(accepted: Project, receipt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Another clone of the project, without runs and with its own copy of the dataset."""
+    """Another clone of the project, without runs or data; in place of DVC, functions prepare its own copy of the dataset."""
     root = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", str(accepted.root), str(root))
     (root / "results/accepted/own.json").unlink()
     project = Project(root, root / "state", str(root / "state/store"), f"sqlite:///{root / 'state/mlflow.db'}")
-    materialise("synthetic", OPTIONS, root / "data/raw/own")
-    prepare("synthetic", root / "data/raw/own", project.packed("own"), OPTIONS)
+
+    def update_dataset(of: Project, name: str) -> None:
+        materialise("synthetic", OPTIONS, of.root / "data/raw" / name)
+        prepare("synthetic", of.root / "data/raw" / name, of.packed(name), OPTIONS)
+
+    monkeypatch.setattr(verifying, "update_dataset", update_dataset)
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(root / "records"))
     return project
 
