@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--json FILE]             # at most 8 minutes
     python benchmarks/gpu.py --tiny --device cpu       # the same steps on a few small images without a GPU: its times mean nothing
+    python benchmarks/gpu.py --expect H200             # what is expected of a card, without one
 
 Needs this repository, torch 2.11 or later, torchvision, timm, pyarrow, pydantic, scipy, scikit-learn and Pillow, but not Ray, Prefect,
 MLflow or FAISS.
@@ -12,6 +13,13 @@ packed dataset of JPEG files. It is compared with (a) a bare loop of the same sy
 and (b) that bare loop fed by torchvision's ImageFolder with as many loader processes. The time of a step is broken down by synchronising
 with the device after each part. Then Recall@K and MAP@R of 60,502 embeddings of 512 dimensions in 11,316 classes (the size of Stanford
 Online Products' test set), ours on the device and on the CPU compared with torch's brute force on the device, which computes only Recall@K.
+
+The speed of (a) is compared with an expectation from the card's data sheet. A step's operations are counted on torch's meta device;
+products are taken to reach half of the card's peak, all operations read their inputs and write their outputs once at 0.8 of its bandwidth,
+nothing is fused, and the two times add up. Published mixed precision training of ResNet-50 fits within 11 % (NVIDIA/DeepLearningExamples,
+PyTorch/Classification/ConvNets/resnet50v1.5, container 21.03: A100 80 GB 2,470 images per second, V100 16 GB 1,200). A speed outside of the
+factor refutes the model, or shows that something else limits it.
+
 Targets: 0.9 of (a), more than (b), evaluation 20 times as fast as the CPU's. What exceeds the time is reported as not measured.
 """
 
@@ -22,6 +30,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -37,8 +46,11 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision import datasets, transforms
 
 from dml_core.config import parse
@@ -68,6 +80,10 @@ NOT_MEASURED = "not measured"
 SMALL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 16}, "head": {"kind": "linear", "embedding_dim": 16}}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECALL_AT = (1, 10, 100, 1000)
+META = torch.device("meta")
+HALF, SINGLE = 2, 4  # bytes of a number: activations are bfloat16, weights and their gradients float32
+SHARE_OF_PEAK, SHARE_OF_BANDWIDTH, FACTOR = 0.5, 0.8, 1.5
+OPTIMISER_PASSES = 5  # SGD with momentum reads weight, gradient and momentum, and writes weight and momentum
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class Found:
     """The results to print."""
 
     machine: dict[str, Any]
+    expected: dict[str, dict[str, float]] = field(default_factory=dict)
     checks: dict[str, str] = field(default_factory=dict)
     training: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +144,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go beside what is printed")
     parser.add_argument("--loaders", type=int, help="loader processes; one for each core but one where not given, 16 at most")
     parser.add_argument("--worker", nargs=2, metavar=("RANK", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--expect", choices=CARDS, help="only print what is expected of this card")
     arguments = parser.parse_args()
+    if arguments.expect is not None:
+        print("\n".join(expected_lines(expectations(FULL, CARDS[arguments.expect]))[1:]))
+        return
     name = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device, sizes = torch.device(name), TINY if arguments.tiny else FULL
     if arguments.worker is not None:
@@ -139,6 +160,8 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     num_loaders = min(16, max(1, cores - 1)) if arguments.loaders is None else arguments.loaders
     found = Found(machine(device, cores, num_loaders))
+    card = card_of(found.machine["device"])
+    found.expected = {} if card is None else expectations(sizes, card)
     found.checks = checks(device, "aot_eager" if arguments.tiny else "inductor")
     packed._KEPT_BYTES = 0  # photographs kept decoded would be decoded only once: a real dataset is larger than that cache
     with tempfile.TemporaryDirectory() as folder:
@@ -319,6 +342,136 @@ def check_no_waiting(device: torch.device) -> str:
     return "3 steps"
 
 
+# ---------------------------------------------------------------- expectations
+
+
+@dataclass(frozen=True)
+class Card:
+    """Data sheet: dense operations per second of 16-bit products on tensor cores, bytes per second, bytes of memory."""
+
+    peak: float
+    bandwidth: float
+    memory: float
+
+
+CARDS = {  # NVIDIA's data sheets, SXM where there are several; without sparsity
+    "H200": Card(989e12, 4.8e12, 141e9),
+    "H100": Card(989e12, 3.35e12, 80e9),
+    "A100": Card(312e12, 2.04e12, 80e9),
+    "L4": Card(121e12, 0.3e12, 24e9),
+    "V100": Card(125e12, 0.9e12, 16e9),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A counted training step.
+
+    Attributes:
+        flops: floating-point operations of products; a multiplication and an addition are two.
+        moved_bytes: bytes that all operations read and write.
+        weight_bytes: bytes of the weights in float32.
+        saved_bytes: bytes of the activations that are kept for the backward pass.
+    """
+
+    flops: int
+    moved_bytes: int
+    weight_bytes: int
+    saved_bytes: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of weights, gradients, momentum and activations; without the allocator's reserve and the libraries' workspaces."""
+        return 3 * self.weight_bytes + self.saved_bytes
+
+    def seconds(self, card: Card) -> float:
+        """Return the expected time on a card."""
+        moved = self.moved_bytes + OPTIMISER_PASSES * self.weight_bytes
+        return self.flops / (SHARE_OF_PEAK * card.peak) + moved / (SHARE_OF_BANDWIDTH * card.bandwidth)
+
+
+def count_step(system: TrainingSystem, batch_size: int, side: int) -> Step:
+    """Count a training step.
+
+    Args:
+        system: network and loss on the meta device, in training mode.
+        batch_size: images of a batch.
+        side: height and width of an image in pixels.
+    """
+    images = torch.empty(batch_size, 3, side, side, device=META)
+    labels_N = torch.empty(batch_size, dtype=torch.int64, device=META)
+    flops, traffic = FlopCounterMode(display=False), _Traffic()
+    with flops, traffic, _saved_tensors() as saved:
+        output = system.loss.compute(system.model(images), labels_N, None)  # not `forward`: the meta device has no autocast
+        output.total.backward()  # type: ignore[no-untyped-call]
+    weights = sum(parameter.numel() for parameter in system.parameters())
+    kept = {key: numel for key, numel in saved.items() if key not in {id(parameter) for parameter in system.parameters()}}
+    return Step(flops.get_total_flops(), traffic.moved_bytes, SINGLE * weights, HALF * sum(kept.values()))
+
+
+def card_of(device_name: str) -> Card | None:
+    """Return the card that is part of a device's name, or None."""
+    return next((card for name, card in CARDS.items() if name in re.split(r"[^A-Za-z0-9]", device_name)), None)
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sums the bytes of the floating-point inputs and outputs of operations; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.moved_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and func is not torch.ops.aten.detach.default:
+            tensors = (*_tensors(args), *_tensors(result))
+            self.moved_bytes += HALF * sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        return result
+
+
+@contextlib.contextmanager
+def _saved_tensors() -> Iterator[dict[int, int]]:
+    """Collect id of a tensor's storage owner -> number of elements, of tensors saved for the backward pass."""
+    found: dict[int, int] = {}
+    kept: list[Tensor] = []  # an id is used again after its tensor has ended
+
+    def pack(tensor: Tensor) -> Tensor:
+        base = tensor if tensor._base is None else tensor._base
+        kept.append(base)
+        found[id(base)] = base.numel() if base.is_floating_point() else 0
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def expectations(sizes: Sizes, card: Card) -> dict[str, dict[str, float]]:
+    """Return network -> images per second of (a) and gigabytes that are expected of a card."""
+    expected = {}
+    for name, model in sizes.models.items():
+        config = parse(TrainingConfig, settings_of(model, sizes), "expected")
+        step = count_step(build_system(config, sizes.num_classes, 0, META).train(), sizes.batch_size, sizes.side)
+        expected[name] = {"images_per_second": sizes.batch_size / step.seconds(card), "gigabytes": step.memory / 1e9}
+    return expected
+
+
+def expected_lines(expected: dict[str, dict[str, float]]) -> list[str]:
+    """Return the expectations as a Markdown table."""
+    lines = ["", f"| expected of this card | (a), images/s, within a factor of {FACTOR} | memory, GB |", "|---|---|---|"]
+    for model, values in expected.items():
+        speed = values["images_per_second"]
+        lines.append(f"| {model} | {shown(speed)} ({shown(speed / FACTOR)} to {shown(speed * FACTOR)}) | {shown(values['gigabytes'])} |")
+    return lines
+
+
 # ---------------------------------------------------------------- training
 
 
@@ -375,17 +528,21 @@ def training(
             speeds.append(progress.images_per_second)
 
     fit(config, photographs.store, 0, folder, device, num_loaders, watch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     bare = BareLoop(config, sizes, device)
     images = torch.randn(sizes.batch_size, 3, sizes.side, sizes.side, device=device)
     labels_N = torch.randint(sizes.num_classes, (sizes.batch_size,), device=device)
     num_steps = sizes.num_images // sizes.batch_size
     limit = [bare.images_per_second(itertools.repeat((images, labels_N), num_steps)) for _ in range(sizes.num_epochs)][1:]
+    gigabytes = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     loader = folder_loader(photographs.files, sizes, device, num_loaders)
     beside = [bare.images_per_second(iter(loader)) for _ in range(sizes.num_epochs)][1:]
     found: dict[str, Any] = {
         "images_per_second": statistics.median(speeds[1:-1]),
         "bare": statistics.median(limit),
         "image_folder": statistics.median(beside),
+        "bare_gigabytes": gigabytes,
     }
     ratios = {
         "share_of_bare": found["images_per_second"] / found["bare"],
@@ -550,6 +707,7 @@ def as_markdown(found: Found, sizes: Sizes) -> str:
     for model, speeds in found.training.items():
         values = [speeds.get(name) for name in ("images_per_second", "bare", "share_of_bare", "image_folder", "of_image_folder")]
         lines.append(f"| {' | '.join([model, *map(shown, values)])} |")
+    lines += expected_lines(found.expected) if found.expected else []
     parts = ["loader", "copy and scale", "forward", "backward", "optimiser"]
     lines += ["", f"| milliseconds of a step | {' | '.join(parts)} |", f"|{'---|' * (len(parts) + 1)}"]
     for model, speeds in found.training.items():

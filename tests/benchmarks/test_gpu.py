@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import gpu
+from dml_core.config import parse
+from dml_core.training.config import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
 # Packages that a machine used only for its GPU may not have.
@@ -61,6 +64,36 @@ def test_a_check_that_fails_says_by_how_much() -> None:
     one, other = {"a": torch.ones(4)}, {"a": torch.full((4,), 1.5)}
     assert gpu.verdict(lambda: gpu.farthest(one, one, 0.0)).startswith("passed: 0.0e+00")
     assert gpu.verdict(lambda: gpu.farthest(one, other, 0.1)) == "failed: AssertionError: a is 3.3e-01 of its length off, allowed 1e-01"
+
+
+def counted(model: str) -> gpu.Step:
+    config = parse(TrainingConfig, gpu.settings_of(gpu.FULL.models[model], gpu.FULL), "test")
+    return gpu.count_step(gpu.build_system(config, gpu.FULL.num_classes, 0, gpu.META).train(), gpu.FULL.batch_size, gpu.FULL.side)
+
+
+def test_the_model_of_a_card_gives_published_operations_and_speeds() -> None:
+    """4.09 billion multiplications of ResNet-50 (torchvision's documentation): twice that forward, three times with the backward pass."""
+    step = counted("ResNet-50")
+    assert step.flops / gpu.FULL.batch_size == pytest.approx(3 * 2 * 4.09e9, rel=0.02)
+    for card, published in (("A100", 2470), ("V100", 1200)):  # of 1,000 classes, which add 1 % of the operations
+        assert gpu.FULL.batch_size / step.seconds(gpu.CARDS[card]) == pytest.approx(published, rel=0.15)
+    assert gpu.card_of("cuda (NVIDIA A100-SXM4-80GB)") is gpu.CARDS["A100"]
+    assert gpu.card_of("cpu (x86_64)") is None
+
+
+def test_operations_and_bytes_of_a_small_step_are_those_by_hand() -> None:
+    class Layer(torch.nn.Linear):
+        def compute(self, rows: torch.Tensor, labels: torch.Tensor, generator: None) -> SimpleNamespace:
+            return SimpleNamespace(total=self(rows.flatten(1)).sum())
+
+    system = SimpleNamespace(model=torch.nn.Identity(), loss=Layer(12, 5, bias=False, device="meta"))
+    system.parameters = system.loss.parameters
+    step = gpu.count_step(system, batch_size=7, side=2)
+    assert step.flops == 2 * (7 * 12 * 5) * 2, "the output and the gradient of the weight: the images have none"
+    assert step.weight_bytes == 4 * 12 * 5
+    assert step.saved_bytes == 2 * 7 * 12, "the layer's input"
+    products = 2 * (7 * 12 + 12 * 5 + 7 * 5) * 2  # three matrices of each product, in 16 bits
+    assert products <= step.moved_bytes <= products + 2 * 4 * 7 * 5, "and the sum with its gradient"
 
 
 @pytest.mark.gpu
