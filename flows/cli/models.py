@@ -21,24 +21,26 @@ models_app = new_group("models", cls=FirstByDefault)
 RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
 
 
-@models_app.command("list", epilog=examples("dml models", "dml models synthetic --all"))
+@models_app.command("list", epilog=examples("dml models", "dml models synthetic --all", "dml models project/finetuned"))
 def list_(
-    dataset: Annotated[str | None, typer.Argument(help="List only networks of this dataset.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="List only networks of this dataset, or those of a table. Default: the standing comparison's.")
+    ] = None,
     every_seed: Annotated[bool, typer.Option("--all", help="List every seed, not only the one that dataset/variant selects.")] = False,
 ) -> None:
     """List trained networks, highest validation Recall@1 first.
 
     Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Also lists the versions in MLflow's
-    registry.
+    registry. Other commands take a table's network by its identity.
     """
     project = open_project()
-    from tasks.models.listing import list_models
+    from tasks.models.listing import TABLE_SEPARATOR, list_models
 
-    listing = list_models(project, dataset, every_seed)
+    listing, is_table = list_models(project, name, every_seed), name is not None and TABLE_SEPARATOR in name
     if not listing.models:
-        raise ConfigError(
-            f"no trained networks{f' on {dataset}' if dataset else ''}; train those of the standing comparison: dml reproduce"
-        )
+        where = "" if name is None else f" of {name}" if is_table else f" on {name}"
+        what = name if is_table else "those of the standing comparison"
+        raise ConfigError(f"no trained networks{where}; train {what}: dml reproduce{f' {name}' if is_table else ''}")
     models = listing.models
     validation, recall, map_at_r = (
         [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for model in models]
@@ -52,12 +54,12 @@ def list_(
         Column("map@r", map_at_r, drop=4),
         Column("parameters", [f"{model.num_parameters:,}" for model in models], drop=3),
         Column("checkpoint", [f"{model.num_bytes / 1e6:.1f} MB" for model in models], drop=2),
-        Column("identity", [model.identity for model in models], drop=1),
+        Column("identity", [model.identity for model in models], drop=None if is_table else 1),
     )
-    for name, line in listing.best.items():
-        print(f"{name}: {line}")
-    if project.is_tracked:
-        _print_registry(project.tracking_uri, dataset)
+    for dataset, line in listing.best.items():
+        print(f"{dataset}: {line}")
+    if project.is_tracked and not is_table:
+        _print_registry(project.tracking_uri, name)
 
 
 def _print_registry(uri: str, dataset: str | None) -> None:

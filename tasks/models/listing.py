@@ -1,4 +1,4 @@
-"""List the trained networks: the standing comparison's runs in the store."""
+"""List the trained networks: the runs of the standing comparison, or of a table, in the store."""
 
 import logging
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from statistics import fmean
 
 from dml_core.errors import StoreError
 from tasks.environment import Project, finished_records
-from tasks.models.trained_runs import TrainedRun, run_scores, trained_runs
+from tasks.models.trained_runs import TrainedRun, run_scores, trained_runs, trained_runs_of_table
 from tasks.runs.best import VALIDATION, best_seed, said_best
 from tasks.runs.finished import read_finished
 from tasks.storage import Store, open_store
 
+TABLE_SEPARATOR = "/"  # in the names of tables
 CHECKPOINT_FILE = "checkpoint.pt"  # that of `dml_core.training.checkpoints.file`, which imports torch
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ class ListedModel:
     """A trained network in the list.
 
     Attributes:
-        run: its name, as `resolve_model` takes it.
+        run: its name; `resolve_model` takes those of the standing comparison, and the identity of a table's run.
         scores: metric -> fraction or count; empty if it is not scored.
         num_parameters: number of parameters of the network, without the loss.
         num_bytes: size of its checkpoint.
@@ -38,13 +39,13 @@ class ListedModel:
 
 @dataclass(frozen=True)
 class Listing:
-    """Trained networks, and for each dataset a line about its best run (`tasks.runs.best`)."""
+    """Trained networks, and for each dataset of the standing comparison a line about its best run (`tasks.runs.best`)."""
 
     models: tuple[ListedModel, ...]
     best: dict[str, str]
 
 
-def list_models(project: Project, dataset: str | None, every_seed: bool) -> Listing:
+def list_models(project: Project, name: str | None, every_seed: bool) -> Listing:
     """List the trained runs by dataset; per variant either the seed that its name without a seed refers to, or every seed.
 
     Variants are sorted by mean validation Recall@1, and the seeds of a variant by their own, the highest first; those without this score
@@ -52,22 +53,26 @@ def list_models(project: Project, dataset: str | None, every_seed: bool) -> List
 
     Args:
         project: project whose runs are listed.
-        dataset: the only dataset to list; None for all.
+        name: the only dataset of the standing comparison to list, or a table; None for all of the standing comparison.
         every_seed: list all seeds.
+
+    Raises:
+        ConfigError: as `trained_runs_of_table`.
     """
-    store = open_store(project)
+    store, is_table = open_store(project), name is not None and TABLE_SEPARATOR in name
     by_dataset: dict[str, dict[str, dict[int, tuple[TrainedRun, dict[str, float]]]]] = {}
-    for run in trained_runs(project):
-        if dataset in (None, run.spec.dataset):
+    for run in trained_runs_of_table(project, name) if is_table and name is not None else trained_runs(project):
+        if is_table or name in (None, run.spec.dataset):
             variants = by_dataset.setdefault(run.spec.dataset, {})
-            variants.setdefault(run.spec.variant, {})[run.spec.seed] = (run, _scores(store, run))
+            variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))
     models, best = [], {}
-    for name, variants in by_dataset.items():
+    for dataset, variants in by_dataset.items():
         scores = {
             variant: {seed: scores[VALIDATION] for seed, (_, scores) in runs.items() if VALIDATION in scores}
             for variant, runs in variants.items()
         }
-        best[name] = said_best(scores)
+        if not is_table:
+            best[dataset] = said_best(scores)
         for variant in sorted(variants, key=lambda variant: -fmean(scores[variant].values()) if scores[variant] else 1.0):
             runs, validation = variants[variant], scores[variant]
             scored = [seed for seed, (run, _) in runs.items() if run.scored is not None] or list(runs)
@@ -86,7 +91,7 @@ def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
 
 
 def _listed(store: Store, run: TrainedRun, scores: dict[str, float], num_seeds: int) -> ListedModel:
-    name = f"{run.spec.dataset}/{run.spec.variant}/{run.spec.seed}"
+    name = f"{run.spec.dataset}/{run.spec.label}/{run.spec.seed}"
     num_parameters, num_bytes = _recorded_sizes(run.trained) or _measured_sizes(store, run.trained)
     return ListedModel(name, scores, num_parameters, num_bytes, run.trained, num_seeds)
 

@@ -1,4 +1,4 @@
-"""The standing comparison's trained runs in the store, found by their identities. Nothing here loads torch."""
+"""Trained runs of the standing comparison and of tables in the store, found by their identities. Nothing here loads torch."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from dml_core.data.store.info import INFO_FILE
 from tasks.data import read_dataset
 from tasks.environment import Project
+from tasks.plans.results import load_result
 from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.storage import Store, open_store
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
+from tasks.tables.runs import chosen_runs
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run of the standing comparison in the store.
+    """A finished run in the store.
 
     Attributes:
         spec: its specification.
@@ -40,6 +44,21 @@ def trained_runs(project: Project) -> list[TrainedRun]:
     params = load_params(project.params_file)
     prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
     return [run for name in prepared for run in trained_among(project, comparison_runs(params, name), read_dataset(project, name))]
+
+
+def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
+    """Return every trained run of a table, in the order of its rows, of the seeds in its result.
+
+    Raises:
+        ConfigError: there is no such table, or none of its rows can be run.
+    """
+    load_table(name)
+    seeds = sorted({run.seed for run in load_result(project, name).runs})
+    if not seeds:
+        return []
+    chosen = chosen_runs(load_params(project.params_file), (name,), Choice(seeds=tuple(seeds)))
+    prepared = [specs for specs in chosen.runs if (project.packed(specs[0].dataset) / INFO_FILE).is_file()]
+    return [run for specs in prepared for run in trained_among(project, specs, read_dataset(project, specs[0].dataset))]
 
 
 def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:

@@ -114,6 +114,16 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -
     assert list((project.root / "state/mlartifacts").rglob("table91.html")), "MLflow has the page with the table's parent run"
 
 
+def test_its_networks_are_listed_and_used_by_identity(project: Project) -> None:
+    project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seeds", "3")  # reused if the first test has run it
+    listed = project.run("dml", "models", "softtriple/table91", "--all")
+    networks = re.findall(r"│ cub200/trained as_published/(\d) .* ([0-9a-f]{32}) │", listed)
+    assert [seed for seed, _ in networks] == ["0", "1", "2"]
+    embedded = project.run("dml", "embed", networks[2][1], str(project.root / "data/raw/cub200"), "-o", str(project.root / "own.npz"))
+    assert "cub200 / trained as_published / seed 2" in embedded
+    assert "did you mean 'softtriple/table9" in project.run("dml", "models", "softtriple/table9", code=2)
+
+
 @pytest.mark.proof
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
     project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seeds", "3")  # reused if the first test has run it
