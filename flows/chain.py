@@ -420,6 +420,7 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         cache=str(services.store.cache.absolute()),
         checkpoint_every_steps=services.scale.checkpoint_every_steps,
         checkpoint_every_minutes=services.scale.checkpoint_every_minutes,
+        deterministic=services.scale.deterministic,
     )
 
 

@@ -52,6 +52,9 @@ def verify(
         Path | None, typer.Option("--signers", metavar="FILE", help="Allowed signers of SSH, of whom one must have signed the receipt.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the files of the runs, below state/verify.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Use torch's deterministic algorithms; a run with an operation that has none fails.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train accepted results again, from nothing, and compare.
@@ -66,7 +69,7 @@ def verify(
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: expected a number above 0, up to 1")
     minutes = None if budget is None else _minutes(budget)
-    request = VerifyRequest(tuple(names or ()), tuple(row or ()), tuple(seed or ()), share, minutes, keep)
+    request = VerifyRequest(tuple(names or ()), tuple(row or ()), tuple(seed or ()), share, minutes, keep, deterministic)
     verified = run(project, request, say, _receipt(project, receipt, signers, names or ()))
     if as_json:
         print(json.dumps([verification.model_dump(mode="json") for verification in verified.verifications]))

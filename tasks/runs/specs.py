@@ -74,6 +74,8 @@ class ScaleSpec(Config):
         hang_minutes: time without a sign of work after which workers are replaced.
         checkpoint_every_steps: steps between checkpoints, in addition to those at the ends of epochs; None for none.
         checkpoint_every_minutes: age of the last checkpoint at which another is written; None for none.
+        deterministic: use torch's deterministic algorithms, which are slower: two runs have equal bits on GPUs too, whose sums otherwise
+            have no fixed order. A run with an operation that has none fails with its name.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -84,6 +86,7 @@ class ScaleSpec(Config):
     hang_minutes: float = Field(default=2.0, gt=0)
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=10.0, gt=0)
+    deterministic: bool = False
 
     @property
     def fewest_workers(self) -> int:

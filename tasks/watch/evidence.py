@@ -158,6 +158,7 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
         processor=f"{_processor()} ({instructions})",
         device="cpu" if placement.device == "cpu" else _gpu(),
         threads=max(1, (os.cpu_count() or 1) // num_workers),
+        deterministic=scale.deterministic,
     )
 
 

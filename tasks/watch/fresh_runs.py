@@ -13,12 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from dml_core.config import merge, read_yaml
 from tasks.environment import Project
 from tasks.locks import FileLock, alone
 from tasks.plans.results import load_result
@@ -47,12 +51,13 @@ class Workspace:
 
 
 @contextmanager
-def workspace(project: Project, keep: Callable[[], bool]) -> Iterator[Workspace]:
+def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, Any]) -> Iterator[Workspace]:
     """Create a workspace, and remove it at the end unless `keep` returns True; also remove those that ended verifications left.
 
     Args:
         project: the project; only its settings and datasets are used.
         keep: called at the end.
+        changed: settings of params.yaml that differ in the copy.
     """
     folder = project.state / FOLDER
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
@@ -66,6 +71,8 @@ def workspace(project: Project, keep: Callable[[], bool]) -> Iterator[Workspace]
     for file in COPIED:
         if (project.root / file).is_file():
             shutil.copy(project.root / file, root / file)
+    if changed:
+        (root / "params.yaml").write_text(yaml.safe_dump(merge(read_yaml(root / "params.yaml"), changed), sort_keys=False))
     (root / "data").symlink_to(project.root / "data")
     store = _store_address(project, root)
     copy = Project(root, state, store, f"sqlite:///{state / 'mlflow.db'}")

@@ -26,6 +26,7 @@ class Environment(_Record):
         processor: model of the processor and the instruction sets that torch uses.
         device: "cpu", or name of the GPU with its driver.
         threads: threads of one worker.
+        deterministic: whether torch's deterministic algorithms were used.
     """
 
     commit: str
@@ -34,6 +35,7 @@ class Environment(_Record):
     processor: str
     device: str
     threads: int
+    deterministic: bool = False
 
 
 class Evidence(_Record):

@@ -48,6 +48,9 @@ class VerifyRequest:
     share: float = Field(default=1.0, gt=0, le=1, description="Share of the rows, those verified longest ago first.")
     budget_minutes: float | None = Field(default=None, gt=0, description="Most minutes; rows that do not fit wait for the next time.")
     keep: bool = Field(default=False, description="Keep the files of the runs, below state/verify.")
+    deterministic: bool = Field(
+        default=False, description="Use torch's deterministic algorithms; a run with an operation that has none fails with its name."
+    )
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ class _Verifier:
         if not names:
             raise ConfigError("nothing is accepted yet; verify the finished runs of a dataset or table: dml verify NAME")
         self.params = _params_of(project, names)
+        if request.deterministic:
+            scale = self.params.scale.model_copy(update={"deterministic": True})
+            self.params = self.params.model_copy(update={"scale": scale})
         self.specs = {name: rows_today(self.params, name) for name in names}
         self.num_parallel = placement_here(self.params.scale).num_groups
         self.level = level_of(sum(len(rows) for rows in self.specs.values()))
@@ -161,7 +167,8 @@ class _Verifier:
         night = self._plan()
         is_kept, folder, late, too_long = False, None, list[Turn](), list[Turn]()
         if night.turns:
-            with workspace(self.project, lambda: self.request.keep or self._has_alarm()) as space:
+            changed = {"scale": {"deterministic": True}} if self.request.deterministic else {}
+            with workspace(self.project, lambda: self.request.keep or self._has_alarm(), changed) as space:
                 late, too_long = self._train(self._with_data(night.turns), space)
                 folder = str(space.project.root)
             is_kept = self.request.keep or self._has_alarm()

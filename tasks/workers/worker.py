@@ -17,6 +17,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from dml_core.deterministic import deterministic_algorithms
 from dml_core.errors import DmlError
 from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
@@ -89,7 +90,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     heart.meter = WorkerMeter(_gpu(device))
     try:
         local_rank = ray.train.get_context().get_local_rank()
-        with _folder_to_itself(job):
+        with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else nullcontext():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
     except InterruptedRunError:
         ray.get(board.end.remote(has_made_way=True))

@@ -69,6 +69,12 @@ def test_a_clone_without_data_reproduces_a_receipt_and_what_is_accepted(accepted
     assert not (clone.root / "state/store").exists(), "nothing is finished there"
 
 
+def test_with_deterministic_algorithms_all_operations_have_one_on_a_cpu(accepted: Project) -> None:
+    for row in rows(accepted, "--deterministic").values():
+        assert row["verdict"] == "identical"
+        assert "deterministic False -> True" in row["changed"]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A commit that changes results without an error: text of a file is replaced, or a function is wrapped at the file's end."""

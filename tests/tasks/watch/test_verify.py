@@ -1,6 +1,6 @@
 """A project whose runs are trained: verification reproduces accepted runs, and finds injected faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from dml_core.errors import ConfigError
 from dml_core.training import loop
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
+from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import evidence
+from tasks.watch import evidence, verifying
 from tasks.watch.accepting import accept
+from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Verdict
 from tasks.watch.storage import read_reference, reference_path
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import commit, say, verified
+from tests.tasks.watch.conftest import Say, commit, say, train_here, verified
 
 pytestmark = pytest.mark.slow
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
@@ -203,3 +205,20 @@ def test_rows_and_settings_that_changed_are_named_and_not_trained(accepted: Proj
     path.write_text(yaml.safe_dump(params))
     (verification,) = verify(accepted, VerifyRequest(("own",)), say).verifications
     assert {row.row: row.verdict for row in verification.rows} == {"own/good": Verdict.VANISHED, "own/new": Verdict.NEW}
+
+
+def test_deterministic_algorithms_are_a_setting_of_the_copy_and_are_named(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = []
+
+    def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        settings.append(load_params(space.project.params_file).scale.deterministic)
+        return train_here(space, specs, until, say)
+
+    monkeypatch.setattr(verifying, "train", train)
+    for is_deterministic in (False, True):
+        (verification,) = verify(accepted, VerifyRequest(("own",), seeds=(3,), deterministic=is_deterministic), say).verifications
+        (row,) = verification.rows
+        assert row.verdict is Verdict.IDENTICAL
+        assert ("deterministic False -> True" in row.changed) is is_deterministic
+    assert settings == [False, True]
+    assert not load_params(accepted.params_file).scale.deterministic
