@@ -56,7 +56,7 @@ def without_hosts(project: Project, name: str, words: tuple[str, ...]) -> dict[s
     alone = Project(root, project.environment | {"PYTHONPATH": str(root)})
     alone.change(scale=APART)
     alone.run("dml", *words, DML_STATE=str(state))
-    store, reported = contents(state / "store"), contents(root / "results") | contents(state / "reports")
+    store, reported = contents(state / "store"), contents(root / "results") | shown(state / "reports")
     assert len({file.split("/")[1] for file in store if file.startswith("evaluate/")}) == 4
     assert reported
     return {"store": store, "reported": reported, "published": published(state / "mlflow.db", state / "mlartifacts")}
@@ -70,6 +70,11 @@ def comparison_alone(project: Project) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def table_alone(project: Project) -> dict[str, Any]:
     return without_hosts(project, "table", TABLE)
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    """Return the content of the reports below a folder, without the command's own record of what it printed."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith(".kept/")}
 
 
 def timeless(left: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def four_runs_with_a_death(hosts: Hosts, name: str, words: tuple[str, ...], anot
     hosts.arm(nth=EPOCHS + 2)  # checkpoints of a worker, which executes several runs
     seconds = seconds_without_it(hosts, *hosts.run(name, *words), name, another, number)
     state = head / "state" / name
-    reported = contents(head / "results") | contents(state / "reports")
+    reported = contents(head / "results") | shown(state / "reports")
     return {"store": hosts.left(name), "reported": reported, "published": published(state / "mlflow.db", state / "mlartifacts")}, seconds
 
 
