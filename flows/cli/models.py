@@ -21,7 +21,7 @@ models_app = new_group("models", cls=FirstByDefault)
 RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
 
 
-@models_app.command("list", epilog=examples("dml models", "dml models synthetic --all", "dml models project/finetuned"))
+@models_app.command("list", epilog=examples("dml models synthetic --all", "dml models project/finetuned"))
 def list_(
     name: Annotated[
         str | None, typer.Argument(help="List only networks of this dataset, or those of a table. Default: the standing comparison's.")
