@@ -34,9 +34,9 @@ def list_(
     registry. Other commands take a table's network by its identity.
     """
     project = open_project()
-    from tasks.models.listing import TABLE_SEPARATOR, list_models
+    from tasks.models.listing import is_table_name, list_models
 
-    listing, is_table = list_models(project, name, every_seed), name is not None and TABLE_SEPARATOR in name
+    listing, is_table = list_models(project, name, every_seed), is_table_name(name)
     if not listing.models:
         where = "" if name is None else f" of {name}" if is_table else f" on {name}"
         what = name if is_table else "those of the standing comparison"

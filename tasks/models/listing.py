@@ -11,7 +11,6 @@ from tasks.runs.best import VALIDATION, best_seed, said_best
 from tasks.runs.finished import read_finished
 from tasks.storage import Store, open_store
 
-TABLE_SEPARATOR = "/"  # in the names of tables
 CHECKPOINT_FILE = "checkpoint.pt"  # that of `dml_core.training.checkpoints.file`, which imports torch
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,11 @@ class Listing:
     best: dict[str, str]
 
 
+def is_table_name(name: str | None) -> bool:
+    """Return whether a name is a table's, `<paper>/<file>`, and not a dataset's."""
+    return name is not None and "/" in name
+
+
 def list_models(project: Project, name: str | None, every_seed: bool) -> Listing:
     """List the trained runs by dataset; per variant either the seed that its name without a seed refers to, or every seed.
 
@@ -59,9 +63,9 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
     Raises:
         ConfigError: as `trained_runs_of_table`.
     """
-    store, is_table = open_store(project), name is not None and TABLE_SEPARATOR in name
+    store, is_table = open_store(project), is_table_name(name)
     by_dataset: dict[str, dict[str, dict[int, tuple[TrainedRun, dict[str, float]]]]] = {}
-    for run in trained_runs_of_table(project, name) if is_table and name is not None else trained_runs(project):
+    for run in trained_runs_of_table(project, str(name)) if is_table else trained_runs(project):
         if is_table or name in (None, run.spec.dataset):
             variants = by_dataset.setdefault(run.spec.dataset, {})
             variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))

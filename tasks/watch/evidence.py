@@ -72,7 +72,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         dataset: its prepared dataset, whose files were verified.
         store: store of its files, which are compared with their records.
         records: folder of the records of finished steps.
-        environment: surroundings of the training.
+        environment: surroundings of the training; whether it was deterministic is known from its record.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -102,7 +102,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         curve=tuple(value for _, value in points),
         curve_epochs=tuple(epoch for epoch, _ in points),
         seconds=float(trained.facts.get("seconds", 0)),
-        environment=environment,
+        environment=environment.model_copy(update={"deterministic": bool(trained.facts.get("deterministic"))}),
         pixels=pixels,
         steps_per_epoch=sum(row["epoch"] == 0 for row in history),
     )
@@ -158,7 +158,6 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
         processor=f"{_processor()} ({instructions})",
         device="cpu" if placement.device == "cpu" else _gpu(),
         threads=max(1, (os.cpu_count() or 1) // num_workers),
-        deterministic=scale.deterministic,
     )
 
 

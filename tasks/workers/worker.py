@@ -92,6 +92,8 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else nullcontext():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
+            if torch.are_deterministic_algorithms_enabled():
+                step_facts["deterministic"] = True
     except InterruptedRunError:
         ray.get(board.end.remote(has_made_way=True))
         raise

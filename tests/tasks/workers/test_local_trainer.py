@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -34,7 +35,8 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes
 ) -> None:
     """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting."""
-    workers.run(job(many_images, tmp_path, "idle", 1), lambda message: None)
+    facts = workers.run(replace(job(many_images, tmp_path, "idle", 1), deterministic=True), lambda message: None)
+    assert facts["deterministic"], "torch's setting was on in the workers"
     actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
     assert any("RayTrainWorker" in name for name in actors)
     assert [name for name in actors if any(part in name for part in UNUSED)] == []
