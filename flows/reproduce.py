@@ -122,6 +122,7 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
 
 def _update_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
     to_train = runs_to_train(runs, prepared_before(runs, services), services)
+    services.workers.expect(len(to_train))
     bring_weights(to_train, services.display.say)
     by_dataset: dict[str, list[RunSpec]] = {}
     for spec in runs:

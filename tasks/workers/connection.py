@@ -14,10 +14,14 @@ from tasks.workers.placement import Placement, choose
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 
 
-def start_ray(scale: ScaleSpec) -> Placement:
+def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
 
     A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once.
+
+    Args:
+        scale: limits set by the parameters.
+        num_runs: how many runs there are to train; None if unknown.
 
     Raises:
         TrainingError: Ray does not start or cannot be reached, or lacks the device that was requested by name.
@@ -25,7 +29,7 @@ def start_ray(scale: ScaleSpec) -> Placement:
     import ray
 
     connect()
-    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]], num_runs)
 
 
 def connect(attempts: int = 2) -> None:

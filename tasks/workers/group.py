@@ -291,7 +291,8 @@ class WorkerGroup:
         from ray._private.state import total_resources_per_node
 
         try:
-            return choose(self._scale, _of_nodes_that_stay(total_resources_per_node())).num_workers
+            flow = self._scale.model_copy(update={"concurrent_runs": self._placement.num_groups})
+            return choose(flow, _of_nodes_that_stay(total_resources_per_node())).num_workers
         except TrainingError:  # no resources at the moment
             return self._scale.fewest_workers
 

@@ -54,13 +54,16 @@ class Placement:
         return f"{line}, {_count(self.num_groups, 'run')} at a time{fewer}"
 
 
-def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None) -> Placement:
+def choose(
+    scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None, num_runs: int | None = None
+) -> Placement:
     """Fit a flow's runs to Ray's resources. Concurrent runs take precedence over more workers, because runs do not wait for each other.
 
     Args:
         scale: limits set by the parameters.
         resources: Ray's resources of the whole cluster, name -> amount.
         nodes: resources of each machine; by default one machine.
+        num_runs: how many runs there are to train: fewer than fit beside each other get more workers each. None if unknown.
 
     Raises:
         TrainingError: `device: cuda` and no GPU, or no CPU at all.
@@ -73,6 +76,8 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
     if num_devices == 0:
         raise TrainingError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
     num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
+    if num_runs is not None and num_runs < num_groups:
+        num_groups = max(1, num_runs, min(num_groups, num_devices // scale.most_workers))  # embeddings use the rest
     num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
     models = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")) if device == "cuda" else []
     limits = (scale.most_workers, scale.concurrent_runs)

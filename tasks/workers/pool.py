@@ -34,6 +34,7 @@ class Workers:
         self._folder = folder
         self._say = say
         self._starts = starts
+        self._num_runs: int | None = None
         self._groups: list[WorkerGroup] = []
         self._free: list[WorkerGroup] = []  # the last is taken first: a started group is reused before another is started
         self._waiting: set[tuple[bool, int]] = set()  # jobs that wait for a group: whether they train, and their number
@@ -42,6 +43,10 @@ class Workers:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._closed = False
+
+    def expect(self, num_runs: int) -> None:
+        """Set how many runs will train: fewer than would fit beside each other get more workers each. Ignored once Ray has started."""
+        self._num_runs = num_runs
 
     def start_early(self, num_jobs: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start Ray and the workers of the first jobs in the background, while the caller prepares them.
@@ -119,7 +124,7 @@ class Workers:
             if self._groups:
                 return
             with self._starts.timed(RAY) if ray_cluster() is None else contextlib.nullcontext():
-                placement = start_ray(self._scale)
+                placement = start_ray(self._scale, self._num_runs)
             self._say(f"{placement.text}; starting {WORKERS}{self._starts.about(WORKERS)}")
             self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say, self._starts) for _ in range(placement.num_groups)]
             self._put_back(*self._groups)

@@ -37,6 +37,27 @@ def test_runs_are_fitted_to_what_there_is(
 
 
 @pytest.mark.parametrize(
+    ("scale", "resources", "num_runs", "num_workers", "num_groups"),
+    [
+        ({"num_workers": 2, "concurrent_runs": 8}, {"CPU": 2}, 1, 2, 1),  # one run has both cores
+        ({"num_workers": 2, "concurrent_runs": 8}, {"CPU": 2}, 2, 1, 2),
+        ({"num_workers": 8, "concurrent_runs": 8}, {"CPU": 64, "GPU": 8}, 1, 8, 1),
+        ({"num_workers": 8, "concurrent_runs": 8}, {"CPU": 64, "GPU": 8}, 3, 2, 3),
+        ({"num_workers": 8, "concurrent_runs": 8}, {"CPU": 64, "GPU": 8}, 100, 1, 8),
+        ({"num_workers": 2, "concurrent_runs": 8}, {"CPU": 64, "GPU": 8}, 1, 2, 4),  # embeddings of the other runs use the rest
+        ({"num_workers": 1, "concurrent_runs": 8}, {"CPU": 2}, 1, 1, 2),
+        ({"num_workers": (1, 8), "concurrent_runs": 8}, {"CPU": 4}, 1, 4, 1),
+        ({"num_workers": 2, "concurrent_runs": 8}, {"CPU": 2}, 0, 2, 1),
+    ],
+)
+def test_few_runs_get_more_workers_each(
+    scale: dict[str, object], resources: dict[str, float], num_runs: int, num_workers: int, num_groups: int
+) -> None:
+    chosen = choose(ScaleSpec(**scale), resources, num_runs=num_runs)
+    assert (chosen.num_workers, chosen.num_groups) == (num_workers, num_groups)
+
+
+@pytest.mark.parametrize(
     ("scale", "nodes", "num_loaders", "num_cores"),
     [
         ({}, [{"CPU": 2}], 0, 1),
