@@ -15,7 +15,7 @@ from tasks.runs.specs import SMOKE, RunSpec
 LAYOUTS = {
     **{"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop", "mnist": "idx", "fashion_mnist": "idx"},
     **{"drawn-80": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # their stand-ins in some tables
-    **{"glyphs": "cub200", "icons": "cub200"},  # of the project's own tables
+    **{"glyphs": "cub200", "glyphs-2000": "cub200", "icons": "cub200"},  # of the project's own tables
 }
 DIGITS = {"image_size": 28}
 IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
