@@ -34,7 +34,6 @@ from tasks.watch.verdicts import first_difference, verdict_of
 
 END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
 COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
-UNKNOWN_SECONDS = 60.0  # of a finished run without a recorded duration
 Say = Callable[[str], None]
 
 
