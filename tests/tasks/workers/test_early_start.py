@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record what is started and stopped; no Ray runs."""
     calls: list[str] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(pool, "start_ray", lambda scale: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
+    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
     monkeypatch.setattr(pool, "stop_ray", lambda: calls.append(f"stopped, {len(threads())} thread"))
     monkeypatch.setattr(WorkerGroup, "_start", lambda self: calls.append("group"))
     monkeypatch.setattr(WorkerGroup, "_attempt", lambda self, job, watch: {"device": "cpu"})
@@ -73,7 +73,7 @@ def test_nothing_starts_early_without_jobs_or_on_a_cluster(calls: list[str], wor
 def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
     calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(scale: ScaleSpec) -> Placement:
+    def fails(scale: ScaleSpec, num_runs: int | None) -> Placement:
         calls.append("fails")
         raise TrainingError("Ray did not start")
 
