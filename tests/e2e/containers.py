@@ -235,8 +235,10 @@ class Container:
         subprocess.run(self._crun("kill", self.name, "KILL"), capture_output=True, check=False)
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes of the container."""
-        return [] if self._process is None else psutil.Process(self._process.pid).children(recursive=True)
+        """Return the processes of the container; none once it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def close(self) -> None:
         """End the container and remove what crun keeps of it."""

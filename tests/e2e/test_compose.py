@@ -85,8 +85,8 @@ def test_all_services_start_and_the_setup_ends(services: Services) -> None:
     print(ran.stdout)
 
 
-def schedule(services: Services, seconds: int = 40) -> str:
-    """Schedule a comparison once, and return the deployment's id."""
+def schedule(services: Services, seconds: int = 40, **request: bool) -> dict[str, Any]:
+    """Schedule a comparison once, and return the filter of Prefect's flow runs that finds it."""
     deployments = ask(services, "deployments/filter")
     for entry in deployments:
         for old in entry["schedules"]:
@@ -94,18 +94,20 @@ def schedule(services: Services, seconds: int = 40) -> str:
     (nightly,) = [entry for entry in deployments if entry["name"] == "nightly"]
     at = datetime.now(UTC) + timedelta(seconds=seconds)
     once = {"rrule": f"DTSTART:{at:%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
-    ask(services, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once, "parameters": {}}])
-    return str(nightly["id"])
+    parameters = {"request": nightly["parameters"]["request"] | request}
+    ask(services, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once, "parameters": parameters}])
+    due = (at - timedelta(seconds=1)).isoformat()
+    return {"deployments": {"id": {"any_": [nightly["id"]]}}, "flow_runs": {"expected_start_time": {"after_": due}}}
 
 
-def state_of(services: Services, deployment: str, *wanted: str) -> str:
-    """Wait until the deployment's latest flow run is in one of these states, and return the state."""
+def state_of(services: Services, scheduled: dict[str, Any], *wanted: str, kind: str = "flow_runs") -> str:
+    """Wait until the scheduled flow run (or one of its task runs) is in one of these states, and return the state."""
     until = time.monotonic() + 900
     while time.monotonic() < until:
         try:
-            runs = ask(services, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}, "sort": "START_TIME_DESC"})
+            runs = ask(services, f"{kind}/filter", scheduled)
         except AssertionError:
-            runs = []  # a killed server is not back yet
+            runs = []  # a killed server or worker is not back yet
         for run in runs:
             if run["state"]["type"] in wanted:
                 return str(run["state"]["type"])
@@ -114,11 +116,11 @@ def state_of(services: Services, deployment: str, *wanted: str) -> str:
 
 
 def test_a_scheduled_comparison_ends_although_servers_are_killed(services: Services) -> None:
-    deployment = schedule(services)
-    assert state_of(services, deployment, "RUNNING", "COMPLETED") == "RUNNING"
+    scheduled = schedule(services)
+    assert state_of(services, scheduled, "RUNNING", "COMPLETED") == "RUNNING"
     for name in ("prefect-server", "mlflow", "postgres"):
         services.kill(name)
-    ended = state_of(services, deployment, "COMPLETED", "FAILED", "CRASHED")
+    ended = state_of(services, scheduled, "COMPLETED", "FAILED", "CRASHED")
     assert ended == "COMPLETED", services.text("prefect-worker")[-5000:]
     assert services.starts["prefect-server"] == services.starts["mlflow"] == services.starts["postgres"] == 2
     assert "FINISHED" in services.python("prefect-worker", RUNS)
@@ -126,6 +128,17 @@ def test_a_scheduled_comparison_ends_although_servers_are_killed(services: Servi
     volumes = services.folder / "volumes"
     assert (volumes / "results" / "synthetic" / "report.md").is_file()
     assert "prepare@synthetic" in (volumes / "state" / "dvc.lock").read_text()
+
+
+def test_a_flow_whose_worker_and_ray_node_are_killed_in_training_is_retried(services: Services) -> None:
+    scheduled = schedule(services, force=True)
+    train = scheduled | {"task_runs": {"name": {"like_": "train"}}}
+    assert state_of(services, train, "RUNNING", "COMPLETED", kind="task_runs") == "RUNNING"
+    for name in ("ray-node-1", "prefect-worker"):
+        services.kill(name)
+    ended = state_of(services, scheduled, "COMPLETED", "FAILED")
+    assert ended == "COMPLETED", services.text("prefect-worker")[-5000:]
+    assert sum(run["run_count"] for run in ask(services, "flow_runs/filter", scheduled)) == 2
 
 
 def test_nothing_is_left_of_it(services: Services) -> None:
