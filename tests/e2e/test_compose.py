@@ -85,44 +85,42 @@ def test_all_services_start_and_the_setup_ends(services: Services) -> None:
     print(ran.stdout)
 
 
-def schedule(services: Services, seconds: int = 40, **request: bool) -> dict[str, Any]:
-    """Schedule a comparison once, and return the filter of Prefect's flow runs that finds it."""
+def nightly_of(services: Services) -> dict[str, Any]:
+    """Remove every schedule, and return the nightly deployment."""
     deployments = ask(services, "deployments/filter")
     for entry in deployments:
         for old in entry["schedules"]:
             ask(services, f"deployments/{entry['id']}/schedules/{old['id']}", method="DELETE")
     (nightly,) = [entry for entry in deployments if entry["name"] == "nightly"]
-    at = datetime.now(UTC) + timedelta(seconds=seconds)
-    once = {"rrule": f"DTSTART:{at:%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
-    parameters = {"request": nightly["parameters"]["request"] | request}
-    ask(services, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once, "parameters": parameters}])
-    due = (at - timedelta(seconds=1)).isoformat()
-    return {"deployments": {"id": {"any_": [nightly["id"]]}}, "flow_runs": {"expected_start_time": {"after_": due}}}
+    return dict(nightly)
 
 
-def state_of(services: Services, scheduled: dict[str, Any], *wanted: str, kind: str = "flow_runs") -> str:
-    """Wait until the scheduled flow run (or one of its task runs) is in one of these states, and return the state."""
+def state_of(services: Services, wanted: dict[str, Any], *states: str, kind: str = "flow_runs") -> str:
+    """Wait until one of the flow runs or task runs that a filter finds is in one of these states, and return the state."""
     until = time.monotonic() + 900
     while time.monotonic() < until:
         try:
-            runs = ask(services, f"{kind}/filter", scheduled)
+            runs = ask(services, f"{kind}/filter", wanted)
         except AssertionError:
             runs = []  # a killed server or worker is not back yet
         for run in runs:
-            if run["state"]["type"] in wanted:
+            if run["state"]["type"] in states:
                 return str(run["state"]["type"])
         time.sleep(2)
     raise AssertionError(services.text("prefect-worker")[-5000:])
 
 
 def test_a_scheduled_comparison_ends_although_servers_are_killed(services: Services) -> None:
-    scheduled = schedule(services)
+    nightly = nightly_of(services)
+    once = {"rrule": f"DTSTART:{datetime.now(UTC) + timedelta(seconds=40):%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
+    ask(services, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once, "parameters": {}}])
+    scheduled = {"deployments": {"id": {"any_": [nightly["id"]]}}}
     assert state_of(services, scheduled, "RUNNING", "COMPLETED") == "RUNNING"
     for name in ("prefect-server", "mlflow", "postgres"):
         services.kill(name)
     ended = state_of(services, scheduled, "COMPLETED", "FAILED", "CRASHED")
     assert ended == "COMPLETED", services.text("prefect-worker")[-5000:]
-    assert services.starts["prefect-server"] == services.starts["mlflow"] == services.starts["postgres"] == 2
+    assert min(services.starts[name] for name in ("prefect-server", "mlflow", "postgres")) >= 2
     assert "FINISHED" in services.python("prefect-worker", RUNS)
     assert "store/train/" in services.python("prefect-worker", OBJECTS)
     volumes = services.folder / "volumes"
@@ -131,14 +129,18 @@ def test_a_scheduled_comparison_ends_although_servers_are_killed(services: Servi
 
 
 def test_a_flow_whose_worker_and_ray_node_are_killed_in_training_is_retried(services: Services) -> None:
-    scheduled = schedule(services, force=True)
-    train = scheduled | {"task_runs": {"name": {"like_": "train"}}}
+    """Not a scheduled flow: once schedules were changed, Prefect 3.8.8 delays a retry by 15 minutes."""
+    nightly = nightly_of(services)
+    forced = {"parameters": {"request": nightly["parameters"]["request"] | {"force": True}}}
+    flow = {"flow_runs": {"id": {"any_": [ask(services, f"deployments/{nightly['id']}/create_flow_run", forced)["id"]]}}}
+    train = flow | {"task_runs": {"name": {"like_": "train"}}}
     assert state_of(services, train, "RUNNING", "COMPLETED", kind="task_runs") == "RUNNING"
     for name in ("ray-node-1", "prefect-worker"):
         services.kill(name)
-    ended = state_of(services, scheduled, "COMPLETED", "FAILED")
+    ended = state_of(services, flow, "COMPLETED", "FAILED")
     assert ended == "COMPLETED", services.text("prefect-worker")[-5000:]
-    assert sum(run["run_count"] for run in ask(services, "flow_runs/filter", scheduled)) == 2
+    (run,) = ask(services, "flow_runs/filter", flow)
+    assert run["run_count"] == 2
 
 
 def test_nothing_is_left_of_it(services: Services) -> None:
