@@ -70,7 +70,7 @@ def print_table(*columns: Column, title: str | None = None) -> None:
 
 
 def print_page(page: str) -> None:
-    """Print a Markdown page; on a terminal its tables are fitted to the width, and rows with only a remark follow below as lines."""
+    """Print a Markdown page; on a terminal its tables are fitted to the width."""
     if terminal_width() is None:
         print(page)
         return
@@ -86,18 +86,11 @@ def print_page(page: str) -> None:
 def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a page's table; names, the first metric and differences are never omitted, of the others the last is omitted first."""
     num_kept = 3 if header[1] == "values" else 2
-    is_remark = [not row[0] and not any(row[2:]) for row in rows]
     columns = []
     for place, title in enumerate(header):
         drop = None if place < num_kept or title.startswith("difference") else len(header) - place
-        values = [_bold(row[place]) for row, omit in zip(rows, is_remark, strict=True) if not omit]
-        columns.append(Column(title, values, drop, wraps=True))
+        columns.append(Column(title, [_bold(row[place]) for row in rows], drop, wraps=True))
     print_table(*columns)
-    label = ""
-    for row, is_line in zip(rows, is_remark, strict=True):
-        label = row[0] or label
-        if is_line:
-            print(f"{label}: {row[1]}")
 
 
 def _bold(cell: str) -> Text:

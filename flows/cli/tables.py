@@ -130,7 +130,7 @@ def show(
     from rich.text import Text
 
     from tasks.plans.results import load_result
-    from tasks.reports.table_text import STAND_IN, UNRESOLVED, claim_lines, conclusion_lines, count_lines, remark_lines, terminal_lines
+    from tasks.reports.table_text import STAND_IN, TERMINAL, UNRESOLVED, claim_lines, conclusion_lines, count_lines, lines, remark_lines
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
@@ -144,7 +144,7 @@ def show(
     for line in conclusion_lines(found):
         print(line)
     page = f", page {found.page}" if found.page is not None else ""
-    rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*terminal_lines(found), strict=True))
+    rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*lines(found, TERMINAL), strict=True))
     others = [
         Column(title, texts, drop=len(measured) - place if place else None, wraps=True, style="magenta" if STAND_IN in title else "")
         for place, (title, texts) in enumerate(measured)

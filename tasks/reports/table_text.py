@@ -11,18 +11,9 @@ STAND_IN = "stand-in for"
 UNRESOLVED = "Published values that differ by no more than their tolerance"
 
 
-def lines(table: ShownTable) -> list[list[str]]:
-    """Return the whole table: a header, then for each row its values, and why others are missing."""
-    blank = [""] * len(table.columns)
-    rows = [
-        line for row in table.rows for line in [*_value_lines(row, table, MARKDOWN), *(["", remark, *blank] for remark in _remarks(row))]
-    ]
-    return [_header(table), *rows]
-
-
-def terminal_lines(table: ShownTable) -> list[list[str]]:
-    """Return the table for a terminal: as `lines`, but without reasons, which `remark_lines` has."""
-    return [_header(table), *(line for row in table.rows for line in _value_lines(row, table, TERMINAL))]
+def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
+    """Return a header, then for each row its values; `remark_lines` has the reasons for missing ones."""
+    return [_header(table), *(line for row in table.rows for line in _value_lines(row, table, bold))]
 
 
 def remark_lines(table: ShownTable) -> list[str]:
@@ -142,6 +133,7 @@ def as_markdown(table: ShownTable) -> str:
         table.states,
         table.note or "",
         "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows]),
+        _bullets(remark_lines(table)),
         _bullets(claim_lines(table)),
         _bullets(independent),
         _bullets([*tolerances, *(f"{UNRESOLVED}: {line}." for line in table.unresolved)]),

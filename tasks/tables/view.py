@@ -181,7 +181,7 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
         independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
         status=_status(table, row, runs, missing),
         lines=lines,
-        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on if lines else None) for on in missing},
+        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on, result) for on in missing},
         failures=failed,
     )
 
@@ -195,9 +195,12 @@ def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Se
     return "partly measured" if any(dataset not in table.stand_ins for dataset in missing) else "measured"
 
 
-def _how_to_run(name: str, row: str, dataset: str | None) -> str:
-    where = f" --dataset {dataset}" if dataset is not None else ""
-    return f"start it with dml reproduce {name} --row {row}{where}"
+def _how_to_run(name: str, row: str, dataset: str, result: TableResult) -> str:
+    """Return the command that runs a row on a dataset; where no row was run, it is one command for all."""
+    has_runs = any(run.dataset == dataset for run in result.runs)
+    which = f" --row {row}" if has_runs else ""
+    where = f" --dataset {dataset}" if result.runs and (not has_runs or any(run.row == row for run in result.runs)) else ""
+    return f"start it with dml reproduce {name}{which}{where}"
 
 
 def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:

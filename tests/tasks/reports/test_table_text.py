@@ -3,7 +3,7 @@
 from typing import Any
 
 from dml_core.config import parse
-from tasks.reports.table_text import as_markdown, as_note, conclusion_lines, lines, terminal_lines
+from tasks.reports.table_text import TERMINAL, as_markdown, as_note, conclusion_lines, lines, remark_lines
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.shown import ShownTable
@@ -60,11 +60,11 @@ def test_a_row_without_published_values_has_no_line_for_them() -> None:
     table = shown(
         run("run", 0, variant="ours", recall_at_1=0.5), file=parse(TableFile, TABLE.model_dump(mode="json") | {"rows": rows}, "table")
     )
-    for found in (lines(table), terminal_lines(table)):
+    for found in (lines(table), lines(table, TERMINAL)):
         at = [line[0] for line in found].index("Row run")
         assert found[at][1:] == ["ours, 1 seed", "50.0", "-"]
         assert [line for line in found if line[0] == "Row not-run"] == [["Row not-run", "not run", "", ""]]
-    assert lines(table)[-1][:2] == ["", "not run: start it with dml reproduce paper/table1 --row not-run"]
+    assert remark_lines(table)[-1] == "Row not-run: not run: start it with dml reproduce paper/table1 --row not-run"
 
 
 def test_the_markdown_has_tolerances_and_notes() -> None:
@@ -72,7 +72,7 @@ def test_the_markdown_has_tolerances_and_notes() -> None:
     assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
     assert "\n\nOurs is best.\n" in page
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
-    assert "not run: start it with dml reproduce paper/table1 --row ours" in page
+    assert "\n- Ours: not run: start it with dml reproduce paper/table1\n" in page
     assert "- Tolerance of every column: 1 (one run)." in page
     assert page.endswith("Ours: with a note.\n")
 
@@ -89,7 +89,7 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     assert "- 1 claim undecided: runs missing" in page
     assert "as_published, 3 seeds, made by older code" in page
     assert "- Ours, as_published: made by older code: dml_core/losses/a.py." in page
-    assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
+    assert "\n- Ours: FAILED, as_released, sop, seed 1: no memory | left\n" in page
 
 
 def test_the_detectable_difference_follows_the_conclusions() -> None:

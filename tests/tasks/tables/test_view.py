@@ -6,7 +6,7 @@ import pytest
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from tasks.reports.table_text import TERMINAL, as_markdown, terminal_lines
+from tasks.reports.table_text import TERMINAL, as_markdown, lines
 from tasks.runs.comparable import UNKNOWN, Today
 from tasks.tables.file import TableFile
 from tasks.tables.result import TableResult
@@ -175,9 +175,9 @@ def test_an_unmeasured_row_has_a_reason():
     assert found["wide"].waits == {"cub200": "cub200 is not here"}
     assert (found["ours"].status, found["ours"].waits) == (
         "partly measured",
-        {"sop": "start it with dml reproduce paper/table1 --row ours --dataset sop"},
+        {"sop": "start it with dml reproduce paper/table1 --dataset sop"},
     )
-    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce paper/table1 --row ours"
+    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce paper/table1"
     assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
@@ -227,19 +227,19 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
         "cub200: Best mean R@1: Ours, as_published, 52.0. The best is one of Ours, as_published and Ours, as_released (95 % confidence). "
         "Significantly worse than Ours, as_published: Wide (-10.0 ± 0.9). 3 seeds."
     ]
-    lines = {line.system: line for row in table.rows for line in row.lines}
-    assert {name: table.is_bold(line, 0) for name, line in lines.items()} == {
+    by_system = {line.system: line for row in table.rows for line in row.lines}
+    assert {name: table.is_bold(line, 0) for name, line in by_system.items()} == {
         "Ours, as_published": True,
         "Ours, as_released": True,
         "Wide": False,
     }
-    assert not any(table.is_bold(line, 1) for line in lines.values()), "the second metric is not compared"
+    assert not any(table.is_bold(line, 1) for line in by_system.values()), "the second metric is not compared"
     page = as_markdown(table)
     assert page.splitlines()[2] == table.conclusions[0]
     assert "| **52.0 ± 5.0** " in page
     assert "| 42.0 ± 4.7 " in page
     assert TERMINAL.format("50.0 ± 2.5") in [
-        cell.partition(" undecided")[0].partition(" below")[0] for line in terminal_lines(table) for cell in line
+        cell.partition(" undecided")[0].partition(" below")[0] for line in lines(table, TERMINAL) for cell in line
     ]
     assert table.ranking is not None
     assert table.ranking.over == "seeds", "of the other dataset no metric has a best"
