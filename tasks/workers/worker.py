@@ -26,12 +26,14 @@ from tasks.locks import alone
 from tasks.storage import LOCKS, Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
+from tasks.workers.freed_memory import return_freed_memory
 from tasks.workers.jobs import Job
 from tasks.workers.usage import WorkerMeter
 from tasks.workers.work import WORK
 
 IDLE_SECONDS = 60.0
 BEAT_SECONDS = 1.0
+RETURN_SECONDS = 20.0  # between returns of freed memory, which take 0.05 s with 1 GB
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -52,12 +54,13 @@ def serve(config: dict[str, Any]) -> None:
 
 
 class _Heart:
-    """Sends a worker's heartbeats to the board, about once a second, and learns whether the group should stop."""
+    """Sends a worker's heartbeats to the board, about once a second, and learns whether the group should stop. Returns freed memory."""
 
     def __init__(self, board: Any, on_a_cluster: bool) -> None:
         self._board = board
         self._on_a_cluster = on_a_cluster
         self._sent = -BEAT_SECONDS
+        self._returned = time.monotonic()
         self._patience = False
         self._answer: Any = None
         self.is_to_make_way = False
@@ -68,6 +71,9 @@ class _Heart:
         if now - self._sent < BEAT_SECONDS and patience == self._patience:
             return
         self._sent, self._patience = now, patience
+        if now - self._returned > RETURN_SECONDS:
+            return_freed_memory()
+            self._returned = now
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
             self.is_to_make_way |= ray.get(self._answer)  # raises if the board is gone, and its group with it
         self._answer = self._board.beat.remote(rank(), patience, None if self.meter is None else self.meter.cost())
