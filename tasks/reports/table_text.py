@@ -18,11 +18,12 @@ def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
 
 def remark_lines(table: ShownTable) -> list[str]:
     """Return why values are missing: a line for each reason, with the rows that it concerns."""
-    rows: defaultdict[str, list[str]] = defaultdict(list)
+    labels: defaultdict[str, list[str]] = defaultdict(list)
     for row in table.rows:
         for remark in _remarks(row):
-            rows[remark].append(row.label)
-    return [f"{', '.join(dict.fromkeys(labels))}: {remark}" for remark, labels in rows.items()]
+            labels[remark].append(row.label)
+    every = len(table.rows) if len(table.rows) > 1 else None
+    return [f"{'all rows' if len(rows) == every else ', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in labels.items()]
 
 
 def _header(table: ShownTable) -> list[str]:

@@ -26,9 +26,8 @@ from tasks.locks import alone
 from tasks.storage import LOCKS, Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
-from tasks.workers.freed_memory import return_freed_memory
 from tasks.workers.jobs import Job
-from tasks.workers.usage import WorkerMeter
+from tasks.workers.usage import WorkerMeter, return_freed_memory
 from tasks.workers.work import WORK
 
 IDLE_SECONDS = 60.0

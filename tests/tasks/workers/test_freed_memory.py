@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 FREED = """
 import torch
-from tasks.workers.freed_memory import return_freed_memory
+from tasks.workers.usage import return_freed_memory
 def num_megabytes():
     (line,) = [line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous")]
     return int(line.split()[1]) // 1024
