@@ -1,4 +1,4 @@
-"""What one worker uses for a job: processor time with its loaders, memory, bytes, time and energy of its GPU. It returns freed memory, too."""
+"""What one worker uses for a job: processor time with its loaders, memory, bytes, time and energy of its GPU; and what it returns."""
 
 import ctypes
 import time
