@@ -38,8 +38,9 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
 @pytest.fixture
 def services(tmp_path) -> Any:
     """Only the services that a flow uses before it makes chains."""
-    display = SimpleNamespace(say=print)
-    return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=display, force=False, code="strict", meter=Meter(tmp_path))
+    display, workers = SimpleNamespace(say=print), SimpleNamespace(expect=lambda num_runs: None)
+    project = SimpleNamespace(state=tmp_path)
+    return SimpleNamespace(project=project, display=display, workers=workers, force=False, code="strict", meter=Meter(tmp_path))
 
 
 def run_chains(spec: RunSpec, services: Any) -> None:
