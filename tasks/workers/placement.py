@@ -63,7 +63,8 @@ def choose(
         scale: limits set by the parameters.
         resources: Ray's resources of the whole cluster, name -> amount.
         nodes: resources of each machine; by default one machine.
-        num_runs: how many runs there are to train: fewer than fit beside each other get more workers each. None if unknown.
+        num_runs: number of runs to train; if it is smaller than the number that could train at a time, each run gets more workers. None if
+            unknown.
 
     Raises:
         TrainingError: `device: cuda` and no GPU, or no CPU at all.

@@ -45,7 +45,7 @@ class Workers:
         self._closed = False
 
     def expect(self, num_runs: int) -> None:
-        """Set how many runs will train: fewer than would fit beside each other get more workers each. Ignored once Ray has started."""
+        """Set the number of runs to train, from which the workers of each follow (`choose`). Ignored once Ray has started."""
         self._num_runs = num_runs
 
     def start_early(self, num_jobs: int, meanwhile: Callable[[], None] = lambda: None) -> None:

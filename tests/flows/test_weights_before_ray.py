@@ -38,7 +38,8 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
 @pytest.fixture
 def services(tmp_path) -> Any:
     """Only the services that a flow uses before it makes chains."""
-    display, workers = SimpleNamespace(say=print), SimpleNamespace(expect=lambda num_runs: None)
+    expected: list[int] = []
+    display, workers = SimpleNamespace(say=print), SimpleNamespace(expected=expected, expect=expected.append)
     project = SimpleNamespace(state=tmp_path)
     return SimpleNamespace(project=project, display=display, workers=workers, force=False, code="strict", meter=Meter(tmp_path))
 
@@ -100,6 +101,7 @@ def test_ray_starts_early_only_if_nothing_that_may_be_missing_is(missing, spec, 
         spec = spec.model_copy(update={"training": spec.training.without_weights()})
         assert reproduce._prepare_all([spec], None, services) == {"cub200": RECORD}
         assert done == ["Ray for 1", "dataset"]
+        assert services.workers.expected == [1]
         return
     if missing == "dataset":
         spec = spec.model_copy(update={"training": spec.training.without_weights()})
