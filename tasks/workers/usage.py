@@ -98,8 +98,8 @@ class GpuEnergy:
 def return_freed_memory() -> None:
     """Return freed memory to the operating system; does nothing in a process without jemalloc.
 
-    Without it a training with 11,318 classes (`python benchmarks/rehearsal.py sop`) grew by 10 MB in each step: jemalloc found no use for what
-    it kept.
+    Without it a training with 11,318 classes (`python benchmarks/rehearsal.py sop`) grew by 10 MB in each step: jemalloc found no use for
+    what it kept.
     """
     mallctl = getattr(ctypes.CDLL(None), "mallctl", None)
     if mallctl is not None:
