@@ -24,7 +24,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system, fit
 from dml_core.training.optimisation.optimisers import build_optimiser
-from dml_core.training.validation import HeldOutRecall
+from dml_core.training.validation import HeldOutRecall, ScoredImages
 
 CPU = torch.device("cpu")
 PRECISIONS = ("float32", "bfloat16")
@@ -98,7 +98,7 @@ def recall(folder: Path, seed: int, precision: str) -> float:
     """Return Recall@1 on classes not used for training, scored in float32."""
     config = parse(TrainingConfig, SETTINGS | {"precision": precision}, "benchmark")
     system = fit(config, PackedDataset(folder / "packed", "train"), seed, folder / f"{precision}-{seed}", CPU)
-    return next(iter(HeldOutRecall(PackedDataset(folder / "packed", "test"), config.transform, CPU)(system.model).values()))
+    return next(iter(HeldOutRecall(ScoredImages(CPU), PackedDataset(folder / "packed", "test"), config.transform)(system.model).values()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""torch's deterministic algorithms: equal bits from run to run on GPUs too, more slowly, for operations that have one."""
+"""Choice of algorithms on GPUs: deterministic ones, for equal bits from run to run, or the convolutions measured as the fastest."""
 
 import os
 import re
@@ -33,3 +33,17 @@ def deterministic_algorithms() -> Iterator[None]:
         raise TrainingError(f"torch has no deterministic algorithm for {operation[1]}; train it without scale.deterministic") from error
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN measure its algorithms for each shape of a convolution and use the fastest; restore the process's setting at the end.
+
+    The first batch of each shape takes longer. The algorithm may differ from run to run, and with it the last bits. No effect on CPUs.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dml_core.deterministic import deterministic_algorithms
+from dml_core.deterministic import deterministic_algorithms, fastest_convolutions
 from dml_core.errors import TrainingError
 
 
@@ -21,3 +21,11 @@ def test_an_operation_without_a_deterministic_algorithm_is_named_and_the_setting
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="size of tensor"), deterministic_algorithms():
         torch.zeros(2) + torch.zeros(3)
+
+
+def test_the_fastest_convolutions_are_a_setting_within_the_context_only() -> None:
+    with fastest_convolutions():
+        assert torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark
+    with deterministic_algorithms():
+        assert not torch.backends.cudnn.benchmark

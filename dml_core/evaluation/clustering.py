@@ -8,23 +8,32 @@ and conversely for recall (Manning et al. 2008, section 16.3).
 Shapes: N samples, D dimensions, K clusters.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import gammaln
 from scipy.stats import entropy
 from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
+from torch import Tensor
 
 from dml_core.evaluation.config import KMeansConfig
-from dml_core.evaluation.kmeans_init import first_clusters
+from dml_core.evaluation.kmeans_init import CPU, first_clusters
 from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
 from dml_core.evaluation.threads import is_large, one_thread
+from dml_core.float32 import without_tf32
+
+PRODUCTS_ON_GPU = 2**26  # at once: 256 MB
+Search = Callable[[NDArray[np.bool_], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.int64]]]  # some points, centres
 
 
-def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
+def kmeans(
+    points: Points, num_clusters: int, config: KMeansConfig, seed: int, device: torch.device = CPU
+) -> tuple[NDArray[np.int64], float]:
     """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
     Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine, and
@@ -32,13 +41,17 @@ def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -
     """
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)
-    runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s), config.num_iterations) for s in seeds)
-    with one_thread(not is_large(points_ND.size * num_clusters)):
+    runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s, device), config.num_iterations, device) for s in seeds)
+    with one_thread(not is_large(points_ND.size * num_clusters)), without_tf32():
         return min(runs, key=lambda run: run[1])
 
 
 def lloyd(
-    points_ND: NDArray[np.float32], first_K: NDArray[np.int64], clusters_N: NDArray[np.int64], num_iterations: int
+    points_ND: NDArray[np.float32],
+    first_K: NDArray[np.int64],
+    clusters_N: NDArray[np.int64],
+    num_iterations: int,
+    device: torch.device = CPU,
 ) -> tuple[NDArray[np.int64], float]:
     """Return clusters (N,) and inertia after at most `num_iterations`; stops when no point changes its cluster.
 
@@ -50,9 +63,9 @@ def lloyd(
         first_K: indices of the points used as first centres.
         clusters_N: initial cluster of each point; no cluster is empty.
         num_iterations: each moves the centres to the means of their points, then points to their nearest centres.
+        device: where the nearest centres are searched: by FAISS on the CPU, by torch on a GPU.
     """
-    import faiss  # here, so that a missing one is named by `dml_core.evaluation.retrieval`
-
+    nearest = _search_on_cpu(points_ND) if device == CPU else _search_on_gpu(torch.from_numpy(points_ND).to(device))
     centres_KD, clusters_N = points_ND[first_K], clusters_N.copy()
     distances_N, moved_M = np.zeros(len(points_ND), dtype=np.float32), np.arange(len(first_K))
     for _ in range(num_iterations):
@@ -60,10 +73,10 @@ def lloyd(
         before_N = clusters_N.copy()
         is_loose_N = np.isin(before_N, moved_M)
         for some_N, among in ((is_loose_N, np.arange(len(centres_KD))), (~is_loose_N, moved_M)):
-            found_N1, index_N1 = faiss.knn(points_ND[some_N], centres_KD[among], 1)
-            is_new = found_N1[:, 0] < np.where(is_loose_N[some_N], np.inf, distances_N[some_N])
-            distances_N[some_N] = np.where(is_new, found_N1[:, 0], distances_N[some_N])
-            clusters_N[some_N] = np.where(is_new, among[index_N1[:, 0]], clusters_N[some_N])
+            found_N, index_N = nearest(some_N, centres_KD[among])
+            is_new = found_N < np.where(is_loose_N[some_N], np.inf, distances_N[some_N])
+            distances_N[some_N] = np.where(is_new, found_N, distances_N[some_N])
+            clusters_N[some_N] = np.where(is_new, among[index_N], clusters_N[some_N])
         empty = np.setdiff1d(np.arange(len(centres_KD)), clusters_N)
         farthest = np.argsort(-distances_N, kind="stable")[: len(empty)]
         farthest = farthest[distances_N[farthest] > 0]
@@ -75,6 +88,31 @@ def lloyd(
         moved_M = np.unique([before_N[is_other_N], clusters_N[is_other_N]])
     squares = (np.square(points_ND[rows] - centres_KD[clusters_N[rows]]) for rows in blocks(len(points_ND), NUM_ROWS_AT_ONCE))
     return clusters_N, float(sum(part.sum(dtype=np.float64) for part in squares))
+
+
+def _search_on_cpu(points_ND: NDArray[np.float32]) -> Search:
+    import faiss  # here, so that a missing one is named by `dml_core.evaluation.retrieval`
+
+    def nearest(is_wanted_N: NDArray[np.bool_], centres_KD: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        distances_N1, index_N1 = faiss.knn(points_ND[is_wanted_N], centres_KD, 1)
+        return distances_N1[:, 0], index_N1[:, 0]
+
+    return nearest
+
+
+def _search_on_gpu(points: Tensor) -> Search:
+    """Return a search without FAISS, whose GPU libraries must not share a process with torch's."""
+
+    def nearest(is_wanted_N: NDArray[np.bool_], centres_KD: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        wanted, centres = (torch.from_numpy(part).to(points.device) for part in (np.flatnonzero(is_wanted_N), centres_KD))
+        distances_N, index_N = torch.zeros_like(wanted, dtype=torch.float32), torch.zeros_like(wanted)
+        for rows in blocks(len(wanted), max(1, PRODUCTS_ON_GPU // len(centres))):
+            some_RD = points[wanted[rows]]
+            nearness_R, index_N[rows] = torch.addmm(-centres.square().sum(dim=1) / 2, some_RD, centres.T).max(dim=1)
+            distances_N[rows] = (some_RD.square().sum(dim=1) - 2 * nearness_R).clamp_(min=0)
+        return distances_N.cpu().numpy(), index_N.cpu().numpy()
+
+    return nearest
 
 
 def _move_to_means(

@@ -18,6 +18,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, check
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import retrieve
+from dml_core.evaluation.retrieval.tiles import usable_device
 from dml_core.evaluation.separability import class_distances, class_separability
 from dml_core.evaluation.statistics.confidence import interval_over_units
 
@@ -136,6 +137,6 @@ def _class_structure(embeddings_ND: NDArray[Any], codes_N: NDArray[np.int64], co
     points = as_points(embeddings_ND, config.metric)
     values = class_separability(as_points(embeddings_ND, "euclidean"), codes_N) | class_distances(points, codes_N)
     if config.clustering:
-        clusters_N, _ = kmeans(points, int(codes_N.max()) + 1, config.kmeans, seed)
+        clusters_N, _ = kmeans(points, int(codes_N.max()) + 1, config.kmeans, seed, usable_device(config.device))
         values |= clustering_metrics(codes_N, clusters_N)
     return values

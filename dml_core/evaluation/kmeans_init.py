@@ -23,31 +23,35 @@ from dml_core.evaluation.retrieval.geometry import blocks
 from dml_core.evaluation.threads import BlockThreads, is_large
 
 Summary = TypeVar("Summary")
+CPU = torch.device("cpu")
 CENTRES_PER_ROUND = 1 / 8
 LARGEST_ROUND = 192  # fewer centres per round give better centres, more slowly
 NUM_CANDIDATES = 10  # for each centre
 NUM_ROWS_AT_ONCE = 1024
+NUM_ROWS_ON_GPU = 16_384
 ALIGNMENT = 32
 SMALLEST_SHARE = 1 / 64  # minimum ratio of distances to the points' squares for bfloat16, which errs by up to 1/256 of a product
 
 
-def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def first_clusters(
+    points_ND: NDArray[np.float32], num_centres: int, seed: int, device: torch.device = CPU
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return indices (K,) of different initial points, K at most N, and the nearest of them to each point, (N,), each being its own.
 
     Deterministic for a seed. With bfloat16 only nearly the nearest. If fewer than K points are distinct, the others are arbitrary points.
     """
     generator = np.random.default_rng(seed)
-    points = torch.from_numpy(points_ND)
+    points = torch.from_numpy(points_ND).to(device)
     squares_N = points.square().sum(dim=1)
-    is_narrow = is_large(points.numel() * num_centres) and torch.cpu._is_avx512_bf16_supported()
+    is_narrow = device == CPU and is_large(points.numel() * num_centres) and torch.cpu._is_avx512_bf16_supported()
     factors_NF = _factors(points, torch.bfloat16 if is_narrow else torch.float32)
     smallest_mean = SMALLEST_SHARE * float(squares_N.mean())
     chosen = generator.integers(len(points), size=1)
-    clusters_N = torch.zeros(len(points), dtype=torch.int64)
+    clusters_N = torch.zeros(len(points), dtype=torch.int64, device=device)
     nearest_N = (points - points[chosen]).square().sum(dim=1)
     with BlockThreads(is_narrow) as threads:
         while len(chosen) < num_centres:
-            weights_N = nearest_N.double().numpy()
+            weights_N = nearest_N.double().cpu().numpy()
             if not weights_N.any():
                 chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(points)), chosen)[: num_centres - len(chosen)]])
                 break
@@ -55,13 +59,13 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
                 factors_NF = _factors(points, torch.float32)
             size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
             candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
-            total_T = torch.zeros(len(candidates))
+            total_T = torch.zeros(len(candidates), device=device)
             for _, sums_T in _gains(
                 threads, factors_NF, points.shape[1], squares_N, nearest_N, candidates, lambda gains_TR: gains_TR.sum(dim=1)
             ):
                 total_T += sums_T
-            best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
-            new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
+            best_B = candidates[np.argsort(-total_T.cpu().numpy(), kind="stable")[:size]]
+            new_B = best_B[_kept(points[best_B].cpu(), nearest_N[best_B].cpu().numpy(), generator)]
             for rows, (largest_R, index_R) in _gains(
                 threads, factors_NF, points.shape[1], squares_N, nearest_N, new_B, lambda gains_BR: gains_BR.max(dim=0)
             ):
@@ -69,14 +73,14 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
                 nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
             chosen = np.concatenate([chosen, new_B])
             nearest_N[new_B] = 0
-    clusters_N[chosen] = torch.arange(num_centres)
-    return chosen, clusters_N.numpy()
+    clusters_N[chosen] = torch.arange(num_centres, device=device)
+    return chosen, clusters_N.cpu().numpy()
 
 
 def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the rows of the products of `_gains`, (N, F): coordinates, four columns for the other terms, zeros up to whole registers."""
     num_dimensions = points.shape[1]
-    factors_NF = torch.zeros((len(points), -(-(num_dimensions + 4) // ALIGNMENT) * ALIGNMENT), dtype=dtype)
+    factors_NF = torch.zeros((len(points), -(-(num_dimensions + 4) // ALIGNMENT) * ALIGNMENT), dtype=dtype, device=points.device)
     factors_NF[:, :num_dimensions] = points
     factors_NF[:, num_dimensions + 2 : num_dimensions + 4] = 1
     return factors_NF
@@ -105,7 +109,7 @@ def _gains(
     def summary(rows: slice) -> tuple[slice, Summary]:
         return rows, summarise(torch.mm(left_TF, factors_NF[rows].T).clamp_(min=0))
 
-    yield from threads.map(summary, blocks(len(factors_NF), NUM_ROWS_AT_ONCE))
+    yield from threads.map(summary, blocks(len(factors_NF), NUM_ROWS_AT_ONCE if factors_NF.is_cpu else NUM_ROWS_ON_GPU))
 
 
 def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:

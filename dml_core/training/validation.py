@@ -7,30 +7,32 @@ Shapes: N images, Q queries, G gallery images, D dimensions.
 """
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.rows import Box
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.batches import Loader, TestView
+from dml_core.data.views.batches import Batch, Indices, Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.inputs import EmbeddingShard
-from dml_core.evaluation.retrieval.metrics import per_query_metrics
-from dml_core.evaluation.retrieval.sweep import retrieve
+from dml_core.evaluation.inputs import checked_embeddings
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.sweep import Shard, score_queries
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import CURVE, RECALL
-from dml_core.training.parallel.workers import Failures, rank, world_size
+from dml_core.training.parallel.workers import Failures, rank, sum_over_workers, world_size
 
 METRIC = RECALL["best_validation"]
 MAX_IMAGES = 10_000  # limits the cost of validation per epoch; classes beyond it are omitted whole
@@ -60,27 +62,70 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
         ConfigError: the best epoch cannot be determined, because no image has another of its class to retrieve.
     """
     held_out = tested = curve = None
-    if config.validation is not None:
-        held_out = HeldOutRecall(open_role(folder, "validation", config.validation), config.transform, device, num_loader_workers)
-    common = (config.transform, device, num_loader_workers)
+    images = ScoredImages(device, num_loader_workers)
     has_queries = "query" in read_info(folder).roles
     test_role = "query" if has_queries else "test"
 
     def on_test(max_images: float, metric: str) -> HeldOutRecall:
         gallery = open_role(folder, "gallery", None) if has_queries else None
-        return HeldOutRecall(open_role(folder, test_role, None), *common, gallery, max_images, metric)
+        return HeldOutRecall(images, open_role(folder, test_role, None), config.transform, gallery, max_images, metric)
 
+    if config.validation is not None:
+        held_out = HeldOutRecall(images, open_role(folder, "validation", config.validation), config.transform)
     if "oracle" in config.keep_epochs:
         tested = on_test(math.inf, RECALL["oracle"])
     if config.recall_every_epochs is not None:
-        curve = _Curve(
-            HeldOutRecall(open_role(folder, "train", config.validation), *common, metric=CURVE["train"]),
-            on_test(MAX_IMAGES, CURVE["test"]),
-        )
+        of_training = HeldOutRecall(images, open_role(folder, "train", config.validation), config.transform, metric=CURVE["train"])
+        curve = _Curve(of_training, on_test(MAX_IMAGES, CURVE["test"]))
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
         if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
             raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told, as no class that it is scored on has two images")
     return Scorers(held_out, tested, curve)
+
+
+class ScoredImages:
+    """The images that a run's scorers load, behind one loader: a worker has the processes of one, not of each scorer.
+
+    Args:
+        device: this worker's device.
+        num_loader_workers: processes that load images; 0 loads in this process.
+    """
+
+    def __init__(self, device: torch.device, num_loader_workers: int = 0) -> None:
+        self.device = device
+        self._datasets = _Joined()
+        self._num_loader_workers = num_loader_workers
+
+    def add(self, dataset: PackedDataset) -> None:
+        """Add a dataset, before the first batch is loaded."""
+        self._datasets.starts.append(self._datasets.starts[-1] + len(dataset))
+        self._datasets.parts.append(dataset)
+
+    def batches(self, dataset: PackedDataset, batches: Sequence[Indices], view: TestView) -> Iterator[Batch]:
+        """Yield batches of one of the datasets, as `Loader.batches` does."""
+        start = self._datasets.starts[self._datasets.parts.index(dataset)]
+        return self._loader.batches([start + batch for batch in batches], view)
+
+    @cached_property
+    def _loader(self) -> Loader:
+        """Loader whose processes persist over epochs and end with these images."""
+        return Loader(self._datasets, self._num_loader_workers, self.device)
+
+
+class _Joined:
+    """Several datasets as one source of images, one after another."""
+
+    def __init__(self) -> None:
+        self.parts: list[PackedDataset] = []
+        self.starts = [0]
+
+    def image(self, index: int) -> Tensor:
+        number = bisect_right(self.starts, index) - 1
+        return self.parts[number].image(index - self.starts[number])
+
+    def box(self, index: int) -> Box | None:
+        number = bisect_right(self.starts, index) - 1
+        return self.parts[number].box(index - self.starts[number])
 
 
 @dataclass(frozen=True)
@@ -88,22 +133,25 @@ class HeldOutRecall:
     """Scores a model in its current state; every worker of the process group makes the same call and gets the same result.
 
     Attributes:
+        images: loads the images of the dataset and of the gallery.
         dataset: images of classes not trained on.
         transform: as in training; the plain view is used.
-        device: this worker's device.
-        num_loader_workers: processes that load images; 0 loads in this process.
         gallery: images to retrieve from; None compares the images with each other.
         max_images: limit on the dataset's images; infinity uses all, as the evaluator does.
         metric: name of the score.
     """
 
+    images: ScoredImages
     dataset: PackedDataset
     transform: TransformConfig
-    device: torch.device
-    num_loader_workers: int = 0
     gallery: PackedDataset | None = None
     max_images: float = MAX_IMAGES
     metric: str = METRIC
+
+    def __post_init__(self) -> None:
+        self.images.add(self.dataset)
+        if self.gallery is not None:
+            self.images.add(self.gallery)
 
     @property
     def can_score(self) -> bool:
@@ -121,44 +169,47 @@ class HeldOutRecall:
         assert isinstance(model, Embedder)
         rows_Q = bounded_rows(self.dataset.labels, self.max_images)
         labels_Q = self.dataset.labels[rows_Q]
-        queries_QD = self._embed(model, self._loader, rows_Q)
+        queries_QD = self._embed(model, self.dataset, rows_Q)
         gallery_GD, labels_G = queries_QD, labels_Q
         if self.gallery is not None:
-            gallery_GD, labels_G = self._embed(model, self._gallery_loader, np.arange(len(self.gallery))), self.gallery.labels
+            gallery_GD, labels_G = self._embed(model, self.gallery, np.arange(len(self.gallery))), self.gallery.labels
         if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
             return {}
-        # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
-        queries = None if self.gallery is None else [EmbeddingShard(lambda: queries_QD, labels_Q)]
-        scores, _, _ = retrieve([EmbeddingShard(lambda: gallery_GD, labels_G)], EvaluationConfig(), queries)
-        return {self.metric: float(per_query_metrics(scores, (1,))["recall@1"].mean())}
+        return {self.metric: self._recall(queries_QD, labels_Q, gallery_GD, labels_G)}
 
-    @cached_property
-    def _loader(self) -> Loader:
-        """Loader whose processes persist over epochs and end with this scorer."""
-        return Loader(self.dataset, self.num_loader_workers, self.device)
-
-    @cached_property
-    def _gallery_loader(self) -> Loader:
-        assert self.gallery is not None
-        return Loader(self.gallery, self.num_loader_workers, self.device)
-
-    def _embed(self, model: Embedder, loader: Loader, rows_N: np.ndarray) -> np.ndarray:
+    def _embed(self, model: Embedder, dataset: PackedDataset, rows_N: np.ndarray) -> np.ndarray:
         """Return embeddings (N, D). Workers take batches in turn, so that each batch is computed as by a single worker."""
         batches = np.split(np.arange(len(rows_N)), range(BATCH_SIZE, len(rows_N), BATCH_SIZE))
         mine = batches[rank() :: world_size()]
-        was_training = model.training
-        embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=self.device)
+        was_training, device = model.training, self.images.device
+        embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=device)
         failures = Failures()
         with torch.no_grad(), failures.kept():
             model.eval()
-            loaded = loader.batches([rows_N[batch] for batch in mine], TestView(self.transform))
+            loaded = self.images.batches(dataset, [rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):
-                embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images).float()
+                embeddings_ND[torch.from_numpy(batch).to(device)] = model.embed(images).float()
         model.train(was_training)
         failures.raise_together()
-        if world_size() > 1:
-            dist.all_reduce(embeddings_ND)  # each row is non-zero on only one worker
-        return embeddings_ND.cpu().numpy()
+        return sum_over_workers(embeddings_ND).cpu().numpy()  # each row is non-zero on only one worker
+
+    def _recall(self, queries_QD: np.ndarray, labels_Q: np.ndarray, gallery_GD: np.ndarray, labels_G: np.ndarray) -> float:
+        """Return the share of the queries with a positive whose nearest image is one; each worker scores a part of the queries."""
+        config, device = EvaluationConfig(), self.images.device
+        hits_and_scored = torch.zeros(2, dtype=torch.int64)
+        failures = Failures()
+        with failures.kept():
+            # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
+            gallery, queries = (as_points(checked_embeddings(rows), config.metric) for rows in (gallery_GD, queries_QD))
+            mine_Q = np.array_split(np.arange(len(labels_Q)), world_size())[rank()]
+            own = replace(queries, raw=queries.raw[mine_Q], divisors=queries.divisors[mine_Q])
+            shard, self_index_Q = Shard(lambda: gallery, labels_G, 0), mine_Q if self.gallery is None else None
+            if len(mine_Q):
+                scores = score_queries([shard], own, labels_Q[mine_Q], self_index_Q, config.max_block_bytes, device)
+                hits_and_scored += torch.tensor([np.sum(scores.first_rank[scores.is_scored] == 1), scores.is_scored.sum()])
+        failures.raise_together()
+        hits, num_scored = sum_over_workers(hits_and_scored.to(device)).cpu().tolist()
+        return float(hits / num_scored)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from dml_core.deterministic import deterministic_algorithms
+from dml_core.deterministic import deterministic_algorithms, fastest_convolutions
 from dml_core.errors import DmlError
 from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
@@ -95,10 +95,12 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     heart.meter = WorkerMeter(_gpu(device))
     try:
         local_rank = ray.train.get_context().get_local_rank()
-        with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else nullcontext():
+        with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else fastest_convolutions():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
             if torch.are_deterministic_algorithms_enabled():
                 step_facts["deterministic"] = True
+            if device.type == "cuda" and torch.backends.cudnn.benchmark:
+                step_facts["cudnn_benchmark"] = True
     except InterruptedRunError:
         ray.get(board.end.remote(has_made_way=True))
         raise

@@ -32,7 +32,7 @@ from dml_core.losses.registry import LOSSES
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.loop import fit
-from dml_core.training.validation import HeldOutRecall
+from dml_core.training.validation import HeldOutRecall, ScoredImages
 
 FOLDER = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def curve(loss: str, packed: Path) -> Curve:
     with in_float64(), tempfile.TemporaryDirectory() as folder:
         system = fit(config, PackedDataset(packed, "train"), 0, Path(folder), CPU)
         values = [row["loss"] for row in read_history(Path(folder))]
-        recall = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU)(system.model)
+        recall = HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), config.transform)(system.model)
     parts = {"model": system.model, "loss": system.loss}
     norms = {name: math.sqrt(sum(float(p.detach().square().sum()) for p in part.parameters())) for name, part in parts.items()}
     shown = {str(step): values[step] for step in SHOWN_STEPS if step < len(values)}

@@ -20,7 +20,7 @@ from dml_core.training.checkpoints import writing
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.checkpoints.writing import Saving
 from dml_core.training.config import TrainingConfig
-from dml_core.training.validation import HeldOutRecall
+from dml_core.training.validation import HeldOutRecall, ScoredImages
 from tests.conftest import SETTINGS, small_training
 from tests.workers import spawn
 
@@ -93,7 +93,7 @@ def cases(packed: Path) -> dict[str, Case]:
         return {"dataset": BadImages(packed, "train", num_good, error)}
 
     def held_out(dataset: PackedDataset) -> dict[str, Any]:
-        return {"validate": HeldOutRecall(dataset, PLAIN.transform, CPU)}
+        return {"validate": HeldOutRecall(ScoredImages(CPU), dataset, PLAIN.transform)}
 
     return {
         "the checkpoint cannot be read": Case("disk full", patched={"resumable_checkpoint": raising(full)}),

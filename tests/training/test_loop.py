@@ -19,7 +19,7 @@ from dml_core.training.config import LossChoice, TrainingConfig
 from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.optimisation.schedules import learning_rate_factor
-from dml_core.training.validation import HeldOutRecall
+from dml_core.training.validation import HeldOutRecall, ScoredImages
 from tests.conftest import LAST_BATCHES, small_training
 
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ def test_every_step_trains_in_training_mode_whatever_looked_at_the_network_befor
     config = small_training(loss, model, **changes)
     if cause == "placed centres":
         config = config.model_copy(update={"loss": LossChoice(name=loss, options={"better_init": True})})
-    held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if cause == "scored epochs" else None
+    held_out = HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), config.transform) if cause == "scored epochs" else None
     system = fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU, validate=held_out)
     num_steps = len(read_history(tmp_path))
     assert num_steps >= 15

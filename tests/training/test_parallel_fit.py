@@ -13,7 +13,7 @@ from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
 from dml_core.training.parallel.batchnorm import synchronise_batchnorm
 from dml_core.training.parallel.workers import shard_sizes
-from dml_core.training.validation import METRIC, HeldOutRecall
+from dml_core.training.validation import METRIC, HeldOutRecall, ScoredImages
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn
 
@@ -41,7 +41,7 @@ def fit_all(rank: int, packed: Path, folder: Path) -> None:
     load_float64()
     validation.BATCH_SIZE = 8  # gives each worker a part of the 36 images
     for name, config in RUNS.items():
-        held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if config.keep_epochs else None
+        held_out = HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), config.transform) if config.keep_epochs else None
         _, tested, _ = validation.scorers(packed, config, CPU)
         own = folder / name / f"rank{rank}"
         system = loop.fit(config, PackedDataset(packed, "train"), 0, own, CPU, validate=held_out, score_test=tested)

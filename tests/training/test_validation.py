@@ -1,6 +1,7 @@
 """Recall@1 on held-out classes after each epoch: the right number, and no effect on the training."""
 
 import gc
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -13,15 +14,17 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
+from dml_core.evaluation.evaluator import evaluate
 from dml_core.training import validation
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit
-from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows, scorers
+from dml_core.training.validation import METRIC, HeldOutRecall, ScoredImages, bounded_rows, scorers
 from tasks.scores.evaluation import recall_by_epoch
 from tests.conftest import MODEL, SYNTHETIC_OPTIONS, small_training
 from tests.one_view import plain_view
+from tests.workers import spawn
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model={**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}, num_epochs=2)
@@ -32,7 +35,13 @@ def test_a_watched_run_ends_with_the_bytes_of_an_unwatched_one(packed: Path, tmp
     training, held_out = PackedDataset(packed, "train"), PackedDataset(packed, "test")
     fit(CONFIG, training, 0, tmp_path / "alone", CPU)
     watched = fit(
-        CONFIG, training, 0, tmp_path / "watched", CPU, report=heard.append, validate=HeldOutRecall(held_out, CONFIG.transform, CPU)
+        CONFIG,
+        training,
+        0,
+        tmp_path / "watched",
+        CPU,
+        report=heard.append,
+        validate=HeldOutRecall(ScoredImages(CPU), held_out, CONFIG.transform),
     )
     one, other = load_checkpoint(tmp_path / "alone"), load_checkpoint(tmp_path / "watched")
     assert one is not None
@@ -88,7 +97,7 @@ def test_neither_random_streams_nor_weights_nor_averages_are_touched(packed: Pat
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    watch = HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU, num_loader_workers)
+    watch = HeldOutRecall(ScoredImages(CPU, num_loader_workers), PackedDataset(packed, "test"), CONFIG.transform)
     assert 0 <= watch(model)[METRIC] <= 1
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -98,7 +107,7 @@ def test_neither_random_streams_nor_weights_nor_averages_are_touched(packed: Pat
 def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
     gc.collect()  # collects loaders of other tests
     model, before = build_system(CONFIG, 4, 0, CPU).model, set(multiprocessing.active_children())
-    watch = HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU, num_loader_workers=1)
+    watch = HeldOutRecall(ScoredImages(CPU, 1), PackedDataset(packed, "test"), CONFIG.transform)
     scores = [watch(model) for _ in range(2)]
     started = set(multiprocessing.active_children()) - before
     assert scores[0] == scores[1]
@@ -110,12 +119,43 @@ def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
     assert not set(multiprocessing.active_children()) & started
 
 
+def test_the_scorers_of_a_run_share_their_loader_processes(packed: Path) -> None:
+    """A GPU would otherwise have the processes of four datasets at the same time."""
+    gc.collect()  # collects loaders of other tests
+    changes = {"validation": ValidationConfig(share=0.5), "recall_every_epochs": 1, "keep_epochs": ("oracle",)}
+    config, model, before = CONFIG.model_copy(update=changes), build_system(CONFIG, 4, 0, CPU).model, set(multiprocessing.active_children())
+    alone = [scorer(model) for scorer in scorers(packed, config, CPU)]
+    watched = scorers(packed, config, CPU, num_loader_workers=1)
+    assert [scorer(model) for scorer in watched] == alone
+    assert len({*alone[0], *alone[1], *alone[2]}) == 4
+    assert len(set(multiprocessing.active_children()) - before) == 1
+
+
+def score_in_parts(rank: int, packed: Path, folder: Path) -> None:
+    seen, of_all = [], validation.score_queries
+    validation.score_queries = lambda gallery, queries, *more: seen.append(len(queries)) or of_all(gallery, queries, *more)
+    model = build_system(CONFIG, 4, 0, CPU).model
+    found = HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), CONFIG.transform)(model)
+    (folder / f"{rank}.json").write_text(json.dumps([found[METRIC], seen]))
+
+
+@pytest.mark.slow
+def test_workers_share_the_scoring_and_agree_with_the_evaluator(packed: Path, tmp_path: Path) -> None:
+    spawn(score_in_parts, 3, packed, tmp_path)
+    recalls, seen = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)), strict=True)
+    images, model = PackedDataset(packed, "test"), build_system(CONFIG, 4, 0, CPU).eval().model
+    with torch.no_grad():
+        points = model.embed(torch.stack([plain_view(images.image(index), CONFIG.transform) for index in range(len(images))]))
+    assert set(recalls) == {evaluate(points, images.labels)["recall@1"]}
+    assert [number for worker in seen for number in worker] == [len(images) // 3] * 3
+
+
 def test_what_cannot_be_scored_is_left_out(packed: Path) -> None:
     """Infinite weights after a last step are reported by the next step, with the loss's message."""
     model = build_system(CONFIG, 4, 0, CPU).model
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))
-    assert HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU)(model) == {}
+    assert HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), CONFIG.transform)(model) == {}
 
 
 def test_an_epoch_s_validation_is_bounded_by_whole_classes() -> None:

@@ -31,6 +31,7 @@ from dml_core.evaluation.threads import is_large, one_thread
 
 NUM_SPARE_CANDIDATES = 8
 CANDIDATES_AT_ONCE = 2**21
+MOST_GPU_CANDIDATES = 2048  # of a query, FAISS's limit on GPUs
 NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # in a search of the whole gallery
 
 
@@ -45,7 +46,7 @@ def nearest(
         k: number of neighbours.
         exclude_self: query i is gallery item i and is excluded from its own neighbours; duplicates of it are not.
         metric: similarities are cosines, or negative distances for "euclidean".
-        device: where FAISS searches; "cuda" shards the gallery over all GPUs.
+        device: where FAISS searches; "cuda" shards the gallery over all GPUs, and searches on the CPU for more than 2,040 neighbours.
 
     Returns:
         indices (Q, k) and similarities (Q, k).
@@ -69,12 +70,12 @@ def nearest(
 def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     origin_D = origin(gallery)
     centred_ND = centred(gallery, origin_D)
-    index = _flat_index(centred_ND.shape[1], device)
+    num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
+    index = _flat_index(centred_ND.shape[1], device, num_candidates)
     index.add(centred_ND)
     largest_norm = float(np.linalg.norm(centred_ND, axis=1).max())
     indices_Qk = np.empty((len(queries), k), dtype=np.int64)
     distances_Qk = np.empty((len(queries), k), dtype=np.float32)
-    num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
     open_queries = []
     for rows in blocks(len(queries), max(1, CANDIDATES_AT_ONCE // num_candidates)):
         which = np.arange(rows.start, rows.stop)
@@ -133,12 +134,12 @@ def _merged(
     return indices[first_Ik], distances[first_Ik]
 
 
-def _flat_index(num_dimensions: int, device: Device) -> Any:
-    index = faiss.IndexFlatL2(num_dimensions)
-    if device == "cpu":
-        return index
-    if faiss.get_num_gpus() == 0:  # FAISS would silently search on the CPU
+def _flat_index(num_dimensions: int, device: Device, num_candidates: int) -> Any:
+    if device == "cuda" and faiss.get_num_gpus() == 0:  # FAISS would silently search on the CPU
         raise EvaluationError("device 'cuda' was asked for but FAISS finds no GPU here; use device: cpu")
+    index = faiss.IndexFlatL2(num_dimensions)
+    if device == "cpu" or num_candidates > MOST_GPU_CANDIDATES:
+        return index
     options = faiss.GpuMultipleClonerOptions()
     options.shard = True
     return faiss.index_cpu_to_all_gpus(index, options)

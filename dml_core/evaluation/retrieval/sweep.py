@@ -46,6 +46,7 @@ from dml_core.evaluation.threads import BlockThreads, is_large, one_thread
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # state of a query
 BYTES_PER_ENTRY = 64  # of a tile, if every entry must be placed among the positives
+BYTES_PER_ENTRY_ON_GPU = 16  # of its memory; few entries are placed, so larger tiles wait less often
 ENTRIES_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**11
 LARGEST_TILE = 4096
@@ -197,7 +198,8 @@ def _positive_distances(
 
 def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, max_block_bytes: int, threads: BlockThreads) -> None:
     """Count every pair of a query and an item of `sides`; if the side is `queries` itself, each tile serves both its sides."""
-    size = min(LARGEST_TILE, math.isqrt(max_block_bytes // threads.number // BYTES_PER_ENTRY))
+    bytes_per_entry = BYTES_PER_ENTRY if queries.vectors.is_cpu else BYTES_PER_ENTRY_ON_GPU
+    size = min(LARGEST_TILE, math.isqrt(max_block_bytes // threads.number // bytes_per_entry))
     size = max(size // STRIP * STRIP, min(size, STRIP))
     buffers: SimpleQueue[Tensor] = SimpleQueue()
     for _ in range(threads.number):
