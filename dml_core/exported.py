@@ -28,6 +28,8 @@ INPUT, OUTPUT = "pixels", "embeddings"
 FILES = {"onnx": "network.onnx", "torch-export": "network.pt2"}
 OPSET = 20
 CALIBRATION_BATCH = 16
+CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+logger = logging.getLogger(__name__)
 
 
 class Graph(nn.Module):
@@ -86,18 +88,27 @@ def write_graph(
             _quantise(path, calibration)
 
 
-def open_graph(folder: Path, graph: GraphFile) -> Forward:
-    """Return the exported network of a folder as a function of test views, uint8 (N, 3, H, W).
+def open_graph(folder: Path, graph: GraphFile, device: str | torch.device | None = None) -> Forward:
+    """Return the exported network of a folder as a function of test views, uint8 (N, 3, H, W), on the CPU.
+
+    Args:
+        folder: the folder.
+        graph: format, precision and file name.
+        device: where the graph runs. None is the GPU if there is one and ONNX Runtime can use it, else the CPU; graphs of `torch.export`
+            run on the CPU.
 
     Raises:
+        ConfigError: the graph cannot run on the device.
         StoreError: the file is missing or damaged.
         MissingPackageError: the graph is of ONNX, whose runtime is not installed.
     """
     if graph.format == "onnx":
         require("onnxruntime")
-    path = folder / graph.name
+    path, chosen = folder / graph.name, _device_of(graph, device)
     try:
-        run = _open_onnx(path) if graph.format == "onnx" else _open_program(path)
+        run = _open_onnx(path, chosen) if graph.format == "onnx" else _open_program(path)
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 - either library may raise anything
         raise StoreError(f"{path}: not the exported network ({str(error).splitlines()[0]}); export it again") from None
     return lambda pixels: run(pixels.permute(0, 2, 3, 1).contiguous())
@@ -116,18 +127,52 @@ def _program(graph: Graph, transform: TransformConfig) -> Any:
         return torch.export.export(graph, (pixels,), dynamic_shapes={"pixels": {0: batch} | sizes})
 
 
-def _open_onnx(path: Path) -> Any:
+def _device_of(graph: GraphFile, device: str | torch.device | None) -> torch.device | None:
+    """Return the requested device; reject one on which the graph cannot run."""
+    try:
+        chosen = None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device '{device}' cannot be used ({str(error).splitlines()[0]}); name 'cpu' or 'cuda'") from None
+    if chosen is not None and chosen.type != "cpu" and (chosen.type != "cuda" or graph.format != "onnx"):
+        raise ConfigError(f"device '{device}' cannot be used: exports run on the CPU, those of ONNX also on 'cuda'; name 'cpu'")
+    return chosen
+
+
+def _open_onnx(path: Path, device: torch.device | None) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    providers = _providers(device, onnxruntime.get_available_providers())
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    if len(providers) > 1 and CUDA_PROVIDER not in session.get_providers():  # ONNX Runtime falls back to the CPU without an error
+        failure = f"ONNX Runtime cannot use the GPU here for {path.name}"
+        if device is not None:
+            raise ConfigError(f"device '{device}': {failure}; install the CUDA and cuDNN that onnxruntime-gpu needs, or name 'cpu'")
+        logger.warning("%s; it runs on the CPU", failure)
+    session.disable_fallback()  # a later failure of the GPU is an error, too
 
     def run(pixels: Tensor) -> NDArray[np.float32]:
         (rows,) = session.run([OUTPUT], {INPUT: pixels.numpy()})
         return np.asarray(rows, np.float32)
 
     return run
+
+
+def _providers(device: torch.device | None, available: Sequence[str]) -> list[Any]:
+    """Return ONNX Runtime's providers for a device, in order of preference.
+
+    Raises:
+        ConfigError: the device is a GPU, and the installed ONNX Runtime is built for the CPU only.
+    """
+    on_gpu = torch.cuda.is_available() and CUDA_PROVIDER in available if device is None else device.type == "cuda"
+    if not on_gpu:
+        return [CPU_PROVIDER]
+    if CUDA_PROVIDER not in available:
+        raise ConfigError(f"device '{device}': the installed ONNX Runtime has no CUDA; install onnxruntime-gpu in place of onnxruntime")
+    index = 0 if device is None or device.index is None else device.index
+    # TF32, ONNX Runtime's default, would give other embeddings than the network's own.
+    return [(CUDA_PROVIDER, {"device_id": index, "use_tf32": 0}), CPU_PROVIDER]
 
 
 def _open_program(path: Path) -> Any:

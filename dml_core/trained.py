@@ -130,10 +130,11 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     Args:
         source: folder of a network, as in an MLflow model, or made from a run by `tasks.models`, or written by `dml models export`. Where
             dml-repro is installed, also any name of a trained network that `dml` takes, such as "synthetic/softtriple".
-        device: where to run; by default the GPU if there is one. Exported networks run on the CPU.
+        device: where to run; by default the GPU if there is one. Graphs of ONNX need onnxruntime-gpu for it, those of `torch.export` run
+            on the CPU.
 
     Raises:
-        ConfigError: no network is there, or no such device exists.
+        ConfigError: no network is there, no such device exists, or an export cannot run on it.
         StoreError: the network is damaged or of a newer format.
     """
     folder = _network_folder(str(source))
@@ -145,7 +146,7 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
         identity = description.identity or _file_identity(folder / description.file)
         if description.graph.precision != "fp32":
             identity += f"-{description.graph.precision}"
-        return TrainedModel(description, identity, open_graph(folder, description.graph))
+        return TrainedModel(description, identity, open_graph(folder, description.graph, device))
     network = load_network(folder, description)
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
+from dml_core import exported as exported_module
 from dml_core.data.views.transforms import scale
 from dml_core.errors import ConfigError, StoreError
-from dml_core.exported import FILES, write_graph
+from dml_core.exported import FILES, open_graph, write_graph
 from dml_core.files import SEAL, sealed
 from dml_core.network_description import GraphFile, NetworkDescription
 from dml_core.trained import load_model, load_network, save_network, write_description
@@ -112,3 +114,67 @@ def test_what_cannot_be_exported_or_opened_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "out" / "network.onnx").write_bytes(b"nonsense")
     with pytest.raises(StoreError, match=r"network\.onnx: not the exported network"):
         load_model(tmp_path / "out")
+
+
+CUDA, ON_CPU = "CUDAExecutionProvider", ["CPUExecutionProvider"]
+
+
+def on_gpu(index: int) -> list[object]:
+    return [(CUDA, {"device_id": index, "use_tf32": 0}), *ON_CPU]
+
+
+@pytest.mark.parametrize(
+    ("device", "available", "has_gpu", "expected"),
+    [
+        (None, ON_CPU, False, ON_CPU),
+        (None, ON_CPU, True, ON_CPU),
+        (None, [CUDA, *ON_CPU], False, ON_CPU),
+        (None, [CUDA, *ON_CPU], True, on_gpu(0)),
+        ("cpu", [CUDA, *ON_CPU], True, ON_CPU),
+        ("cuda", [CUDA, *ON_CPU], True, on_gpu(0)),
+        ("cuda:1", [CUDA, *ON_CPU], True, on_gpu(1)),
+    ],
+)
+def test_a_graph_takes_the_gpu_if_there_is_one_and_onnx_runtime_can(
+    device: str | None, available: list[str], has_gpu: bool, expected: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen without a GPU; nothing was run on one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert exported_module._providers(None if device is None else torch.device(device), available) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider'")  # that this ONNX Runtime has no CUDA
+def test_a_gpu_that_cannot_be_used_is_an_error_where_it_is_named_and_else_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This ONNX Runtime is built for the CPU. Told that it is not, it falls back in silence, as with another version of CUDA."""
+    network_in(tmp_path / "kept")
+    exported(tmp_path / "kept", tmp_path / "onnx", "onnx", "fp32")
+    with pytest.raises(ConfigError, match=r"^device 'cuda': the installed ONNX Runtime has no CUDA; install onnxruntime-gpu [^\n]*$"):
+        load_model(tmp_path / "onnx", "cuda")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, *ON_CPU])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"^device 'cuda:1': ONNX Runtime cannot use the GPU here for network\.onnx; [^\n]* name 'cpu'$"):
+        load_model(tmp_path / "onnx", "cuda:1")
+    caplog.clear()
+    image = np.zeros((24, 24, 3), np.uint8)
+    rows = load_model(tmp_path / "onnx").embed(image)
+    messages = [message for name, _, message in caplog.record_tuples if name == "dml_core.exported"]
+    assert messages == ["ONNX Runtime cannot use the GPU here for network.onnx; it runs on the CPU"]
+    caplog.clear()
+    np.testing.assert_array_equal(rows, load_model(tmp_path / "onnx", "cpu").embed(image))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("graph_format", "device", "problem"),
+    [
+        ("torch-export", "cuda", "exports run on the CPU, those of ONNX also on 'cuda'; name 'cpu'"),
+        ("onnx", "mps", "exports run on the CPU, those of ONNX also on 'cuda'; name 'cpu'"),
+        ("onnx", "nonsense", "name 'cpu' or 'cuda'"),
+    ],
+)
+def test_a_device_that_no_export_runs_on_is_one_line(graph_format: str, device: str, problem: str, tmp_path: Path) -> None:
+    graph = GraphFile(format=graph_format, name=FILES[graph_format], precision="fp32")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"^device '{device}' cannot be used[^\n]*{problem}$"):
+        open_graph(tmp_path, graph, device)

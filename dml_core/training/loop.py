@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
+from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.float32 import without_tf32
@@ -193,6 +194,7 @@ def fit(
     """
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
+    check_decoder(config.transform, device)
     with without_tf32() if config.precision == "float32" else contextlib.nullcontext():
         system = build_system(config, len(dataset.class_names), seed, device)
         _check_fit(config, dataset, system)

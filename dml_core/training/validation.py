@@ -120,12 +120,20 @@ class _Joined:
         self.starts = [0]
 
     def image(self, index: int) -> Tensor:
-        number = bisect_right(self.starts, index) - 1
-        return self.parts[number].image(index - self.starts[number])
+        dataset, own_index = self._find(index)
+        return dataset.image(own_index)
+
+    def encoded(self, index: int) -> tuple[Tensor, int]:
+        dataset, own_index = self._find(index)
+        return dataset.encoded(own_index)
 
     def box(self, index: int) -> Box | None:
+        dataset, own_index = self._find(index)
+        return dataset.box(own_index)
+
+    def _find(self, index: int) -> tuple[PackedDataset, int]:
         number = bisect_right(self.starts, index) - 1
-        return self.parts[number].box(index - self.starts[number])
+        return self.parts[number], index - self.starts[number]
 
 
 @dataclass(frozen=True)

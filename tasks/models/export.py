@@ -86,7 +86,7 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         write_graph(folder, load_network(network, description), description.transform, graph, images)
         write_description(folder, description.model_copy(update={"graph": graph}))
         sizes = [(folder / graph.name).stat().st_size, (network / "network.pt").stat().st_size]
-        measured = _measure(run, own, load_model(folder), graph, *sizes)
+        measured = _measure(run, own, load_model(folder, "cpu"), graph, *sizes)
         (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured), indent=1) + "\n")
 
     write_folder(out, write)

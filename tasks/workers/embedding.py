@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TestView
+from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import StoreError
 from dml_core.float32 import without_tf32
@@ -40,8 +41,10 @@ def extract(
     Rank 0 writes the manifest last.
 
     Raises:
+        ConfigError: the transform's decoder needs a GPU, and the device is none.
         StoreError: the folder cannot be written.
     """
+    check_decoder(transform, device)
     model.eval()
     entries: dict[str, RoleEntry] = {}
     try:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from dml_core.config import parse
-from dml_core.data.views.transform_config import Scaling
+from dml_core.data.store.decode import upright
+from dml_core.data.views import transforms
+from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale
 from dml_core.losses.contract import Loss
 from dml_core.losses.registry import LOSSES, build_loss, loss_class
@@ -26,6 +28,7 @@ from dml_core.training.optimisation.optimisers import build_optimiser, set_learn
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.parallel.workers import TrainingSystem
+from tests.data.views.test_transforms import CONFIGURATIONS
 from tests.gpu.watching import META, Constants, waits_of
 
 NUM_CLASSES, NUM_IMAGES, DIM = 6, 24, 16
@@ -140,6 +143,15 @@ def test_scaling_pixels_waits_only_for_its_constants(scaling: str) -> None:
     pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8, device=META)
     scale(pixels, scaling)  # sends the constants, once a process
     assert waits_of(lambda: scale(pixels, scaling)) == {}
+
+
+@pytest.mark.parametrize("options", [options for options in CONFIGURATIONS if options.get("interpolation") != "lanczos"], ids=str)
+def test_views_of_images_on_the_device_do_not_wait(options: dict[str, Any]) -> None:
+    config, box = parse(TransformConfig, options, "test"), (10.5, 5.0, 70.2, 55.0)
+    image = torch.zeros(3, 60, 80, dtype=torch.uint8, device=META)
+    for turn in range(1, 9):
+        assert waits_of(lambda turn=turn: transforms.train_pixels(upright(image, turn), config, 0, 0, turn, box)) == {}
+    assert waits_of(lambda: transforms.test_pixels(image, config, box)) == {}
 
 
 def system_of(loss: str = "softmax") -> TrainingSystem:

@@ -8,6 +8,7 @@ upright by their EXIF orientation (`decode_upright`).
 import io
 import struct
 import warnings
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -19,12 +20,23 @@ MOST_PIXELS = 178_956_970  # Pillow's limit
 MOST_TIMES_AS_LONG = 1000  # ratio of the sides: resizing the short side enlarges the long one
 ORIENTATION_TAG = 0x0112
 _JPEG_START = b"\xff\xd8"
+_KINDS_OF_NVJPEG = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; of Huffman codes
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # torchvision 0.29 recommends torchcodec on every call; the pinned version still decodes.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities of TorchVision", category=DeprecationWarning)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # below `MOST_PIXELS`
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")  # caused by a damaged EXIF tag
+
+
+class _Frame(NamedTuple):
+    """A JPEG's frame header."""
+
+    kind: int
+    num_bits: int
+    height: int
+    width: int
+    num_components: int
 
 
 def decode_rgb(data: bytes) -> Tensor:
@@ -64,6 +76,25 @@ def decode_upright(data: bytes) -> Tensor:
         return upright(pixels, orientation(image)).contiguous()
 
 
+def for_nvjpeg(data: bytes, own_image: bool) -> tuple[Tensor, int] | None:
+    """Return a JPEG's bytes, uint8 (num_bytes,), and its EXIF orientation, 1 unless it is the user's `own_image`.
+
+    Other images return None, to be decoded here: other formats, images to be refused, and JPEGs that nvJPEG does not decode (CMYK,
+    arithmetic coding, lossless, more than 8 bits).
+    """
+    frame = _jpeg_frame(data) if data.startswith(_JPEG_START) else None
+    if frame is None or frame.kind not in _KINDS_OF_NVJPEG or frame.num_bits != 8 or frame.num_components not in (1, 3):
+        return None
+    try:
+        _check_size(frame.width, frame.height)
+        if not own_image:
+            return _as_tensor(data), 1
+        with Image.open(io.BytesIO(data)) as image:
+            return _as_tensor(data), orientation(image)
+    except (ValueError, OSError, SyntaxError):
+        return None
+
+
 def orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of an image opened by Pillow, 1 (upright) to 8; 1 if it is missing or unreadable.
 
@@ -91,20 +122,19 @@ def _size(data: bytes) -> tuple[int, int]:
     if data.startswith(_PNG_START) and len(data) >= 24:  # the signature and the start of the first chunk
         width, height = struct.unpack(">II", data[16:24])
         return width, height
-    if data.startswith(_JPEG_START) and (found := _jpeg_size(data)) is not None:
-        return found
+    if data.startswith(_JPEG_START) and (frame := _jpeg_frame(data)) is not None:
+        return frame.width, frame.height
     with Image.open(io.BytesIO(data)) as image:  # ten times slower
         return image.size
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the frame header (markers C0 to CF except three); None if the segments are malformed."""
+def _jpeg_frame(data: bytes) -> _Frame | None:
+    """Return the frame header (markers C0 to CF except three); None if the segments are malformed."""
     at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
+    while at + 10 <= len(data) and data[at] == 0xFF:
         kind = data[at + 1]
         if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
-            return width, height
+            return _Frame(kind, *struct.unpack(">BHHB", data[at + 4 : at + 10]))
         at += 1 if kind == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # skip a fill byte or a segment
     return None
 

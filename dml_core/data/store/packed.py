@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from dml_core.data.store.decode import decode_rgb, decode_upright
+from dml_core.data.store.decode import decode_rgb, decode_upright, for_nvjpeg
 from dml_core.data.store.info import IMAGES_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.rows import Box
 from dml_core.errors import ConfigError, DataError
@@ -95,6 +95,13 @@ class PackedDataset:
             self._decoded[index] = pixels
             self._num_decoded_bytes += pixels.nbytes
         return pixels
+
+    def encoded(self, index: int) -> tuple[Tensor, int]:
+        """Return a JPEG's bytes, uint8 (num_bytes,), and EXIF orientation, to be decoded on a device; or `image(index)` and 1.
+
+        Pixels are returned for images that nvJPEG does not decode.
+        """
+        return for_nvjpeg(self.raw_bytes(index), self._decode is decode_upright) or (self.image(index), 1)
 
     def box(self, index: int) -> Box | None:
         """Return the box (left, top, right, bottom) in pixels, or None if the dataset has no boxes."""

@@ -4,8 +4,10 @@ Pixels are transferred as uint8, a quarter of the bytes, and scaled on the netwo
 separate stream, one batch ahead of training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml_core.data.store.rows import Box
+from dml_core.data.views.device_decoding import EncodedBatch, EncodedSource, decode_batch, read_encoded
 from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels, train_pixels
 from dml_core.errors import ConfigError, DmlError
@@ -22,6 +25,7 @@ CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
+Loaded = tuple[Tensor | EncodedBatch, Indices]
 
 
 class ImageSource(Protocol):
@@ -92,6 +96,7 @@ class Loader:
 
     def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
+        self._dataset = dataset
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._tasks: list[_Task] = []
         # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
@@ -122,23 +127,32 @@ class Loader:
         assert self._loader is not None, "closed"
         copies = [np.zeros_like(batch) for batch in batches] if copies is None else copies
         self._tasks[:] = [(view, indices, again) for indices, again in zip(batches, copies, strict=True)]
-        pixels = map(_whole, self._loader)
+        loaded, move = map(_whole, self._loader), partial(self._on_device, view)
         scaling = view.config.scaling
         if self._stream is None:
-            yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in pixels)
+            yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in map(move, loaded))
         else:
-            yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(pixels, self.device, self._stream))
+            yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(loaded, move, self._stream))
 
     def close(self) -> None:
         """Stop the processes."""
         self._loader = None
+
+    def _on_device(self, view: View, loaded: Loaded) -> Batch:
+        """Return a batch's pixels on the device; JPEGs that were only read are decoded there."""
+        images, indices = loaded
+        if isinstance(images, Tensor):
+            return images.to(self.device, non_blocking=True), indices
+        assert isinstance(self._dataset, EncodedSource)
+        decoded = decode_batch(images, self._dataset, self.device)
+        return _stacked(map(view, decoded, images.boxes, images.indices, images.copies), len(indices)), indices
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _whole(loaded: Batch | DmlError) -> Batch:
+def _whole(loaded: Loaded | DmlError) -> Loaded:
     if isinstance(loaded, DmlError):
         raise loaded
     return loaded
@@ -153,15 +167,15 @@ def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
     return scaled
 
 
-def _one_ahead(pixels: Iterator[Batch], device: torch.device, stream: torch.cuda.Stream) -> Iterator[Batch]:
-    """Yield batches on a GPU; each batch's copy starts, on a separate stream, before the previous batch is yielded.
+def _one_ahead(loaded: Iterator[Loaded], move: Callable[[Loaded], Batch], stream: torch.cuda.Stream) -> Iterator[Batch]:
+    """Yield batches on a GPU; each batch's copy or decoding starts, on a separate stream, before the previous batch is yielded.
 
     A loader keeps its stream, because torch keeps the memory of each stream apart.
     """
     ahead: tuple[Batch, torch.cuda.Event] | None = None
-    for images, indices in pixels:
+    for batch in loaded:
         with torch.cuda.stream(stream):
-            following = (images.to(device, non_blocking=True), indices), stream.record_event()
+            following = move(batch), stream.record_event()
         if ahead is not None:
             yield _arrived(*ahead)
         ahead = following
@@ -181,28 +195,39 @@ _Task = tuple[View, Indices, Indices]
 
 
 class _Batches(Dataset[Any]):
-    """Map tasks to batches of uint8 pixels. User errors are returned, not raised, as a DataLoader would add lines to their message."""
+    """Map tasks to batches of uint8 pixels, or of encoded images to be decoded on the device.
+
+    User errors are returned, not raised, as a DataLoader would add lines to their message.
+    """
 
     def __init__(self, dataset: ImageSource) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, task: _Task) -> Batch | DmlError:
+    def __getitem__(self, task: _Task) -> Loaded | DmlError:
         try:
             return self._batch(*task)
         except DmlError as error:
             return error
 
-    def _batch(self, view: View, indices: Indices, copies: Indices) -> Batch:
+    def _batch(self, view: View, indices: Indices, copies: Indices) -> Loaded:
         # An empty shard needs the shape of the others, which image 0 gives.
-        first = self._view(view, int(indices[0]), int(copies[0])) if len(indices) else self._view(view, 0, 0)
-        # Written in place: stacking a list of views would hold the batch twice and exceed the cache.
-        images = first.new_empty((len(indices), *first.shape))
-        for position, (index, copy) in enumerate(zip(indices, copies, strict=True)):
-            pixels = self._view(view, int(index), int(copy)) if position else first
-            if pixels.shape != first.shape:
-                raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop_size or a fixed resize")
-            images[position] = pixels
-        return images, indices
+        shown, again = (indices.tolist(), copies.tolist()) if len(indices) else ([0], [0])
+        if view.config.decoder == "nvjpeg":
+            assert isinstance(self.dataset, EncodedSource)
+            return read_encoded(self.dataset, shown, again), indices
+        return _stacked(map(partial(self._view, view), shown, again), len(indices)), indices
 
     def _view(self, view: View, index: int, copy: int) -> Tensor:
         return view(self.dataset.image(index), self.dataset.box(index), index, copy)
+
+
+def _stacked(views: Iterator[Tensor], num_images: int) -> Tensor:
+    """Return views as one tensor (num_images, 3, H, W); if there are none, a first one gives their shape."""
+    first = next(views)
+    # Written in place: stacking a list of views would hold the batch twice and exceed the cache.
+    images = first.new_empty((num_images, *first.shape))
+    for position, pixels in zip(range(num_images), chain((first,), views), strict=False):
+        if pixels.shape != first.shape:
+            raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop_size or a fixed resize")
+        images[position] = pixels
+    return images

@@ -1,8 +1,8 @@
 """Settings of a protocol's views (made by `transforms.py`); light to import."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dml_core.config import Config
 from dml_core.data.store.sizes import MAX_SIDE, Interpolation, Resize, Side
@@ -36,6 +36,8 @@ class TransformConfig(Config):
         jitter: colour jitter of training views.
         jitter_first: jitter before the crop, so that contrast uses the whole image (SGSL's released code, Boudiaf's); else last.
         scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 minus (104, 117, 128), "bgr-bvlc" minus (104, 117, 123).
+        decoder: "nvjpeg" decodes JPEGs and computes views on the worker's GPU, in training, validation and embedding; it needs a GPU. The
+            pixels differ slightly from those of "cpu", so it is part of a run's identity.
     """
 
     crop_to_box: bool = False
@@ -51,6 +53,15 @@ class TransformConfig(Config):
     jitter: Jitter = Jitter()
     jitter_first: bool = False
     scaling: Scaling = "rgb-imagenet"
+    decoder: Literal["cpu", "nvjpeg"] = "cpu"
+
+    @model_serializer(mode="wrap")
+    def _without_default_decoder(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the CPU's decoder, so that settings are serialised, and hashed into identities, as before there was another."""
+        values: dict[str, Any] = serialise(self)
+        if self.decoder == "cpu":
+            values.pop("decoder", None)
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransformConfig":
@@ -64,4 +75,6 @@ class TransformConfig(Config):
                 raise ValueError(f"{name} must rise from above 0, found ({low}, {high})")
         if self.crop_area[1] > 1:
             raise ValueError(f"crop_area is a share of the image, found {self.crop_area[1]}")
+        if self.decoder == "nvjpeg" and self.interpolation == "lanczos":
+            raise ValueError("interpolation 'lanczos' is computed by Pillow on the CPU; with decoder 'nvjpeg' choose bilinear or bicubic")
         return self

@@ -35,6 +35,7 @@ def identities(spec: RunSpec = SPEC, dataset: DatasetRecord = DATASET) -> list[s
         changed(training={"model": {"head": {"embedding_dim": 16}}}),
         changed(training={"validation": {"share": 0.2}}),
         changed(training={"keep_epochs": ("oracle",)}),
+        changed(training={"transform": {"decoder": "nvjpeg"}}),
     ],
 )
 def test_training_settings_change_every_step(spec: RunSpec) -> None:
@@ -154,6 +155,11 @@ def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
     assert name not in read[0]["training"]
     assert read[1]["training"].pop(name) == told
     assert read[0] == read[1]
+
+
+def test_the_cpu_s_decoder_is_no_part_of_it() -> None:
+    assert identities(changed(training={"transform": {"decoder": "cpu"}})) == identities()
+    assert "decoder" not in SPEC.model_dump_json()
 
 
 def test_identities_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
