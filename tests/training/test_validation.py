@@ -119,6 +119,15 @@ def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
     assert not set(multiprocessing.active_children()) & started
 
 
+def test_images_that_are_decoded_on_the_device_are_scored_alike(packed: Path) -> None:
+    model, datasets = build_system(CONFIG, 4, 0, CPU).model, [PackedDataset(packed, role) for role in ("train", "test")]
+    scores = {}
+    for decoder in ("cpu", "nvjpeg"):
+        images, transform = ScoredImages(CPU), CONFIG.transform.model_copy(update={"decoder": decoder})
+        scores[decoder] = [HeldOutRecall(images, dataset, transform)(model) for dataset in datasets]
+    assert scores["nvjpeg"] == scores["cpu"]
+
+
 def test_the_scorers_of_a_run_share_their_loader_processes(packed: Path) -> None:
     """A GPU would otherwise have the processes of four datasets at the same time."""
     gc.collect()  # collects loaders of other tests
