@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dml_core.data.store.info import read_info
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
@@ -45,7 +45,9 @@ class Scorers(NamedTuple):
     curve: "_Curve | None"
 
 
-def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0) -> Scorers:
+def scorers(
+    folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0, encoded: EncodedImages | None = None
+) -> Scorers:
     """Return the scorers of a run's epochs.
 
     The oracle uses the protocol of the papers: every test image, and queries and gallery if the test set has them.
@@ -55,26 +57,28 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
         config: the run's configuration.
         device: this worker's device.
         num_loader_workers: processes that load images; 0 loads in this process.
+        encoded: source of the images; None for `images.arrow` in `folder`.
 
     Raises:
         ConfigError: the best epoch cannot be determined, because no image has another of its class to retrieve.
     """
     held_out = tested = curve = None
     if config.validation is not None:
-        held_out = HeldOutRecall(open_role(folder, "validation", config.validation), config.transform, device, num_loader_workers)
+        dataset = open_role(folder, "validation", config.validation, encoded)
+        held_out = HeldOutRecall(dataset, config.transform, device, num_loader_workers)
     common = (config.transform, device, num_loader_workers)
     has_queries = "query" in read_info(folder).roles
     test_role = "query" if has_queries else "test"
 
     def on_test(max_images: float, metric: str) -> HeldOutRecall:
-        gallery = open_role(folder, "gallery", None) if has_queries else None
-        return HeldOutRecall(open_role(folder, test_role, None), *common, gallery, max_images, metric)
+        gallery = open_role(folder, "gallery", None, encoded) if has_queries else None
+        return HeldOutRecall(open_role(folder, test_role, None, encoded), *common, gallery, max_images, metric)
 
     if "oracle" in config.keep_epochs:
         tested = on_test(math.inf, RECALL["oracle"])
     if config.recall_every_epochs is not None:
         curve = _Curve(
-            HeldOutRecall(open_role(folder, "train", config.validation), *common, metric=CURVE["train"]),
+            HeldOutRecall(open_role(folder, "train", config.validation, encoded), *common, metric=CURVE["train"]),
             on_test(MAX_IMAGES, CURVE["test"]),
         )
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
