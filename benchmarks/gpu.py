@@ -231,6 +231,9 @@ class Drawn:
     def box(self, index: int) -> None:
         """Return None: the images have no boxes."""
 
+    def expect(self, indices: np.ndarray) -> None:
+        """Do nothing: images are made when needed."""
+
 
 def check_copies(device: torch.device) -> str:
     view = TrainView(TransformConfig(crop="random", crop_size=32, flip=True), 0, 0)

@@ -33,6 +33,7 @@ from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, prefect_server
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
+from tasks.remote_images.reading import push_ranges
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
 from tasks.runs.identity import published_identity
@@ -408,11 +409,14 @@ def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services:
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
-    services.store.push_folder(Path(dataset.folder), f"data/{dataset.digest}")
+    packed, dataset_key = Path(dataset.folder), f"data/{dataset.digest}"
+    services.store.push_folder(packed, dataset_key)
+    if services.scale.image_cache_gb is not None:
+        push_ranges(services.store, packed, dataset_key)
     return Job(
         step=step,
         spec=spec,
-        dataset_key=f"data/{dataset.digest}",
+        dataset_key=dataset_key,
         dataset_folder=dataset.folder,
         train_key=train_key,
         embed_key=embed_key,
@@ -421,6 +425,7 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         checkpoint_every_steps=services.scale.checkpoint_every_steps,
         checkpoint_every_minutes=services.scale.checkpoint_every_minutes,
         deterministic=services.scale.deterministic,
+        image_cache_gb=services.scale.image_cache_gb,
     )
 
 

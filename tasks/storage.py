@@ -28,6 +28,8 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE = 8
+READS_AT_ONCE = 32  # requests for byte ranges, of a process
+CHANGED = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "404", "412", "416")  # codes of an object that was replaced, cut or removed
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
 LOCKS = ".locks"  # folder of the locks of steps and flows
 logger = logging.getLogger(__name__)
@@ -91,15 +93,15 @@ class Store:
                 extra = {"Metadata": {"sha256": sha256}}
                 self._call("upload_file", f"{key}/{name}", Filename=str(path), ExtraArgs=extra, Config=_transfers())
 
-    def pull(self, key: str) -> Path:
-        """Make `folder(key)` hold exactly what the store has under `key`, and return it.
+    def pull(self, key: str, without: Collection[str] = ()) -> Path:
+        """Make `folder(key)` hold exactly what the store has under `key`, except the files named in `without`, and return it.
 
         An object whose bytes do not match its hash is set aside in the store and skipped, with a warning.
         """
         folder = self.folder(key)
         if not self.is_remote:
             return folder
-        there = self._remote_hashes(key)
+        there = {name: sha256 for name, sha256 in self._remote_hashes(key).items() if name not in without}
         for file in visible_files(folder):
             if file.relative_to(folder).as_posix() not in there:
                 file.unlink(missing_ok=True)
@@ -219,6 +221,56 @@ class Store:
             StoreError: it cannot be read.
         """
         return bytes(self._call("get_object", key)["Body"].read())
+
+    def version(self, key: str) -> tuple[str, str]:
+        """Return the ETag of one object, and the SHA-256 that it was pushed with, empty if it has none.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        head = self._call("head_object", key)
+        return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
+
+    def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
+        """Return the bytes from `start` to before `stop` of one object. Threads may share the store.
+
+        Args:
+            key: the object.
+            start, stop: offsets in bytes.
+            etag: version of the object (`version`); another one is not read.
+
+        Raises:
+            StoreError: it cannot be read, or was replaced, cut or removed.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        given = {"Bucket": self._bucket, "Key": self._object_key(key), "Range": f"bytes={start}-{stop - 1}", "IfMatch": etag}
+        data = b""
+        with self._one_line("get_object"):
+            for is_last in (False, True):
+                try:
+                    answer = self._range_client.get_object(**given)
+                except ClientError as error:
+                    if error.response["Error"]["Code"] in CHANGED:
+                        break
+                    raise
+                try:
+                    data = bytes(answer["Body"].read())
+                    break
+                except BotoCoreError:  # boto3 retries a request, but not a body that ends early
+                    if is_last:
+                        raise
+        if len(data) != stop - start:
+            raise StoreError(f"store {self.address}: {key} changed or gone; rerun the command, which pushes it again")
+        return data
+
+    @cached_property
+    def _range_client(self) -> Any:
+        """Client for small parts: a connection per thread, and timeouts below the time after which silent workers are replaced."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, read_timeout=15))
 
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
         """Fetch one object into `path`, which is replaced once the object is complete and matches its hash, if that is known.

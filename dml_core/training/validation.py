@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.data.store.info import read_info
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Batch, Indices, Loader, TestView
@@ -47,7 +47,9 @@ class Scorers(NamedTuple):
     curve: "_Curve | None"
 
 
-def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0) -> Scorers:
+def scorers(
+    folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0, source: EncodedImages | None = None
+) -> Scorers:
     """Return the scorers of a run's epochs.
 
     The oracle uses the protocol of the papers: every test image, and queries and gallery if the test set has them.
@@ -57,6 +59,7 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
         config: the run's configuration.
         device: this worker's device.
         num_loader_workers: processes that load images; 0 loads in this process.
+        source: source of the images; None for `images.arrow` in `folder`.
 
     Raises:
         ConfigError: the best epoch cannot be determined, because no image has another of its class to retrieve.
@@ -67,15 +70,15 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
     test_role = "query" if has_queries else "test"
 
     def on_test(max_images: float, metric: str) -> HeldOutRecall:
-        gallery = open_role(folder, "gallery", None) if has_queries else None
-        return HeldOutRecall(images, open_role(folder, test_role, None), config.transform, gallery, max_images, metric)
+        gallery = open_role(folder, "gallery", None, source) if has_queries else None
+        return HeldOutRecall(images, open_role(folder, test_role, None, source), config.transform, gallery, max_images, metric)
 
     if config.validation is not None:
-        held_out = HeldOutRecall(images, open_role(folder, "validation", config.validation), config.transform)
+        held_out = HeldOutRecall(images, open_role(folder, "validation", config.validation, source), config.transform)
     if "oracle" in config.keep_epochs:
         tested = on_test(math.inf, RECALL["oracle"])
     if config.recall_every_epochs is not None:
-        of_training = HeldOutRecall(images, open_role(folder, "train", config.validation), config.transform, metric=CURVE["train"])
+        of_training = HeldOutRecall(images, open_role(folder, "train", config.validation, source), config.transform, metric=CURVE["train"])
         curve = _Curve(of_training, on_test(MAX_IMAGES, CURVE["test"]))
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
         if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
@@ -130,6 +133,15 @@ class _Joined:
     def box(self, index: int) -> Box | None:
         dataset, own_index = self._find(index)
         return dataset.box(own_index)
+
+    def expect(self, indices: Indices) -> None:
+        """Pass on the indices, all of one dataset; none of them ends what any dataset expects."""
+        if len(indices) == 0:
+            for dataset in self.parts:
+                dataset.expect(indices)
+            return
+        number = bisect_right(self.starts, int(indices[0])) - 1
+        self.parts[number].expect(indices - self.starts[number])
 
     def _find(self, index: int) -> tuple[PackedDataset, int]:
         number = bisect_right(self.starts, index) - 1

@@ -76,6 +76,8 @@ class ScaleSpec(Config):
         checkpoint_every_minutes: age of the last checkpoint at which another is written; None for none.
         deterministic: use torch's deterministic algorithms, which are slower: two runs have equal bits on GPUs too, whose sums otherwise
             have no fixed order. A run with an operation that has none fails with its name.
+        image_cache_gb: with a store in a bucket, workers read single images from it, and each machine caches up to this many gigabytes of
+            them; None: each machine fetches whole datasets.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -87,6 +89,7 @@ class ScaleSpec(Config):
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=10.0, gt=0)
     deterministic: bool = False
+    image_cache_gb: float | None = Field(default=None, gt=0)
 
     @property
     def fewest_workers(self) -> int:

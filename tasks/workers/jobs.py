@@ -18,7 +18,7 @@ class Job:
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
         num_loader_workers: image-loading processes of each worker; set by the group that does the job.
-        checkpoint_every_steps, checkpoint_every_minutes, deterministic: as in `ScaleSpec`.
+        checkpoint_every_steps, checkpoint_every_minutes, deterministic, image_cache_gb: as in `ScaleSpec`.
     """
 
     step: str
@@ -33,6 +33,7 @@ class Job:
     checkpoint_every_steps: int | None = None
     checkpoint_every_minutes: float | None = None
     deterministic: bool = False
+    image_cache_gb: float | None = None
 
 
 @dataclass

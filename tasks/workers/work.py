@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dml_core.data.store.info import read_info
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.info import IMAGES_FILE, read_info
+from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.splits import open_role, save_split
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
@@ -24,6 +24,7 @@ from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, world_size
 from dml_core.training.pulse import patient
 from dml_core.training.validation import scorers
+from tasks.remote_images.reading import RemoteImages
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
@@ -55,15 +56,15 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
     store = _store(job.store, job.cache)
-    packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
-    dataset = open_role(packed, "train", validation)
+    (packed, source), validation = _dataset(job, store, local_rank), job.spec.training.validation
+    dataset = open_role(packed, "train", validation, source)
     with patient():
         folder = from_rank_zero(lambda: store.pull(job.train_key))
     taken_up = (folder / CHECKPOINT_FILE).exists()
     if validation is not None and rank() == 0:
         save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
-    epoch_scorers = scorers(packed, training, device, num_loaders)
+    epoch_scorers = scorers(packed, training, device, num_loaders, source)
     saving = Saving(
         job.checkpoint_every_steps,
         job.checkpoint_every_minutes,
@@ -86,8 +87,8 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         StoreError: the run's checkpoint is missing, damaged, or not of all its epochs.
     """
     store = _store(job.store, job.cache)
-    folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
-    roles = scored_datasets(folder, job.spec)
+    (folder, source), validation = _dataset(job, store, local_rank), job.spec.training.validation
+    roles = scored_datasets(folder, job.spec, source)
     with patient():
         weights, num_epochs = _trained_weights(job, store, device)
         store.pull(job.embed_key)  # this machine's cache may hold files of an earlier attempt
@@ -103,11 +104,11 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     return {}
 
 
-def scored_datasets(folder: Path, spec: RunSpec) -> dict[str, PackedDataset]:
-    """Return the images that a run is scored on, by role, from the folder of its packed dataset."""
+def scored_datasets(folder: Path, spec: RunSpec, source: EncodedImages | None = None) -> dict[str, PackedDataset]:
+    """Return the images that a run is scored on, by role, from the folder of its packed dataset or another source of its images."""
     role = spec.evaluation.role
     roles = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
-    return {role: open_role(folder, role, spec.training.validation) for role in roles}
+    return {role: open_role(folder, role, spec.training.validation, source) for role in roles}
 
 
 @cache
@@ -139,16 +140,21 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
     return state_from_rank_zero(weights, device, lambda _, whole: whole), num_epochs
 
 
-def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:
-    """Return the packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
+def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImages | None]:
+    """Return the folder of the packed data on this machine, and the source of its images if they stay in the bucket.
+
+    The folder is the driver's own one, or fetched from a remote store once per machine.
+    """
     if not store.is_remote:
-        return Path(job.dataset_folder)
+        return Path(job.dataset_folder), None
+    cache_gb = job.image_cache_gb
     with patient():
         if local_rank == 0:
-            store.pull(job.dataset_key)
+            store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
         if world_size() > 1:
             dist.barrier()
-    return store.folder(job.dataset_key)
+    images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)
+    return store.folder(job.dataset_key), images
 
 
 WORK: dict[str, Work] = {"train": train, "embed": embed}

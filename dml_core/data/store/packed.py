@@ -1,11 +1,13 @@
 """One role of a packed dataset, as images, labels and boxes.
 
-The Arrow file is memory-mapped: all workers of a machine share one copy in the page cache, and opening it reads nothing.
+The Arrow file is memory-mapped: all workers of a machine share one copy in the page cache, and opening it reads nothing. A dataset whose
+file is elsewhere reads its images through `EncodedImages`.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,23 @@ _COMPARED_ROLES = ("query", "gallery")
 _KEPT_BYTES = 64 * 2**20
 
 
+class EncodedImages(Protocol):
+    """Source of a packed dataset's images that are not in its folder. An image's position is its row in `images.arrow`.
+
+    It pickles, and works in forked processes.
+    """
+
+    def read(self, position: int) -> bytes:
+        """Return an encoded image.
+
+        Raises:
+            DmlError: it cannot be read, or its bytes are not the original ones.
+        """
+
+    def expect(self, positions: Iterable[int]) -> None:
+        """Start to fetch the images that are read next, the first ones first, and forget all others."""
+
+
 class PackedDataset:
     """The images of one role, in packing order.
 
@@ -32,13 +51,14 @@ class PackedDataset:
         folder: folder written by `prepare`.
         role: "train", "test", "query" or "gallery".
         classes: names of the role's classes to keep (for a validation split); None keeps all.
+        source: source of the images; None for `images.arrow` in `folder`.
 
     Raises:
         DataError: no prepared dataset in `folder`.
         ConfigError: the dataset has no such role, or the role no such class.
     """
 
-    def __init__(self, folder: Path, role: str, classes: tuple[str, ...] | None = None) -> None:
+    def __init__(self, folder: Path, role: str, classes: tuple[str, ...] | None = None, source: EncodedImages | None = None) -> None:
         info = read_info(folder)
         if role not in info.roles:
             raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(info.roles)})")
@@ -46,6 +66,7 @@ class PackedDataset:
         self.folder = folder
         self.role = role
         self.classes = classes
+        self.source = source
         self._decoded: dict[int, Tensor] = {}
         self._num_decoded_bytes = 0
 
@@ -53,7 +74,7 @@ class PackedDataset:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        arguments = {"folder": self.folder, "role": self.role, "classes": self.classes}
+        arguments = {"folder": self.folder, "role": self.role, "classes": self.classes, "source": self.source}
         return {**arguments, "_decode": self._decode, "_decoded": {}, "_num_decoded_bytes": 0}
 
     @cached_property
@@ -75,8 +96,14 @@ class PackedDataset:
 
     def raw_bytes(self, index: int) -> bytes:
         """Return the encoded image as in the raw dataset."""
-        data: bytes = self._images[int(self._positions[index])].as_py()
+        position = int(self._positions[index])
+        data: bytes = self._images[position].as_py() if self.source is None else self.source.read(position)
         return data
+
+    def expect(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Let a source elsewhere fetch the images that are needed next, the first ones first, and forget all others."""
+        if self.source is not None:
+            self.source.expect(int(self._positions[index]) for index in indices.tolist() if index not in self._decoded)
 
     def image(self, index: int) -> Tensor:
         """Return the image, uint8 (3, height, width), RGB, read-only. The user's own images are upright by their EXIF orientation.

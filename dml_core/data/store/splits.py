@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dml_core.data.store.info import read_info
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
 from dml_core.errors import StoreError
 from dml_core.files import writing
@@ -26,16 +26,22 @@ def split_classes(folder: Path, config: ValidationConfig) -> dict[str, tuple[str
     }
 
 
-def open_role(folder: Path, role: str, validation: ValidationConfig | None) -> PackedDataset:
+def open_role(folder: Path, role: str, validation: ValidationConfig | None, source: EncodedImages | None = None) -> PackedDataset:
     """Open one role of a packed dataset for a run: "train" without the held-out classes, "validation" with only those.
+
+    Args:
+        folder: folder of the packed dataset.
+        role: role of the dataset, or "validation".
+        validation: the run's validation split, None without one.
+        source: source of the images; None for `images.arrow` in `folder`.
 
     Raises:
         DataError: no prepared dataset in `folder`.
         ConfigError: it has no such role, or too few classes to hold some out.
     """
     if validation is None or role not in ("train", "validation"):
-        return PackedDataset(folder, role)
-    return PackedDataset(folder, "train", split_classes(folder, validation)[role])
+        return PackedDataset(folder, role, source=source)
+    return PackedDataset(folder, "train", split_classes(folder, validation)[role], source)
 
 
 def save_split(packed: Path, validation: ValidationConfig, folder: Path) -> None:

@@ -23,6 +23,7 @@ from dml_core.errors import ConfigError, DmlError
 
 CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+_AHEAD_IMAGES = 256  # images of following batches that a dataset may fetch while one is made
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
 Loaded = tuple[Tensor | EncodedBatch, Indices]
@@ -36,6 +37,9 @@ class ImageSource(Protocol):
 
     def box(self, index: int) -> Box | None:
         """Return the box (left, top, right, bottom), or None."""
+
+    def expect(self, indices: Indices) -> None:
+        """Learn which images are needed next; a dataset that has them here does nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Loader:
         self._dataset = dataset
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._tasks: list[_Task] = []
+        self._num_processes = max(1, num_loader_workers)
         # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
         self._loader: DataLoader[Any] | None = DataLoader(
             _Batches(dataset),
@@ -126,17 +131,24 @@ class Loader:
         """
         assert self._loader is not None, "closed"
         copies = [np.zeros_like(batch) for batch in batches] if copies is None else copies
-        self._tasks[:] = [(view, indices, again) for indices, again in zip(batches, copies, strict=True)]
+        self._tasks[:] = [
+            (view, indices, again, _following(batches, number, self._num_processes))
+            for number, (indices, again) in enumerate(zip(batches, copies, strict=True))
+        ]
         loaded, move = map(_whole, self._loader), partial(self._on_device, view)
         scaling = view.config.scaling
-        if self._stream is None:
-            yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in map(move, loaded))
-        else:
-            yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(loaded, move, self._stream))
+        try:
+            if self._stream is None:
+                yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in map(move, loaded))
+            else:
+                yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(loaded, move, self._stream))
+        finally:
+            self._dataset.expect(np.empty(0, np.int64))
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the processes, and what the dataset fetches ahead."""
         self._loader = None
+        self._dataset.expect(np.empty(0, np.int64))
 
     def _on_device(self, view: View, loaded: Loaded) -> Batch:
         """Return a batch's pixels on the device; JPEGs that were only read are decoded there."""
@@ -146,6 +158,18 @@ class Loader:
         assert isinstance(self._dataset, EncodedSource)
         decoded = decode_batch(images, self._dataset, self.device)
         return _stacked(map(view, decoded, images.boxes, images.indices, images.copies), len(indices)), indices
+
+
+def _following(batches: Sequence[Indices], number: int, num_processes: int) -> tuple[Indices, ...]:
+    """Return the batches that a process makes after batch `number`, as processes take turns: the next one, and more up to a limit."""
+    following: list[Indices] = []
+    num_images = 0
+    for later in range(number + num_processes, len(batches), num_processes):
+        num_images += len(batches[later])
+        if following and num_images > _AHEAD_IMAGES:
+            break
+        following.append(batches[later])
+    return tuple(following)
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -191,7 +215,7 @@ def _arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
     return batch
 
 
-_Task = tuple[View, Indices, Indices]
+_Task = tuple[View, Indices, Indices, tuple[Indices, ...]]
 
 
 class _Batches(Dataset[Any]):
@@ -204,8 +228,10 @@ class _Batches(Dataset[Any]):
         self.dataset = dataset
 
     def __getitem__(self, task: _Task) -> Loaded | DmlError:
+        view, indices, copies, following = task
         try:
-            return self._batch(*task)
+            self.dataset.expect(np.concatenate([indices, *following]))
+            return self._batch(view, indices, copies)
         except DmlError as error:
             return error
 

@@ -77,6 +77,9 @@ class Counted:
     def box(self, index: int) -> None:
         return None
 
+    def expect(self, indices: np.ndarray) -> None:
+        pass
+
 
 def test_loader_processes_live_from_epoch_to_epoch_and_end_with_the_loader(packed_synthetic: Path) -> None:
     loader = Loader(Counted(packed_synthetic), num_loader_workers=2)

@@ -1,0 +1,143 @@
+"""Training and embedding with images read from a bucket: the bytes of a run on whole datasets, within the cache's bound, also if killed."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml_core.data.store.info import IMAGES_FILE
+from dml_core.errors import StoreError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.history import HISTORY_FILE
+from tasks.remote_images.cache import LOCK
+from tasks.remote_images.reading import CACHE_FOLDER, GB, push_ranges
+from tasks.runs.specs import RunSpec
+from tasks.storage import Store
+from tasks.workers import work
+from tasks.workers.jobs import Job
+from tests.conftest import small_training
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+KEY, BOUND = "data/x", 10_000  # bytes; the dataset has 72 images of about 1,400
+VALIDATED = {"validation": {"share": 0.5}, "keep_epochs": ("best_validation",), "recall_every_epochs": 1}
+
+
+@pytest.fixture
+def job(packed: Path, tmp_path: Path, s3_bucket: str) -> Job:
+    """A run in a bucket to which the driver has pushed its dataset, on a machine that has nothing yet."""
+    address = f"s3://{s3_bucket}/store"
+    driver = Store(address, tmp_path / "driver")
+    driver.push_folder(packed, KEY)
+    push_ranges(driver, packed, KEY)
+    spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
+    return Job("train", spec, KEY, str(packed), "train/x", "embed/x", address, str(tmp_path / "machine"), image_cache_gb=BOUND / GB)
+
+
+def local(job: Job, folder: Path) -> Job:
+    """Return the same run on a folder store, which reads the local dataset."""
+    return replace(job, store=str(folder), image_cache_gb=None)
+
+
+def left_by(folder: Path, names: tuple[str, ...] = (CHECKPOINT_FILE, HISTORY_FILE)) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in names]
+
+
+@contextmanager
+def sampled(machine: Path) -> Iterator[list[int]]:
+    """Collect the bytes of the cache during the body, and check that the whole images are never on the machine."""
+    sizes, over = [], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.001):
+            files = [path for path in (machine / CACHE_FOLDER).glob("*/*") if path.name != LOCK]
+            sizes.append(sum(path.stat().st_size for path in files))
+            assert not list(machine.rglob(IMAGES_FILE))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 2])
+def test_a_run_ends_in_the_bytes_of_one_on_whole_datasets_and_its_cache_stays_within_its_bound(
+    job: Job, packed: Path, tmp_path: Path, num_loader_workers: int
+) -> None:
+    assert (packed / IMAGES_FILE).stat().st_size > 5 * BOUND
+    spec = job.spec.model_copy(update={"training": small_training(**VALIDATED)})
+    job = replace(job, spec=spec, num_loader_workers=num_loader_workers)
+    with sampled(tmp_path / "machine") as sizes:
+        work.train(job, CPU, lambda message: None)
+        work.embed(job, CPU, lambda message: None)
+    assert BOUND / 2 < max(sizes) <= BOUND
+    work.train(local(job, tmp_path / "local"), CPU, lambda message: None)
+    work.embed(local(job, tmp_path / "local"), CPU, lambda message: None)
+    found = Store(job.store, tmp_path / "another")
+    assert left_by(found.pull("train/x")) == left_by(tmp_path / "local/train/x")
+    names = tuple(path.name for path in (tmp_path / "local/embed/x").iterdir())
+    assert len(names) >= 3
+    assert left_by(found.pull("embed/x"), names) == left_by(tmp_path / "local/embed/x", names)
+
+
+def test_whole_images_of_an_earlier_run_give_their_room_back(job: Job, tmp_path: Path) -> None:
+    work.train(replace(job, train_key="train/whole", image_cache_gb=None), CPU, lambda message: None)
+    assert list((tmp_path / "machine").rglob(IMAGES_FILE))
+    work.train(job, CPU, lambda message: None)
+    assert not list((tmp_path / "machine").rglob(IMAGES_FILE))
+
+
+def test_an_image_that_is_damaged_in_the_bucket_ends_the_run_in_one_line_and_is_not_trained_on(
+    job: Job, packed: Path, tmp_path: Path
+) -> None:
+    store, name = Store(job.store, tmp_path / "driver"), f"{KEY}/{IMAGES_FILE}"
+    data = bytearray((packed / IMAGES_FILE).read_bytes())
+    data[len(data) // 3] ^= 1
+    store._call("put_object", name, Body=bytes(data), Metadata={"sha256": store.version(name)[1]})
+    with pytest.raises(StoreError, match=r"image \d+ of data/x/images.arrow is damaged; remove the object and rerun") as raised:
+        work.train(job, CPU, lambda message: None)
+    assert "\n" not in str(raised.value)
+    assert load_checkpoint(store.pull("train/x")) is None
+
+
+def killed_after(job: Job, num_steps: int) -> None:
+    """Train until a step in the middle of an epoch, and end by kill -9."""
+    torch.set_num_threads(1)
+    asked: list[int] = []
+
+    def stop_wanted() -> bool:
+        asked.append(1)
+        if len(asked) == num_steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    writing.LOOK_SECONDS = 0.0
+    work.train(job, CPU, lambda message: None, stop_wanted=stop_wanted)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_the_middle_of_an_epoch_ends_in_the_same_bytes(job: Job, tmp_path: Path) -> None:
+    job = replace(job, checkpoint_every_steps=1)
+    process = multiprocessing.get_context("spawn").Process(target=killed_after, args=(job, 9))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    state = load_checkpoint(Store(job.store, tmp_path / "driver").pull("train/x"))
+    assert state is not None
+    assert (state["num_epochs_done"], len(state["under_way"]["rows"]) > 0) == (1, True)
+    facts = work.train(job, CPU, lambda message: None)
+    assert facts["taken_up"]
+    work.train(local(job, tmp_path / "local"), CPU, lambda message: None)
+    assert left_by(Store(job.store, tmp_path / "another").pull("train/x")) == left_by(tmp_path / "local/train/x")
