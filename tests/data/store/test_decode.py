@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from dml_core.data.prepare import pack
 from dml_core.data.registry import DATASETS, dataset_class
-from dml_core.data.store.decode import ORIENTATION_TAG, decode_rgb, decode_upright
+from dml_core.data.store.decode import ORIENTATION_TAG, decode_rgb, decode_upright, for_nvjpeg
 from dml_core.data.store.info import OWN_READERS
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.resized import resized
@@ -141,6 +141,26 @@ def test_an_image_that_would_take_gigabytes_is_refused_by_its_header(name: str, 
         monkeypatch.setattr(f"dml_core.data.store.decode.{decoder}", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(ValueError, match=r"^(of [^\n]* pixels|not an image)[^\n]*$"):
         decode_rgb(BOMBS[name])
+
+
+@pytest.mark.parametrize("own_image", [False, True])
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_is_refused_is_not_sent_to_a_device(name: str, own_image: bool) -> None:
+    assert for_nvjpeg(BOMBS[name], own_image) is None
+
+
+@pytest.mark.parametrize(("place", "values"), [(1, (0xC2, 0xC0, 0xC3, 0xC9, 0xCA)), (4, (8, 12)), (9, (3, 1, 2, 4))])
+def test_only_jpegs_of_nvjpeg_s_kinds_are_sent_to_a_device(place: int, values: tuple[int, ...]) -> None:
+    """By the frame header: Huffman codes (C0 to C2), 8 bits, one or three components."""
+    data = bytearray(photograph("JPEG", 6))
+    at = data.index(b"\xff\xc0")
+    sent = []
+    for value in values:
+        data[at + place] = value
+        found = for_nvjpeg(bytes(data), own_image=False)
+        assert found is None or (found[0].numpy().tobytes(), found[1]) == (data, 1)
+        sent.append(found is not None)
+    assert sent == [value in {1: (0xC0, 0xC2), 4: (8,), 9: (1, 3)}[place] for value in values]
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"\xff\xc0 no frame" * 30}, {"icc_profile": b"\xff" * 70_000}])

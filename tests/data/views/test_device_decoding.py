@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,18 @@ def test_what_only_nvjpeg_refuses_is_named_and_another_fault_is_raised(datasets:
     monkeypatch.setattr(device_decoding, "decode_jpeg", fail)
     with pytest.raises(RuntimeError, match=r"^CUDA error$"):
         decode_batch(batch, dataset, CPU)
+
+
+def test_nvjpeg_starts_when_its_caller_s_stream_is_idle(datasets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it overwrites memory that is still read. The order of calls, without a GPU."""
+    calls: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: calls.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    decoded = [torch.zeros(3, 2, 2, dtype=torch.uint8)] * 2
+    monkeypatch.setattr(device_decoding, "decode_jpeg", lambda jpegs, mode, device: calls.append(f"decode on {device}") or decoded)
+    dataset = PackedDataset(datasets["published"], "train")
+    decode_batch(read_encoded(dataset, [0, 1], [0, 0]), dataset, torch.device("cuda:1"))
+    assert calls == ["wait", "decode on cuda:1"]
 
 
 @pytest.mark.gpu
