@@ -5,8 +5,8 @@
 The images are JPEGs of 30 to 100 KB. A server in another process answers requests for byte ranges as S3 does, with 0 and with 50 ms of
 latency. It is small because moto's takes 40 ms per request; it neither authenticates nor encrypts. Each epoch draws every image once, in
 random order. A cold cache is empty and takes all images; a warm one has all; a quarter is a bound of a quarter of the images, in the
-second epoch. Without look-ahead is the first epoch again, in which a batch is requested when it is needed. CPU time is this process's, which
-other work on the machine hardly changes; with loader processes it is theirs, and not shown.
+second epoch. Without look-ahead is the first epoch again, in which a batch is requested when it is needed. CPU time is this process's,
+which other work on the machine hardly changes; with loader processes it is theirs, and not shown.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A whole run whose store is S3: both workers' files are there, and another machine's driver can use them."""
+"""Whole runs whose store is S3: workers' files are there, another machine's driver can use them, and images may stay there."""
 
 from pathlib import Path
 
@@ -27,3 +27,24 @@ def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket:
         (project.root / "state/cache" / name).rename(tmp_path / name)
     again = project.run("dml", "run", "synthetic", "softtriple", **store)
     assert [line for line in again.splitlines() if line.endswith(": reused")] == ["train: reused", "embed: reused", "evaluate: reused"]
+
+
+def test_images_that_stay_in_the_bucket_change_nothing(tmp_path: Path, s3_bucket: str) -> None:
+    project = make_project(tmp_path / "project", ("softtriple",))
+    bound = 30_000
+    project.change(scale={"num_workers": 2, "image_cache_gb": bound / 10**9})
+    project.run("dml", "run", "synthetic", "softtriple", DML_STORE=f"s3://{s3_bucket}/team")
+    names = [entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="team/data/")["Contents"]]
+    assert sorted(Path(name).name for name in names) == ["dataset.json", "images.arrow", "manifest.parquet", "ranges.npy"]
+    cache = project.root / "state/cache"
+    assert not list(cache.rglob("images.arrow"))
+    assert (
+        bound / 2 < sum(path.stat().st_size for path in (cache / "images").rglob("*") if path.is_file() and path.name != ".lock") <= bound
+    )
+
+    project.run("dml", "run", "synthetic", "softtriple", DML_STORE=str(tmp_path / "folder"))
+    checkpoints = list((tmp_path / "folder/train").glob("*/checkpoint.pt"))
+    assert len(checkpoints) == 1
+    for name in ("checkpoint.pt", "history.jsonl"):
+        path = checkpoints[0].with_name(name)
+        assert (cache / "train" / path.parent.name / name).read_bytes() == path.read_bytes()

@@ -1,6 +1,8 @@
 """Both kinds of store: a folder, and S3 over HTTP."""
 
 import os
+import socket
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -261,3 +263,34 @@ def _breaks_off(Fileobj: IO[bytes], **_: Any) -> None:
 
     Fileobj.write(b"the first part")
     raise RetriesExceededError(OSError("connection reset"))
+
+
+class CutsBodies:
+    """An HTTP server that ends the connection in the middle of the first bodies."""
+
+    def __init__(self, num_cut: int) -> None:
+        self._num_left, self._server = num_cut, socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            caller, _ = self._server.accept()
+            with caller:
+                caller.recv(65536)
+                body = b"0123456789"[: 5 if self._num_left else 10]
+                caller.sendall(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nConnection: close\r\n\r\n" + body)
+                self._num_left -= 1
+
+
+@pytest.mark.parametrize("num_cut", [1, 2])
+def test_a_range_whose_body_ends_early_is_requested_once_more(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, num_cut: int
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", CutsBodies(num_cut).address)
+    store = Store(address, tmp_path)
+    if num_cut == 1:
+        assert store.read_range("x", 20, 30, '"etag"') == b"0123456789"
+    else:
+        with pytest.raises(StoreError, match=r"get_object failed \(.*\); check the bucket"):
+            store.read_range("x", 20, 30, '"etag"')

@@ -1,5 +1,6 @@
 """Images read from a bucket over HTTP: the packed bytes in every process, fetched ahead, and no other bytes."""
 
+import os
 import pickle
 import threading
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
@@ -35,7 +37,7 @@ class Bucket:
     def __init__(self, packed: Path, address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.packed, self.address, self.store = packed, address, Store(address, cache)
         self.requests: list[tuple[int, int]] = []
-        self.before_request: Callable[[], None] = lambda: None
+        self.before_request: Callable[[], object] = lambda: None
         read_range = Store.read_range
 
         def counted(store: Store, key: str, start: int, stop: int, etag: str) -> bytes:
@@ -126,6 +128,21 @@ def test_a_spawned_process_opens_its_own_connections(bucket: Bucket) -> None:
         assert pool.submit(dataset.raw_bytes, 3).result() == expected
 
 
+@pytest.mark.usefixtures("apart")
+def test_a_forked_process_waits_for_no_request_of_its_parent(bucket: Bucket) -> None:
+    images, parent, answered = bucket.images(), os.getpid(), threading.Event()
+    bucket.before_request = lambda: os.getpid() != parent or answered.wait(60)
+    images.expect([3])
+    child = get_context("fork").Process(target=images.read, args=(3,))
+    child.start()
+    child.join(30)
+    code = child.exitcode
+    child.kill()
+    answered.set()
+    images.expect([])
+    assert code == 0
+
+
 def test_a_cached_image_is_requested_once_and_images_in_sequence_together(bucket: Bucket) -> None:
     images = bucket.images(EVERYTHING)
     images.expect(range(36))
@@ -207,9 +224,7 @@ def test_a_dataset_that_was_pushed_without_ranges_gets_them(bucket: Bucket) -> N
         bucket.images().read(0)
     bucket.push()
     assert bucket.images().read(0) == PackedDataset(bucket.packed, "train").raw_bytes(0)
-    written = boto3.client("s3").head_object(**name)["LastModified"]
-    bucket.push()
-    assert boto3.client("s3").head_object(**name)["LastModified"] == written
+    push_ranges(bucket.store, Path("/nowhere"), KEY)  # nothing is read if they are there
 
 
 @pytest.mark.parametrize("num_loader_workers", [0, 2])
@@ -256,6 +271,18 @@ def test_a_damaged_image_in_the_cache_is_fetched_again(bucket: Bucket) -> None:
     images = bucket.images(EVERYTHING)
     assert images.read(5) == expected
     assert images.read(5) == expected
+    assert len(bucket.requests) == 2
+
+
+def test_bytes_that_are_damaged_on_their_way_are_requested_again(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_range = Store.read_range
+
+    def damaged_once(*arguments: Any) -> bytes:
+        data = read_range(*arguments)
+        return bytes(len(data)) if len(bucket.requests) == 1 else data
+
+    monkeypatch.setattr(Store, "read_range", damaged_once)
+    assert bucket.images().read(5) == PackedDataset(bucket.packed, "train").raw_bytes(5)
     assert len(bucket.requests) == 2
 
 
