@@ -232,7 +232,7 @@ class Store:
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
     def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Return the bytes from `start` to before `stop` of one object. Threads may share the store.
+        """Return the bytes from `start` to before `stop` of one object. Threads may share the store once it has its `range_client`.
 
         Args:
             key: the object.
@@ -249,7 +249,7 @@ class Store:
         with self._one_line("get_object"):
             for is_last in (False, True):
                 try:
-                    answer = self._range_client.get_object(**given)
+                    answer = self.range_client.get_object(**given)
                 except ClientError as error:
                     if error.response["Error"]["Code"] in CHANGED:
                         break
@@ -265,8 +265,8 @@ class Store:
         return data
 
     @cached_property
-    def _range_client(self) -> Any:
-        """Client for small parts: a connection per thread, and timeouts below the time after which silent workers are replaced."""
+    def range_client(self) -> Any:
+        """Client of `read_range`: a connection per thread, and timeouts below the time after which silent workers are replaced."""
         import boto3
         from botocore.config import Config
 
