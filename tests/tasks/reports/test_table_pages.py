@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
 from tasks.environment import Project
@@ -167,6 +168,28 @@ def test_a_figure_s_pictures_are_on_the_page_and_a_table_s_in_opened_rows(table_
     assert [caption.text.split(",")[0] for caption in run.all("figcaption")] == ["loss over epochs", "retrieval gallery"]
     assert len(page.all("img")) == len(html.all("img")), "none is carried twice"
     assert not html.all("section", "measured-figure")
+
+
+def test_a_table_of_the_project_says_nothing_of_published_values(table_project: "tuple[Project, Params]", html: Element) -> None:
+    project, params = table_project
+    row = {key: TABLE["rows"]["softtriple"][key] for key in ("label", "kind", "variants")}
+    own = {"title": "Own", "states": "", "columns": TABLE["columns"], "rows": {"softtriple": {**row, "published": [None] * 6}}}
+    path = project.root / "tables" / "project" / "own.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(own))
+    result = load_result(project, NAME)
+    runs = tuple(run for run in result.runs if run.row == "softtriple")
+    save_result(project, result.model_copy(update={"name": "project/own", "runs": runs}))
+    try:
+        page = read(write_site(project, params, ["project/own"])[0].html.read_text())
+    finally:
+        shutil.rmtree(path.parent)
+        write_site(project, params, [NAME])  # restores the index for the other tests
+    assert "published" not in page.all("details", "legend")[0].text
+    assert "published" in html.all("details", "legend")[0].text
+    assert not page.all("span", "kind")
+    assert "dot and bar: mean and 95 % interval" in page.all("details", "legend")[0].text
+    assert all("hidden" in part.attributes for part in page.all("div", "toolbar")[0].all() if part.tag in ("label", "select"))
 
 
 def test_the_page_and_the_index_load_nothing(page: TablePage) -> None:
