@@ -125,6 +125,9 @@ def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
         def box(self, index: int) -> tuple[float, float, float, float]:
             return (10.5, 5.0, 70.2, 55.0)
 
+        def expect(self, indices: np.ndarray) -> None:
+            """They are here."""
+
     batch = np.array([2, 0, 1, 2])
     copies = [np.array([0, 0, 0, 1])]
     ((trained, _),) = batches_module.Loader(Images()).batches([batch], batches_module.TrainView(views, 1, 2), copies)

@@ -96,8 +96,8 @@ def leaked_test_classes(project: Project, monkeypatch: pytest.MonkeyPatch) -> No
     """Train on the test images: the scores are too good."""
     opened = packed.PackedDataset.__init__
 
-    def init(self: packed.PackedDataset, folder: Path, role: str, classes: Any = None) -> None:
-        opened(self, folder, "test" if role == "train" else role, classes)
+    def init(self: packed.PackedDataset, folder: Path, role: str, *more: Any, **named: Any) -> None:
+        opened(self, folder, "test" if role == "train" else role, *more, **named)
 
     monkeypatch.setattr(packed.PackedDataset, "__init__", init)
 
