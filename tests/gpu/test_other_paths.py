@@ -14,7 +14,8 @@ from dml_core.evaluation.retrieval.tiles import Side, tile
 from dml_core.losses import selection
 from dml_core.losses.registry import LOSSES, build_loss, loss_class
 from dml_core.losses.selection import mean_where, variance_where
-from tests.gpu.test_waiting import BATCHES, CASES, DIM, LABELS, META, NUM_CLASSES, NUM_IMAGES
+from dml_core.models.backbones.registry import BACKBONES
+from tests.gpu.test_waiting import BATCHES, CASES, DIM, LABELS, META, NUM_CLASSES, NUM_IMAGES, PARTS, model, side_of
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -92,3 +93,15 @@ def test_no_forward_pass_mixes_devices(name: str) -> None:
             embeddings_ND = torch.zeros(NUM_IMAGES, dim)
             labels_N = torch.zeros(NUM_IMAGES, dtype=torch.int64)
         assert loss(embeddings_ND, labels_N).total.device.type == "cuda"
+
+
+NETWORKS = [*(({}, name) for name in BACKBONES), *((changes, "small_cnn") for changes in PARTS)]
+
+
+@pytest.mark.parametrize(("changes", "backbone"), NETWORKS, ids=str)
+def test_no_network_mixes_devices(changes: dict[str, Any], backbone: str) -> None:
+    network = model(changes, backbone)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        network.load_state_dict({name: torch.empty_like(value, device="cuda") for name, value in network.state_dict().items()}, assign=True)
+        batch = torch.zeros(2, 3, side_of(backbone), side_of(backbone), device="cuda")
+        assert network(batch).device.type == network.eval().embed(batch).device.type == "cuda"

@@ -100,6 +100,10 @@ def test_a_memory_of_earlier_batches_does_not_wait(name: str) -> None:
     assert waits_of(steps) == {}
 
 
+def side_of(backbone: str) -> int:
+    return 28 if backbone.startswith("lenet") or backbone == "five_layer_cnn" else 64 if backbone == "small_cnn" else 224
+
+
 def model(changes: dict[str, Any], backbone: str = "small_cnn") -> Embedder:
     width = {"width": 8} if backbone == "small_cnn" else {}
     config = parse(ModelConfig, {"backbone": {"name": backbone} | width} | changes, "test")
@@ -131,8 +135,7 @@ def test_no_head_or_pooling_waits_in_training_or_serving(changes: dict[str, Any]
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_no_backbone_waits_in_training_or_serving(name: str) -> None:
-    side = 28 if name.startswith("lenet") or name == "five_layer_cnn" else 64 if name == "small_cnn" else 224
-    network, batch = model({}, name), images(side)
+    network, batch = model({}, name), images(side_of(name))
     assert waits_of(lambda: network(batch).sum().backward()) == {}
     with torch.no_grad():
         assert waits_of(lambda: network.eval().embed(batch)) == {}
