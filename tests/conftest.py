@@ -21,8 +21,17 @@ from dml_core.data.registry import materialise
 from dml_core.training.config import TrainingConfig
 from tests.skips import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks of every run
 
-# A forked process exits with code 1 if a flow has run in its parent: Prefect's exit handlers expect threads that it does not have.
-os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
+
+def _forget_exit_handlers() -> None:
+    """Keep only the handler that ends thread pools, for which a forked process would wait.
+
+    A forked process exits with code 1 if a flow has run in its parent: Prefect's exit handlers expect threads that it does not have.
+    """
+    handlers = threading._threading_atexits  # type: ignore[attr-defined]
+    handlers[:] = [handler for handler in handlers if handler.func.__module__ == "concurrent.futures.thread"]
+
+
+os.register_at_fork(after_in_child=_forget_exit_handlers)
 
 # moto's server would otherwise write all its requests to the stderr of the test with the first one, which is closed in the next test.
 logging.getLogger("werkzeug").addHandler(logging.NullHandler())

@@ -46,6 +46,12 @@ class Scorers(NamedTuple):
     tested: "HeldOutRecall | None"
     curve: "_Curve | None"
 
+    def close(self) -> None:
+        """End the processes that load images."""
+        for scorer in (self.held_out, self.tested, None if self.curve is None else self.curve.training):
+            if scorer is not None:
+                scorer.images.close()
+
 
 def scorers(
     folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0, source: EncodedImages | None = None
@@ -109,9 +115,13 @@ class ScoredImages:
         start = self._datasets.starts[self._datasets.parts.index(dataset)]
         return self._loader.batches([start + batch for batch in batches], view)
 
+    def close(self) -> None:
+        """End the processes that load images."""
+        self._loader.close()
+
     @cached_property
     def _loader(self) -> Loader:
-        """Loader whose processes persist over epochs and end with these images."""
+        """Loader whose processes persist over epochs."""
         return Loader(self._datasets, self._num_loader_workers, self.device)
 
 

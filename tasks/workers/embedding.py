@@ -4,6 +4,7 @@ The rows of a role are split into shards whose size depends only on the number o
 shard images pass through the network in fixed batches, so every number of workers writes the same bytes.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,14 @@ def extract(
         folder.mkdir(parents=True, exist_ok=True)
         for role, dataset in roles.items():
             rows_of = shard_ranges(role, len(dataset), shard_rows(len(dataset)))
-            loader = Loader(dataset, num_loader_workers, device)
-            for name, rows in [*rows_of.items()][rank() :: world_size()]:
-                batches = np.split(np.arange(rows.start, rows.stop), range(BATCH_SIZE, len(rows), BATCH_SIZE))
-                outputs = []
-                for images, _ in loader.batches(batches, TestView(transform)):
-                    outputs.append(model.embed(images).float().cpu().numpy())
-                    beat()
-                save_array(folder / name, np.concatenate(outputs))
+            with closing(Loader(dataset, num_loader_workers, device)) as loader:
+                for name, rows in [*rows_of.items()][rank() :: world_size()]:
+                    batches = np.split(np.arange(rows.start, rows.stop), range(BATCH_SIZE, len(rows), BATCH_SIZE))
+                    outputs = []
+                    for images, _ in loader.batches(batches, TestView(transform)):
+                        outputs.append(model.embed(images).float().cpu().numpy())
+                        beat()
+                    save_array(folder / name, np.concatenate(outputs))
             labels = f"{role}-labels.npy"
             if rank() == 0:
                 save_array(folder / labels, dataset.labels)

@@ -74,6 +74,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     )
     with stopping.training():
         system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), *epoch_scorers, saving)
+    epoch_scorers.close()
     with patient():
         if rank() == 0:
             store.push(job.train_key)

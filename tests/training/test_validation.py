@@ -138,6 +138,8 @@ def test_the_scorers_of_a_run_share_their_loader_processes(packed: Path) -> None
     assert [scorer(model) for scorer in watched] == alone
     assert len({*alone[0], *alone[1], *alone[2]}) == 4
     assert len(set(multiprocessing.active_children()) - before) == 1
+    watched.close()
+    assert set(multiprocessing.active_children()) == before
 
 
 def score_in_parts(rank: int, packed: Path, folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dml_core.data.store.rows import Box
 from dml_core.data.views.device_decoding import EncodedBatch, EncodedSource, decode_batch, read_encoded
@@ -147,6 +148,8 @@ class Loader:
 
     def close(self) -> None:
         """Stop the processes, and what the dataset fetches ahead."""
+        if self._loader is not None and isinstance(self._loader._iterator, _MultiProcessingDataLoaderIter):
+            self._loader._iterator._shutdown_workers()  # a garbage collection, at any later time, would wait 5 s for each of them
         self._loader = None
         self._dataset.expect(np.empty(0, np.int64))
 

@@ -239,10 +239,12 @@ def test_an_object_that_changes_during_an_epoch_ends_it_in_one_line(bucket: Buck
         boto3.client("s3").delete_object(Bucket=bucket.address.split("/")[2], Key=f"store/{KEY}/{IMAGES_FILE}")
     else:
         bucket.replace(data[: len(data) // 2] if fault == "cut" else bytes(len(data)))
-    loaded = Loader(dataset, num_loader_workers).batches(BATCHES, VIEW)
+    loader = Loader(dataset, num_loader_workers)
     with pytest.raises(StoreError, match=rf"store s3://.*/{IMAGES_FILE} changed or gone; rerun the command") as raised:
-        next(loaded)
+        next(loader.batches(BATCHES, VIEW))
     assert "\n" not in str(raised.value)
+    if num_loader_workers:
+        loader._loader._iterator._shutdown_workers()  # garbage collection, in a later test, would wait 5 s for each process
 
 
 @pytest.mark.parametrize("fault", ["other images", "cut", "one byte"])
