@@ -85,9 +85,11 @@ class ImageCache:
             logger.warning("%s: further images are not cached (%s)", self._folder, getattr(error, "strerror", None) or error)
 
     def _place(self, position: int) -> int:
+        """Return an image's place in `images` plus 1; 0 if it is not there, or its entry is damaged."""
         if self._index is None:
             return 0
-        return int.from_bytes(os.pread(self._index, ENTRY_BYTES, ENTRY_BYTES * position), "little")
+        place = int.from_bytes(os.pread(self._index, ENTRY_BYTES, ENTRY_BYTES * position), "little")
+        return place if place <= os.fstat(self._images).st_size else 0
 
     def _open(self, index_bytes: int) -> None:
         """Open the files, and mark the dataset as used as long as this object lives."""

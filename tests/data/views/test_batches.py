@@ -96,6 +96,16 @@ def test_loader_processes_live_from_epoch_to_epoch_and_end_with_the_loader(packe
     assert not multiprocessing.active_children()
 
 
+def test_closing_a_loader_ends_its_processes_although_an_iteration_of_it_lives(packed_synthetic: Path) -> None:
+    """Left to garbage collection, each would be waited for 5 s, at any later time."""
+    loader = Loader(PackedDataset(packed_synthetic, "train"), num_loader_workers=2)
+    given_up = loader.batches([np.array([index]) for index in range(9)], VIEW)
+    next(given_up)
+    loader.close()
+    assert not multiprocessing.active_children()
+    given_up.close()
+
+
 @pytest.mark.parametrize("num_loader_workers", [0, 2])
 def test_what_is_left_of_an_epoch_that_was_given_up_does_not_come_in_the_next(packed_synthetic: Path, num_loader_workers: int) -> None:
     loader = Loader(PackedDataset(packed_synthetic, "train"), num_loader_workers)

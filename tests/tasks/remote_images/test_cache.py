@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.remote_images.cache import ENTRY_BYTES, ImageCache
+from tasks.remote_images.cache import ENTRY_BYTES, IMAGES, INDEX, ImageCache
 
 NUM_IMAGES = 200
 INDEX_BYTES = ENTRY_BYTES * NUM_IMAGES
@@ -60,6 +60,22 @@ def test_images_are_stored_until_the_next_would_exceed_the_bound_and_stay(tmp_pa
     assert stored(again) == {0, 1, 2}
     again.forget(1)
     assert stored(held) == {0, 2}
+
+
+@pytest.mark.parametrize("damage", ["random", "ones", "cut", "images cut"])
+def test_damaged_files_of_the_cache_raise_nothing_and_keep_what_is_intact(tmp_path: Path, damage: str) -> None:
+    held = cache(tmp_path, 2 * NUM_BYTES)
+    held.add({position: image(position) for position in range(20)})
+    index, images = (tmp_path / "one" / name for name in (INDEX, IMAGES))
+    changed = {"random": random.Random(0).randbytes(INDEX_BYTES), "ones": b"\xff" * INDEX_BYTES, "cut": index.read_bytes()[:44]}
+    if damage == "images cut":
+        images.write_bytes(images.read_bytes()[:700])
+    else:
+        index.write_bytes(changed[damage])
+    found = {position: held.read(position, len(image(position))) for position in range(NUM_IMAGES)}
+    intact = {position for position, data in found.items() if data == image(position)}
+    assert intact == {"random": set(), "ones": set(), "cut": {0, 1, 2, 3, 4, 5}, "images cut": {0, 1}}[damage]
+    held.add({30: image(30)})
 
 
 def test_a_bound_below_the_index_stores_nothing(tmp_path: Path) -> None:
