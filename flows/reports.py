@@ -121,12 +121,13 @@ def _with_failures(page: str, failures: Sequence[Failure]) -> str:
 
 def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
     """Add runs to the result of their table, from which its pages are written."""
+    commit = backends.tags.get("git_commit")
     runs = [
-        MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code, outcome.costs)
+        MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code, outcome.costs, commit)
         for outcome in outcomes
     ]
     failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures]
-    add_runs(backends.project, table, runs, failed, backends.tags.get("git_commit"))
+    add_runs(backends.project, table, runs, failed, commit)
 
 
 def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, backends: Backends) -> int:

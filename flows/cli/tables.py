@@ -1,6 +1,7 @@
-"""Verbs of the papers' tables: list them, show one; `dml reproduce <table>` runs one."""
+"""Verbs of the papers' tables: list them, show one, export and import its runs; `dml reproduce <table>` runs one."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -154,3 +155,39 @@ def show(
     unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
     for line in (*remark_lines(found), *count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
         print(f"- {line}")
+
+
+@tables_app.command(epilog=examples("dml tables export project/glyphs -o glyphs.json"))
+def export(
+    name: Name,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; replaced if it exists.")],
+) -> None:
+    """Write a table's measured runs to a file for another project.
+
+    The file has scores and settings, no networks and pictures.
+    """
+    project = open_project()
+    from tasks.plans.results import export_result
+
+    num_runs = len(export_result(project, name, output).runs)
+    print(f"{name}: {_runs(num_runs)} in {output}; add them to another project with: dml tables import {output}")
+
+
+@tables_app.command("import", epilog=examples("dml tables import glyphs.json", "dml tables import seeds-0-4.json seeds-5-9.json"))
+def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that dml tables export wrote.")]) -> None:
+    """Add runs that another project measured to this project's tables.
+
+    So several machines without a common store share the seeds of a table. Runs measured here are kept; runs with other settings or
+    data are named in the table and left out of its means.
+    """
+    project = open_project()
+    from tasks.plans.results import import_result
+
+    for path in files:
+        imported = import_result(project, path)
+        kept = f"; {_runs(imported.num_measured_here)} measured here kept" if imported.num_measured_here else ""
+        print(f"{imported.name}: {_runs(imported.num_added)} imported{kept}; show them with: dml tables show {imported.name}")
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"

@@ -1,12 +1,13 @@
-"""Read and extend the results of tables. A damaged result is set aside and rebuilt from the store, except by `dml gc`."""
+"""Read, extend, export and import the results of tables. A damaged result is set aside and rebuilt from the store, except by `dml gc`."""
 
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dml_core.errors import DataError, DmlError
+from dml_core.config import located, unknown_name
+from dml_core.errors import ConfigError, DataError, DmlError
 from dml_core.training.epochs import EPOCHS
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
@@ -16,11 +17,11 @@ from tasks.runs.finished import read_finished, run_identities
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING, TUNED
-from tasks.sealed import DamagedError, move_damaged
+from tasks.sealed import DamagedError, move_damaged, read_sealed, write_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.result import FailedRun, MeasuredRun, TableResult, read_result, result_path, save_result
+from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, read_result, result_path, save_result
 from tasks.tables.runs import asked_runs, datasets_of
 
 FIRST_SEEDS = 10
@@ -52,6 +53,56 @@ def add_runs(project: Project, name: str, runs: Sequence[MeasuredRun], failed: S
     """
     with alone(_lock(project)):
         save_result(project, _read_or_rebuild(project, name).updated(runs, failed, made))
+
+
+def export_result(project: Project, name: str, path: Path) -> TableResult:
+    """Write the measured runs of a table to a file, from which another project imports them, and return them.
+
+    Raises:
+        ConfigError: there is no such table, or nothing of it was measured.
+        NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
+    """
+    load_table(name)
+    result = load_result(project, name)
+    if not result.runs:
+        raise ConfigError(f"{name}: nothing is measured; run it first: dml reproduce {name}")
+    write_sealed(path, result.model_copy(update={"failed": ()}), RESULT)
+    return result
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported: the table, and the numbers of runs that were added, and of those that this project has measured itself."""
+
+    name: str
+    num_added: int
+    num_measured_here: int
+
+
+def import_result(project: Project, path: Path) -> Imported:
+    """Add the runs that another project exported to this project's result of their table. Runs measured here are kept.
+
+    Means and comparisons use only those with the dataset content and the settings of this project (`tasks.runs.comparable`).
+
+    Raises:
+        ConfigError: there is no such file, or it has a table, row or dataset that is unknown here; nothing was added.
+        NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
+    """
+    given = read_sealed(path, RESULT)
+    if given is None:
+        raise ConfigError(f"{path}: no such file; write one with: dml tables export TABLE -o FILE")
+    with located(str(path)):
+        table = load_table(given.name)
+        for run in given.runs:
+            for kind, known, name in (("row", [*table.rows], run.row), ("dataset", list(datasets_of(table)), run.dataset)):
+                if name not in known:
+                    raise unknown_name(kind, name, known)
+    with alone(_lock(project)):
+        result = _read_or_rebuild(project, given.name)
+        here = {run.place for run in result.runs if not run.is_imported}
+        added = [run.model_copy(update={"is_imported": True}) for run in given.runs if run.place not in here]
+        save_result(project, result.updated(added, (), result.made or given.made))
+    return Imported(given.name, len(added), len(given.runs) - len(added))
 
 
 def _lock(project: Project) -> Path:

@@ -83,6 +83,8 @@ class MeasuredRun(TableRun):
         older_code: source files that differ from those that made it, if it was kept nevertheless.
         digest: digest of the dataset's content; None for runs measured before it was recorded.
         costs: step -> what it cost; empty for runs made before costs were recorded.
+        commit: git commit of its flow; None for runs made before it was recorded.
+        is_imported: whether another project measured it (`dml tables import`); its files are not in this project's store.
     """
 
     project_dataset: str
@@ -95,6 +97,8 @@ class MeasuredRun(TableRun):
     older_code: tuple[str, ...] = ()
     digest: str | None = None
     costs: dict[str, Cost] = {}
+    commit: str | None = None
+    is_imported: bool = False
 
     @classmethod
     def of(
@@ -105,8 +109,9 @@ class MeasuredRun(TableRun):
         seconds: float | None = None,
         older_code: tuple[str, ...] = (),
         costs: Mapping[str, Cost] | None = None,
+        commit: str | None = None,
     ) -> "MeasuredRun":
-        """Return the entry of a finished run, with the digest of its dataset, the duration of its training and its steps' costs."""
+        """Return the entry of a finished run, with the digest of its dataset, the duration of its training, its steps' costs and commit."""
         return cls(
             **_place_fields(spec),
             project_dataset=spec.dataset,
@@ -119,6 +124,7 @@ class MeasuredRun(TableRun):
             older_code=older_code,
             digest=digest,
             costs=dict(costs or {}),
+            commit=commit,
         )
 
     @property

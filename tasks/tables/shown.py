@@ -93,7 +93,13 @@ class ShownTolerance(Record):
 
 
 class ShownRun(Record):
-    """One run behind a line: where it is and how it is identified. `figures` is the key of a folder in the store."""
+    """One run behind a line: where it is and how it is identified.
+
+    Attributes:
+        figures: key of a folder in the store.
+        commit: git commit of its flow, if known.
+        is_imported: whether another project measured it.
+    """
 
     dataset: str
     project_dataset: str
@@ -101,6 +107,8 @@ class ShownRun(Record):
     identity: str
     figures: str
     seconds: float | None
+    commit: str | None = None
+    is_imported: bool = False
 
 
 class ShownLine(Record):
@@ -126,11 +134,13 @@ class ShownLine(Record):
 
     @property
     def label(self) -> str:
-        """The line in words: variant, epoch, number of seeds, and whether older code made it."""
+        """The line in words: variant, epoch, numbers of seeds and of imported runs, and whether older code made it."""
         epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
+        num_imported = sum(run.is_imported for run in self.runs)
+        imported = [f"{num_imported} run{'s' if num_imported > 1 else ''} imported"] if num_imported else []
         older = ["made by older code"] if self.older_code else []
         variant = "common track, not judged" if self.variant == COMMON else self.variant
-        return ", ".join([variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *older])
+        return ", ".join([variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *imported, *older])
 
 
 class ShownRow(Record):

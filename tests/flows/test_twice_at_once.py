@@ -36,6 +36,8 @@ from tasks.files import write_whole
 from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.records import DatasetRecord, StepRecord
 from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
+from tasks.sealed import write_sealed
+from tasks.tables.result import RESULT, MeasuredRun, TableResult
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import current_identities
 from tasks.tracking.registered import Registry
@@ -120,6 +122,22 @@ def damaged_table(root: Path) -> None:
     write_whole(root / "state/tables/softtriple/table1.json", "damaged")
 
 
+def exported_runs(root: Path) -> None:
+    """Write two exported results of one table, each with a run of the other's row."""
+    for name, row in (("one", "softtriple"), ("two", "softmax-norm")):
+        run = MeasuredRun(
+            row=row, variant="as_published", dataset="cub200", seed=0, project_dataset="cub200", identity=row, scores={"recall@1": 0.5},
+            figures=f"evaluate/{row}", training={}, evaluation={},
+        )  # fmt: skip
+        write_sealed(root / f"{name}.json", TableResult(name="softtriple/table1", runs=(run,)), RESULT)
+
+
+def imported_runs(root: Path) -> None:
+    """Write a result of a table."""
+    exported_runs(root)
+    write_whole(root / "state/tables/softtriple/table1.json", (root / "one.json").read_text())
+
+
 @dataclass(frozen=True)
 class Case:
     """Two commands of a verb, the view that must be as after running them one after the other, and a preparation."""
@@ -154,6 +172,8 @@ WRITING = {
     "models export": same("models export own/good -o exported --format torch-export", exported),
     "report": Case("report softtriple/table1 -o site", "report softtriple/table2 -o site"),
     "search": same("search index images/c --html page.html"),
+    "tables export": same("tables export softtriple/table1 -o runs.json", before=imported_runs),
+    "tables import": Case("tables import one.json", "tables import two.json", below("state/tables/"), exported_runs),
     "tables show": same("tables show softtriple/table1", below("state/tables/"), damaged_table),
 }
 MORE = {

@@ -45,6 +45,8 @@ ARGUMENTS = {
     "stack status": [],
     "stack up": [],
     "sync": [],
+    "tables export": ["softtriple/table1", "-o", "runs.json"],
+    "tables import": ["runs.json"],
     "tables list": ["softtriple"],
     "tables show": ["softtriple/table1"],
     "tune": ["project/standing/softtriple"],

@@ -22,8 +22,9 @@ class SmallCNN(nn.Module):
         channels = [3, width, 2 * width, 4 * width, 4 * width]
         blocks: list[nn.Module] = []
         for block, (before, after) in enumerate(pairwise(channels)):
-            blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
+            blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after)]
             blocks += [nn.MaxPool2d(2, ceil_mode=True)] if block < 3 else []
+            blocks += [nn.ReLU(inplace=True)]  # after the pooling: the same bits from a quarter of the values
         self.blocks = nn.Sequential(*blocks)
         self.num_features = channels[-1]
 
@@ -75,7 +76,7 @@ class ReleasedLeNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Outputs of the last layer, (N, 500, 1, 1), for images (N, 3, H, W)."""
         grey = images.mean(dim=1, keepdim=True)
-        maps = self.grid(self.pool(torch.relu(self.conv2(self.pool(torch.relu(self.conv1(grey)))))))
+        maps = self.grid(torch.relu(self.pool(self.conv2(torch.relu(self.pool(self.conv1(grey)))))))
         return torch.relu(self.linear(maps.flatten(1)))[:, :, None, None]
 
 
@@ -97,7 +98,7 @@ class FiveLayerCNN(nn.Module):
         """Feature maps (N, 128, ceil(H / 16), ceil(W / 16)) of images (N, 3, H, W)."""
         maps = images
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            maps = self.pool(torch.relu(norm(conv(maps))))
+            maps = torch.relu(self.pool(norm(conv(maps))))
         return maps
 
 

@@ -1,0 +1,145 @@
+"""Runs of a table from several projects: exported to files, imported, averaged together."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from dml_core.errors import ConfigError, DmlError
+from flows.cli.app import app
+from tasks.environment import Project
+from tasks.plans.results import add_runs, export_result, import_result, load_result
+from tasks.sealed import DamagedError, NewerFormatError, write_sealed
+from tasks.tables.file import load_table
+from tasks.tables.present import table_today
+from tasks.tables.result import RESULT, MeasuredRun, TableResult, result_path
+from tasks.tables.shown import ShownTable
+from tasks.tables.view import shown_table
+from tests.damage import DAMAGE, as_format
+from tests.tasks.plans.conftest import look
+from typer.testing import CliRunner
+
+TABLE, ROW, COLUMN = "softtriple/table1", "softtriple", 0
+
+
+def measured(project: Project, seed: int, score: float, **changes: object) -> MeasuredRun:
+    """Return a run of the row as today's project would measure it."""
+    from tasks.tables.choice import Choice
+    from tasks.tables.runs import asked_runs
+
+    choice = Choice((ROW,), ("cub200",), seeds=(seed,))
+    (spec,) = asked_runs([TABLE], choice).runs[TABLE, "cub200"]
+    record = look(project).dataset("cub200", load_table(TABLE))
+    run = MeasuredRun(
+        row=ROW, variant=spec.variant, dataset="cub200", seed=seed, project_dataset=record.name, identity=f"{seed}", scores={"recall@1": score},
+        figures=f"evaluate/{seed}", training=spec.training.model_dump(mode="json"), evaluation=spec.evaluation.model_dump(mode="json"),
+        digest=record.digest, commit="theirs",
+    )  # fmt: skip
+    return run.model_copy(update=changes)
+
+
+def shown(project: Project) -> ShownTable:
+    table, result = load_table(TABLE), load_result(project, TABLE)
+    return shown_table(TABLE, table, result, today=table_today(project, look(project).params, TABLE, table, result))
+
+
+def values(project: Project) -> dict[int, float]:
+    """Return seed -> Recall@1 of the row's line, in per cent."""
+    (row,) = (row for row in shown(project).rows if row.name == ROW)
+    cell = row.lines[0].cells[COLUMN]
+    assert cell is not None
+    assert cell.mean == pytest.approx(mean(cell.values.values()))
+    return cell.values
+
+
+@pytest.fixture
+def theirs(project: Project, tmp_path: Path) -> Path:
+    """The exported result of another project with seeds 0 to 2."""
+    other = Project(project.root, tmp_path / "their state", "", "")
+    add_runs(other, TABLE, [measured(project, seed, 0.6 + seed / 100) for seed in range(3)], (), "theirs")
+    path = tmp_path / "theirs.json"
+    assert len(export_result(other, TABLE, path).runs) == 3
+    return path
+
+
+def test_means_are_over_the_seeds_of_both_projects_and_runs_measured_here_are_kept(project: Project, theirs: Path) -> None:
+    add_runs(project, TABLE, [measured(project, 2, 0.1, commit="ours"), measured(project, 3, 0.2, commit="ours")], (), "ours")
+    imported = import_result(project, theirs)
+    assert (imported.name, imported.num_added, imported.num_measured_here) == (TABLE, 2, 1)
+    expected = pytest.approx({0: 60.0, 1: 61.0, 2: 10.0, 3: 20.0})
+    assert values(project) == expected
+    (line,) = (row.lines[0] for row in shown(project).rows if row.name == ROW)
+    assert line.label == "as_published, 4 seeds, 2 runs imported"
+    assert [(run.seed, run.is_imported, run.commit) for run in line.runs] == [
+        (0, True, "theirs"), (1, True, "theirs"), (2, False, "ours"), (3, False, "ours"),
+    ]  # fmt: skip
+    import_result(project, theirs)
+    assert values(project) == expected, "importing twice changes nothing"
+
+
+def test_a_run_measured_here_later_replaces_the_imported_one(project: Project, theirs: Path) -> None:
+    import_result(project, theirs)
+    add_runs(project, TABLE, [measured(project, 1, 0.9)], (), "ours")
+    assert values(project) == pytest.approx({0: 60.0, 1: 90.0, 2: 62.0})
+
+
+@pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
+def test_runs_on_other_images_or_with_other_settings_are_named_and_left_out_of_means(
+    project: Project, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    add_runs(project, TABLE, [measured(project, 0, 0.5)], (), "ours")
+    other = measured(project, 1, 0.9)
+    given = other.model_copy(update={name: other.training | value if isinstance(value, dict) else value for name, value in changes.items()})
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(given,)), RESULT)
+    import_result(project, tmp_path / "given.json")
+    assert values(project) == pytest.approx({0: 50.0})
+    assert "seed 1" in " ".join(shown(project).left_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        (TABLE, {"row": "softripel"}, "unknown row 'softripel'; did you mean 'softtriple'?"),
+        (TABLE, {"dataset": "cars"}, "unknown dataset 'cars'"),
+        ("softtriple/table99", {}, "unknown table 'softtriple/table99'"),
+    ],
+)
+def test_unknown_names_are_refused_and_nothing_is_added(
+    project: Project, tmp_path: Path, name: str, changes: dict[str, object], says: str
+) -> None:
+    runs = (measured(project, 0, 0.5), measured(project, 1, 0.5, **changes))
+    write_sealed(tmp_path / "given.json", TableResult(name=name, runs=runs), RESULT)
+    with pytest.raises(ConfigError, match=rf"given\.json: .*{says.replace('?', '.')}"):
+        import_result(project, tmp_path / "given.json")
+    assert not result_path(project, TABLE).exists()
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+def test_a_damaged_file_is_refused_and_stays(project: Project, theirs: Path, how: str) -> None:
+    DAMAGE[how](theirs)
+    damaged = theirs.read_bytes()
+    with pytest.raises(DamagedError, match=r"theirs\.json: damaged"):
+        import_result(project, theirs)
+    assert theirs.read_bytes() == damaged
+    assert not result_path(project, TABLE).exists()
+
+
+def test_a_newer_file_and_a_missing_one_are_refused(project: Project, theirs: Path) -> None:
+    theirs.write_text(as_format(theirs.read_text(), 7))
+    with pytest.raises(NewerFormatError, match="update dml-repro"):
+        import_result(project, theirs)
+    with pytest.raises(ConfigError, match="no such file; write one with: dml tables export"):
+        import_result(project, theirs.with_name("none.json"))
+    with pytest.raises(DmlError, match="nothing is measured; run it first: dml reproduce softtriple/table2"):
+        export_result(project, "softtriple/table2", theirs)
+
+
+def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    assert run(app, ["tables", "import", str(theirs)]).stdout == f"{TABLE}: 3 runs imported; show them with: dml tables show {TABLE}\n"
+    again = tmp_path / "again.json"
+    assert run(app, ["tables", "export", TABLE, "-o", str(again)]).stdout.startswith(f"{TABLE}: 3 runs in {again}; add them")
+    listed = json.loads(run(app, ["tables", "show", TABLE, "--json"]).stdout)
+    (line,) = (line for row in listed["rows"] for line in row["lines"])
+    assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
