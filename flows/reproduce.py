@@ -23,7 +23,7 @@ from flows.resolving import run_until_resolved
 from flows.reuse.kept_reports import keep_reports
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services
-from tasks.checks import bring_weights, check_before, check_parts, check_settings, is_at_hand
+from tasks.checks import bring_weights, check_before, check_devices, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
@@ -123,6 +123,7 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
 def _update_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
     to_train = runs_to_train(runs, prepared_before(runs, services), services)
     services.workers.expect(len(to_train))
+    check_devices(to_train, services.scale)
     bring_weights(to_train, services.display.say)
     by_dataset: dict[str, list[RunSpec]] = {}
     for spec in runs:

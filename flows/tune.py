@@ -23,7 +23,7 @@ from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
 from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services
-from tasks.checks import bring_weights
+from tasks.checks import bring_weights, check_devices
 from tasks.environment import open_project
 from tasks.locks import alone
 from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
@@ -129,6 +129,7 @@ class Scores:
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
         to_train = runs_to_train(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
+        check_devices(to_train, self._services.scale)
         bring_weights(to_train, self._services.display.say)
         chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:

@@ -148,6 +148,34 @@ def is_at_hand(project: Project, params: Params, name: str) -> bool:
     return spec.reader == DRAWN or _has_files(project.root / spec.raw) or prepared_folder(project, params, name) is not None
 
 
+def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
+    """Check that this machine has the GPU that runs need. On a cluster its workers do so.
+
+    Args:
+        to_train: runs that will train.
+        scale: resources they may use.
+
+    Raises:
+        ConfigError: there is none, or `scale.device` excludes it.
+    """
+    if ray_cluster() is not None:
+        return
+    for run in to_train:
+        decoder = run.training.transform.decoder
+        if decoder == "nvjpeg" and scale.device == "cpu":
+            raise ConfigError(f"{run.where}: transform.decoder is 'nvjpeg', which needs a GPU, but scale.device is cpu; change one of them")
+        if (decoder == "nvjpeg" or scale.device == "cuda") and not _has_gpu():
+            setting = "transform.decoder: nvjpeg" if decoder == "nvjpeg" else "scale.device: cuda"
+            remedy = "decoder: cpu" if decoder == "nvjpeg" else "device: auto"
+            raise ConfigError(f"{run.where}: {setting} needs a GPU, and torch finds none; check nvidia-smi, or set {remedy}")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:
     """Fetch the weights from which runs start, and build each network once with them. On a cluster each node does so itself.
 
@@ -179,8 +207,12 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
     build_backbone(backbone)
 
 
-def check_places(project: Project) -> list[str]:
+def check_places(project: Project, scale: ScaleSpec) -> list[str]:
     """Check that the store is writable and that the configured servers accept connections; no request is sent to them.
+
+    Args:
+        project: names the places.
+        scale: resources that runs may use.
 
     Returns:
         Warnings that stop nothing, one line each.
@@ -198,9 +230,12 @@ def check_places(project: Project) -> list[str]:
             raise ConfigError(
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )
+    notes = []
     if not answers(project.tracking_uri):
-        return [f"MLflow at {shown(project.tracking_uri)} does not answer; runs continue, and `dml sync` delivers their records later"]
-    return []
+        notes.append(f"MLflow at {shown(project.tracking_uri)} does not answer; runs continue, and `dml sync` delivers their records later")
+    if scale.image_cache_gb is not None and not store.is_remote:
+        notes.append("scale.image_cache_gb has no effect: the store is a folder, and workers read the packed images where they are")
+    return notes
 
 
 def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:

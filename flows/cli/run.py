@@ -164,7 +164,7 @@ def _check(verb: str, project: "Project", request: "Request") -> "tuple[Params, 
 
     say(f"dml {verb}: checking parameters")
     params, runs = requested_runs(project, request, say)
-    for note in check_places(project):
+    for note in check_places(project, params.scale):
         say(f"note: {note}")
     return params, runs
 

@@ -35,8 +35,8 @@ def tune(
     from tasks.tuning.search import planned
 
     typer.echo(f"dml tune: checking {', '.join(rows)}", err=True)
-    _, searches = planned(project, rows, dataset or (), folds, seed, metric, parallel)
-    for note in check_places(project):
+    params, searches = planned(project, rows, dataset or (), folds, seed, metric, parallel)
+    for note in check_places(project, params.scale):
         typer.echo(f"note: {note}", err=True)
     for search in searches:
         typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)

@@ -1,4 +1,4 @@
-"""Weights or a dataset that are missing, damaged or of another network end a flow before it makes chains or starts Ray."""
+"""A GPU, weights or a dataset that are missing, and weights that are damaged or of another network, end a flow before Ray starts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +13,11 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED
 from dml_core.models.backbones.registry import build_backbone
 from flows import chain, reproduce
+from tasks import checks
 from tasks.runs.costs import Meter
 from tasks.runs.identity import train_identity
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of
 from tests.damage import flip
@@ -41,7 +42,8 @@ def services(tmp_path) -> Any:
     expected: list[int] = []
     display, workers = SimpleNamespace(say=print), SimpleNamespace(expected=expected, expect=expected.append)
     project = SimpleNamespace(state=tmp_path)
-    return SimpleNamespace(project=project, display=display, workers=workers, force=False, code="strict", meter=Meter(tmp_path))
+    options = {"force": False, "code": "strict", "scale": ScaleSpec(), "meter": Meter(tmp_path)}
+    return SimpleNamespace(project=project, display=display, workers=workers, **options)
 
 
 def run_chains(spec: RunSpec, services: Any) -> None:
@@ -119,3 +121,35 @@ def test_weights_are_not_asked_for_where_nothing_is_trained_or_the_workers_are_e
     (tmp_path / "records" / train_identity(spec, RECORD)).write_text("{}")
     with pytest.raises(AttributeError, match="store"):
         run_chains(spec, services)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "device", "says"),
+    [
+        ("nvjpeg", "auto", r"transform\.decoder: nvjpeg needs a GPU, and torch finds none; check nvidia-smi, or set decoder: cpu"),
+        ("nvjpeg", "cuda", r"transform\.decoder: nvjpeg needs a GPU, and torch finds none"),
+        ("nvjpeg", "cpu", r"transform\.decoder is 'nvjpeg', which needs a GPU, but scale\.device is cpu"),
+        ("cpu", "cuda", r"scale\.device: cuda needs a GPU, and torch finds none; check nvidia-smi, or set device: auto"),
+        ("cpu", "auto", None),
+    ],
+)
+def test_a_missing_gpu_ends_a_flow_before_ray_starts(decoder, device, says, spec, services, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done: list[str] = []
+    services.scale = ScaleSpec(device=device)
+    services.start_workers_early = lambda num_to_train: done.append("Ray")
+    services.project.packed = lambda name: Path("/nowhere")
+    monkeypatch.setattr(reproduce, "_prepare", lambda *_: RECORD)
+    monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: True)
+    training = spec.training.without_weights()
+    transform = training.transform.model_copy(update={"decoder": decoder})
+    spec = spec.model_copy(update={"training": training.model_copy(update={"transform": transform})})
+    if says is None:
+        reproduce._prepare_all([spec], None, services)
+        assert done == ["Ray"]
+        return
+    with pytest.raises(ConfigError, match=f"^softtriple/table1: .*{says}"):
+        reproduce._prepare_all([spec], None, services)
+    assert done == []
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    checks.check_devices([spec], services.scale)

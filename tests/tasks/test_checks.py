@@ -18,7 +18,7 @@ from dml_core.files import file_sha256
 from dml_core.models.backbones.published import PUBLISHED
 from tasks.checks import check_before, check_parts, check_places, check_settings, prepared_folder, read_sizes
 from tasks.environment import Project
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.specs import ScaleSpec, comparison_runs, load_params
 from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
 PARAMS = read_yaml(ROOT / "params.yaml")
@@ -168,23 +168,30 @@ def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with socket.socket() as bound:  # a port that is bound but not listened on does not answer
         bound.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{bound.getsockname()[1]}"
-        (note,) = check_places(make_project(tmp_path, tracking_uri=f"http://{nobody}"))
+        (note,) = check_places(make_project(tmp_path, tracking_uri=f"http://{nobody}"), ScaleSpec())
         assert "dml sync" in note
         for variable, address in (("PREFECT_API_URL", f"http://{nobody}/api"), ("RAY_ADDRESS", nobody), ("RAY_ADDRESS", f"ray://{nobody}")):
             monkeypatch.setenv(variable, address)
             with pytest.raises(ConfigError, match=f"{variable}: .* does not answer"):
-                check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"))
+                check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec())
             monkeypatch.delenv(variable)
         bound.listen()
         monkeypatch.setenv("RAY_ADDRESS", nobody)
-        assert check_places(Project(tmp_path, tmp_path, str(tmp_path), f"http://{nobody}")) == []
+        assert check_places(Project(tmp_path, tmp_path, str(tmp_path), f"http://{nobody}"), ScaleSpec()) == []
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db")) == []
+    assert check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec()) == []
+
+
+def test_an_image_cache_without_a_bucket_is_reported(tmp_path: Path) -> None:
+    scale = ScaleSpec(image_cache_gb=1)
+    (note,) = check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), scale)
+    assert note.startswith("scale.image_cache_gb has no effect: the store is a folder")
+    assert check_places(Project(tmp_path, tmp_path, "s3://bucket/store", "sqlite:///x.db"), scale) == []
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="set DML_STORE"):
-        check_places(Project(tmp_path, tmp_path, "/proc/nowhere", "sqlite:///x.db"))
+        check_places(Project(tmp_path, tmp_path, "/proc/nowhere", "sqlite:///x.db"), ScaleSpec())
 
 
 @pytest.mark.parametrize(
