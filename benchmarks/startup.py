@@ -46,6 +46,7 @@ from tasks.environment import Project
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import comparison_runs, load_params
+from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tasks.workers.embedding import extract
 
@@ -248,7 +249,9 @@ def measure_functions(project: Path) -> float:
     roles = {"test": PackedDataset(packed, "test")}
     extract(system.model, run.training.transform, roles, folder / "embed", torch.device("cpu"))  # type: ignore[arg-type]
     history = read_history(folder / "train")
-    evaluate_run(run.evaluation, run.seed, run.title, history, packed, folder / "embed", folder / "evaluate")
+    metrics = evaluate_run(run.evaluation, run.seed, history, folder / "embed", folder / "evaluate")
+    title = titled(run.title, metrics, run.evaluation.recall_at)
+    Drawing(title, run.evaluation.metric, run.seed, history, packed, folder / "embed").draw(folder / "evaluate")
     return time.perf_counter() - began
 
 

@@ -25,6 +25,7 @@ from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Failure, Outcome
+from flows.reuse.earlier_figures import CONTENT
 from flows.reuse.planned import PlannedStep, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
@@ -36,7 +37,7 @@ from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, 
 from tasks.remote_images.reading import push_ranges
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
-from tasks.runs.identity import published_identity
+from tasks.runs.identity import DRAWING_MODULES, published_identity, source_digest
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -336,22 +337,28 @@ def evaluate(
 
     def work() -> ScoreRecord:
         with services.meter.step("evaluate", identity) as meter:
-            from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: only if something is scored
+            # scikit-learn, matplotlib: only if something is scored
+            from tasks.scores.drawing import Drawing, titled
+            from tasks.scores.evaluation import evaluate_run, limit_threads
             from tasks.scores.measuring import measure_run
 
             trained, extracted = store.checked(checkpoint), store.checked(embeddings)
             store.clear(key)
-            folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
+            folder, packed, training, config = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation
             limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
-            of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-            history, has_figures = read_history(trained), spec.trial is None
+            of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, config.epoch)
+            history, facts = read_history(trained), dict[str, Any]()
             with _of_same_data(dataset, store, key):
                 measured = measure_run(spec.measurements, *of) if spec.measurements else {}
-                evaluate_run(
-                    spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
-                )
+                metrics = evaluate_run(config, spec.seed, history, extracted, folder, measured)
+                if spec.trial is None:  # a search scores hundreds of runs
+                    title = titled(spec.subject, metrics, config.recall_at)
+                    drawing = Drawing(title, config.metric, spec.seed, history, packed, extracted, training.validation)
+                    facts[CONTENT] = drawing.content(embeddings.files, dataset.digest, source_digest(DRAWING_MODULES))
+                    if services.force or not services.earlier_figures.copy(embeddings.identity, facts[CONTENT], folder):
+                        drawing.draw(folder)
             store.push(key)
-            files, facts = describe_folder(folder), services.meter.facts(meter)
+            files, facts = describe_folder(folder), facts | services.meter.facts(meter)
         return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts)
 
     return lock.run_once(work, _scoring_slot)

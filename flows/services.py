@@ -9,6 +9,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
+from flows.reuse.earlier_figures import EarlierFigures
 from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
@@ -44,6 +45,7 @@ class Services(Backends):
         self.force, self.fail_fast, self.code = force, fail_fast, code
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
+        self.earlier_figures = EarlierFigures(project.state, self.store)
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
         if prefect_server() is not None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from dml_core.errors import StoreError
 
 METRICS_FILE, CLASSES_FILE, BY_EPOCH_FILE = "metrics.json", "class_recalls.json", "recall_by_epoch.json"
+FIGURES_FOLDER = "figures"  # next to them
 
 
 class Record(BaseModel):

@@ -1,4 +1,4 @@
-"""Score one run from its files: write `metrics.json`, Recall@1 by class, and the figures."""
+"""Score one run from its files: write `metrics.json` and Recall@1 by class and by epoch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,46 +7,32 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from dml_core.data.store.split_config import ValidationConfig
-from dml_core.data.store.splits import open_role
-from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
 from dml_core.training.epochs import CURVE, RECALL
-from tasks.files import write_whole
+from tasks.files import write_whole, writing_scores
 from tasks.runs.best import VALIDATION
 from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery
 from tasks.runs.records import BY_EPOCH_FILE, CLASSES_FILE, METRICS_FILE
-from tasks.scores.figures import Side, draw_figures
-
-FIGURES_FOLDER = "figures"
 
 
 def evaluate_run(
     config: EvaluationConfig,
     seed: int,
-    title: str,
     history: list[dict[str, float]],
-    dataset: Path,
     embeddings: Path,
     folder: Path,
-    validation: ValidationConfig | None = None,
     measured: Mapping[str, float] | None = None,
-    has_figures: bool = True,
 ) -> dict[str, float]:
-    """Score a run's embeddings and draw its figures into `folder`.
+    """Score a run's embeddings.
 
     Args:
         config: evaluation settings.
-        seed: seed of k-means and of the figures' samples.
-        title: heading of the figures.
-        history: the training steps, for the curves.
-        dataset: the packed dataset's folder, for the images.
+        seed: seed of k-means.
+        history: the training steps, with the Recall@1 that was measured while training.
         embeddings: folder of the extracted embeddings.
-        folder: output folder of `metrics.json`, `class_recalls.json`, `recall_by_epoch.json` (if the run measured it) and the figures.
-        validation: the training classes that the run held out.
+        folder: output folder of `metrics.json`, `class_recalls.json` and `recall_by_epoch.json` (if the run measured it).
         measured: further measurements (`tasks.scores.measuring`) to store with the scores.
-        has_figures: draw figures; False for the hundreds of runs of a search.
 
     Returns:
         Metric name -> fraction or count.
@@ -57,25 +43,17 @@ def evaluate_run(
     """
     query_role, gallery_role = query_and_gallery(embeddings)
     gallery_ND, labels_N = load_embeddings(embeddings, gallery_role)
-    separate = None if query_role == gallery_role else load_embeddings(embeddings, query_role)
+    queries_QD, query_labels_Q = (None, None) if query_role == gallery_role else load_embeddings(embeddings, query_role)
     by_class: dict[int, ClassRecall] = {}
-    queries_QD, query_labels_Q = separate or (None, None)
     metrics = evaluate(gallery_ND, labels_N, config, queries_QD, query_labels_Q, seed, by_class)
     epoch = kept_epoch(embeddings)
     metrics |= epoch | held_out_recall(history, epoch.get(KEPT_EPOCH)) | dict(measured or {})
-    try:
-        (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
+    with writing_scores(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
         write_whole(folder / CLASSES_FILE, json.dumps({label: scored.recall for label, scored in by_class.items()}) + "\n")
         if curves := recall_by_epoch(history):
             write_whole(folder / BY_EPOCH_FILE, json.dumps(curves) + "\n")
-        if has_figures:
-            gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
-            queries = gallery if separate is None else Side(open_role(dataset, query_role, validation), *separate)
-            score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
-            draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
-    except OSError as error:
-        raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -27,20 +27,22 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
+from flows.reuse.earlier_figures import EarlierFigures
 from flows.services import ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.identity import evaluate_identity, train_identity
-from tasks.runs.records import DatasetRecord, read_scores
+from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.scores import drawing, figures
 from tasks.storage import Store
 from tasks.workers import work
 from tasks.workers.group import Spent
 from tasks.workers.jobs import Job
 from tasks.workers.progress import ProgressDisplay
 from tests.conftest import small_training
-from tests.damage import DAMAGE, contents
+from tests.damage import DAMAGE, contents, flip
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
@@ -114,6 +116,7 @@ class Place:
             begin=lambda spec, doing: None,
             scale=ScaleSpec(),
             tags={},
+            earlier_figures=EarlierFigures(state, self.store),
         )
         digest, counts = digest or read_info(packed).fingerprint, {"train": 18, "test": 36}
         self.dataset = DatasetRecord(name="d", folder=str(packed), digest=digest, counts=counts, source="synthetic")
@@ -122,6 +125,7 @@ class Place:
         """Run the chain without publishing, with its kept results in this folder."""
         self.workers.stop_after = stop_after
         self.services.submitted, self.services.force, self.services.code = {}, force, code
+        self.services.earlier_figures = EarlierFigures(self.state, self.store)
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:
@@ -234,6 +238,53 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
     assert place.workers.num_epochs == 2 + 1 + 1  # forced; forced and stopped; its remaining epoch
     assert place.files() == undisturbed.files()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders into which figures are drawn; the run is scored by more neighbours than before, and has the same figures."""
+    folders: list[Path] = []
+
+    def draw(*arguments: Any) -> None:
+        folders.append(arguments[-1])
+        figures.draw_figures(*arguments)
+
+    monkeypatch.setattr(drawing, "draw_figures", draw)
+    monkeypatch.setitem(globals(), "SPEC", SPEC.model_copy(update={"evaluation": SPEC.evaluation.model_copy(update={"recall_at": (1, 3)})}))
+    return folders
+
+
+def figures_of(place: Place) -> dict[str, bytes]:
+    """Return the figures of the run's evaluation."""
+    return contents(place.state / "store/evaluate" / place.evaluate_id / FIGURES_FOLDER)
+
+
+def test_figures_are_copied_if_only_scores_change(place: Place, drawn: list[Path], undisturbed: Place) -> None:
+    (before,) = (folder for folder in (undisturbed.state / "store/evaluate").iterdir() if folder.is_dir())
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == {"train": False, "embed": False, "evaluate": True}
+    assert "recall@3" in outcome.scores.metrics
+    assert figures_of(place) == contents(before / FIGURES_FOLDER) != {}
+    assert drawn == []
+
+
+@pytest.mark.parametrize("why", ["damaged figure", "damaged record", "no record of the evaluation's input", "code that draws", "force"])
+def test_figures_are_drawn_again(place: Place, drawn: list[Path], undisturbed: Place, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    expected = contents(next((undisturbed.state / "store/evaluate").rglob(FIGURES_FOLDER)))
+    if why == "damaged figure":
+        flip(next((place.state / "store/evaluate").rglob("*.png")))
+    elif why == "damaged record":
+        (evaluated,) = (path.name for path in (place.state / "store/evaluate").iterdir())
+        flip(place.state / "kept" / evaluated)
+    elif why == "no record of the evaluation's input":
+        shutil.rmtree(place.state / "made")
+    elif why == "code that draws":
+        monkeypatch.setattr(flows.chain, "source_digest", lambda modules: "other")
+    outcome = place.run(force=why == "force")
+    assert isinstance(outcome, Outcome)
+    assert len(drawn) == 1
+    assert figures_of(place) == expected
 
 
 @pytest.mark.parametrize("how", each(["flip", "cut"], "lengthen", "garble", "empty", "remove"))

@@ -74,7 +74,7 @@ def make_run(project: Project, spec: RunSpec) -> RunReport:
         system = load_system(spec.training, spec.seed, packed, folders["train"], "last")
         extract(system.model, spec.training.transform, {"test": PackedDataset(packed, "test")}, folders["embed"], CPU)
         history = read_history(folders["train"])
-        evaluate_run(spec.evaluation, spec.seed, "t", history, packed, folders["embed"], folders["evaluate"], has_figures=False)
+        evaluate_run(spec.evaluation, spec.seed, history, folders["embed"], folders["evaluate"])
     files = {step: describe_folder(folder) for step, folder in folders.items()}
     scores = ScoreRecord(step="evaluate", identity=scored, key=keys["evaluate"], files=files["evaluate"])
     return RunReport(

@@ -5,38 +5,35 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from typer.testing import CliRunner
 
 from dml_core.errors import ConfigError, DmlError
 from flows.cli.app import app
 from tasks.environment import Project
 from tasks.plans.results import add_runs, export_result, import_result, load_result
 from tasks.sealed import DamagedError, NewerFormatError, write_sealed
+from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.present import table_today
 from tasks.tables.result import RESULT, MeasuredRun, TableResult, result_path
+from tasks.tables.runs import asked_runs
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
 from tests.damage import DAMAGE, as_format
 from tests.tasks.plans.conftest import look
-from typer.testing import CliRunner
 
 TABLE, ROW, COLUMN = "softtriple/table1", "softtriple", 0
 
 
 def measured(project: Project, seed: int, score: float, **changes: object) -> MeasuredRun:
     """Return a run of the row as today's project would measure it."""
-    from tasks.tables.choice import Choice
-    from tasks.tables.runs import asked_runs
-
     choice = Choice((ROW,), ("cub200",), seeds=(seed,))
     (spec,) = asked_runs([TABLE], choice).runs[TABLE, "cub200"]
     record = look(project).dataset("cub200", load_table(TABLE))
-    run = MeasuredRun(
-        row=ROW, variant=spec.variant, dataset="cub200", seed=seed, project_dataset=record.name, identity=f"{seed}", scores={"recall@1": score},
-        figures=f"evaluate/{seed}", training=spec.training.model_dump(mode="json"), evaluation=spec.evaluation.model_dump(mode="json"),
-        digest=record.digest, commit="theirs",
-    )  # fmt: skip
-    return run.model_copy(update=changes)
+    settings = {name: getattr(spec, name).model_dump(mode="json") for name in ("training", "evaluation")}
+    place = {"row": ROW, "variant": spec.variant, "dataset": "cub200", "seed": seed, "project_dataset": record.name}
+    values = {"identity": f"{seed}", "scores": {"recall@1": score}, "figures": f"evaluate/{seed}", "digest": record.digest}
+    return MeasuredRun.model_validate(place | values | settings | {"commit": "theirs"} | changes)
 
 
 def shown(project: Project) -> ShownTable:

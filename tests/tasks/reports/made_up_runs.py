@@ -17,6 +17,7 @@ from tasks.environment import Project
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.identity import embed_identity, evaluate_identity
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tests.conftest import MODEL, SETTINGS
 
@@ -71,8 +72,10 @@ def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test"
         manifest[role] = {"rows": len(rows), "dimensions": NUM_DIMENSIONS, "shards": [f"{role}.npy"], "labels": f"{role}-labels.npy"}
     (embedded / MANIFEST_FILE).write_text(json.dumps(manifest))
     history = [{"epoch": step // 4, "step": step, "loss": 2.0 / (1 + step)} for step in range(12)]
-    has_figures = (spec.variant, spec.seed) == ("softmax", 2)
-    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, Path(record.folder), embedded, scored, has_figures=has_figures)
+    metrics = evaluate_run(spec.evaluation, spec.seed, history, embedded, scored)
+    if (spec.variant, spec.seed) == ("softmax", 2):
+        title = titled(spec.subject, metrics, spec.evaluation.recall_at)
+        Drawing(title, spec.evaluation.metric, spec.seed, history, Path(record.folder), embedded).draw(scored)
 
 
 def _draw_images(raw: Path, roles: tuple[str, ...]) -> None:

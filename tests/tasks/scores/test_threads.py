@@ -44,7 +44,8 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
     both_score, first_ended = threading.Barrier(2, timeout=20), threading.Event()
     seen: dict[str, dict[str, int]] = {}
 
-    def scoring(config: Any, seed: int, title: str, *_: Any) -> None:
+    def scoring(config: Any, seed: int, history: Any, embeddings: Any, folder: Path, *_: Any) -> None:
+        title = folder.name
         both_score.wait()
         if title == "second":
             assert first_ended.wait(20)
@@ -52,7 +53,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
 
     def score(title: str) -> None:
         spec: Any = SimpleNamespace(
-            training=small_training(), evaluation=SimpleNamespace(epoch="last"), seed=0, subject=title, measurements=(), trial=None
+            training=small_training(), evaluation=SimpleNamespace(epoch="last"), seed=0, subject=title, measurements=(), trial="t"
         )
         checkpoint = CheckpointRecord(step="train", identity=title, key=f"train/{title}", files=())
         embeddings = EmbeddingRecord(step="embed", identity=title, key=f"embed/{title}", files=())

@@ -44,6 +44,7 @@ from tasks.runs.records import (
     describe_folder,
 )
 from tasks.runs.specs import RunSpec
+from tasks.scores.drawing import Drawing
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
@@ -91,7 +92,9 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
     if evaluation.epoch != "last":
         save_kept_epoch(folders["embed"], weights_of(checkpoint_of(folders["train"]), evaluation.epoch)[1])
     extract(system.model, training.transform, {"test": PackedDataset(packed, "test")}, folders["embed"], CPU)
-    metrics = evaluate_run(evaluation, 0, "title", read_history(folders["train"]), packed, folders["embed"], folders["evaluate"])
+    history = read_history(folders["train"])
+    metrics = evaluate_run(evaluation, 0, history, folders["embed"], folders["evaluate"])
+    Drawing("title", evaluation.metric, 0, history, packed, folders["embed"]).draw(folders["evaluate"])
     files = {step: describe_folder(folder) for step, folder in folders.items()}
     return RunReport(
         comparison=COMPARISON,

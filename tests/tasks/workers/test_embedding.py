@@ -15,6 +15,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.embedder import Embedder
 from dml_core.training.loop import build_system
 from tasks.runs.embeddings import load_embeddings
+from tasks.scores.drawing import Drawing
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.scoring import load_array
 from tasks.workers.embedding import BATCH_SIZE, MAX_SHARD_ROWS, extract, shard_rows
@@ -89,7 +90,8 @@ def test_query_and_gallery_are_scored_against_each_other(tmp_path: Path) -> None
     assert isinstance(model, Embedder)
     roles = {role: PackedDataset(tmp_path / "packed", role) for role in ("query", "gallery")}
     extract(model, CONFIG.transform, roles, tmp_path / "embed", CPU)
-    metrics = evaluate_run(EvaluationConfig(recall_at=(1,)), 0, "t", [], tmp_path / "packed", tmp_path / "embed", tmp_path / "out")
+    metrics = evaluate_run(EvaluationConfig(recall_at=(1,)), 0, [], tmp_path / "embed", tmp_path / "out")
+    Drawing("t", "cosine", 0, [], tmp_path / "packed", tmp_path / "embed").draw(tmp_path / "out")
     queries, query_labels = load_embeddings(tmp_path / "embed", "query")
     gallery, gallery_labels = load_embeddings(tmp_path / "embed", "gallery")
     hits = gallery_labels[(queries @ gallery.T).argmax(axis=1)] == query_labels

@@ -74,8 +74,7 @@ def test_the_oracle_s_score_is_the_best_of_its_curve_and_says_its_epoch(packed: 
     history = read_history(state / "store/train/x")
     curve = [row[RECALL["oracle"]] for row in history if RECALL["oracle"] in row]
     scores = {
-        epoch: evaluate_run(EvaluationConfig(epoch=epoch), 0, "t", history, packed, state / "store/embed" / epoch, tmp_path / epoch)
-        for epoch in EPOCHS
+        epoch: evaluate_run(EvaluationConfig(epoch=epoch), 0, history, state / "store/embed" / epoch, tmp_path / epoch) for epoch in EPOCHS
     }
     assert scores["oracle"]["recall@1"] == pytest.approx(max(curve))
     assert scores["oracle"][KEPT_EPOCH] == 1 + int(np.argmax(curve)) < 5
