@@ -133,11 +133,16 @@ class ShownLine(Record):
     system: str = ""
 
     @property
+    def imported(self) -> str:
+        """The number of imported runs in words; empty if there are none."""
+        number = sum(run.is_imported for run in self.runs)
+        return f"{number} run{'s' if number > 1 else ''} imported" if number else ""
+
+    @property
     def label(self) -> str:
         """The line in words: variant, epoch, numbers of seeds and of imported runs, and whether older code made it."""
         epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
-        num_imported = sum(run.is_imported for run in self.runs)
-        imported = [f"{num_imported} run{'s' if num_imported > 1 else ''} imported"] if num_imported else []
+        imported = [self.imported] if self.imported else []
         older = ["made by older code"] if self.older_code else []
         variant = "common track, not judged" if self.variant == COMMON else self.variant
         return ", ".join([variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *imported, *older])
@@ -303,6 +308,12 @@ class ShownTable(Record):
     comparisons: tuple[Comparison, ...] = ()
     ranking: Ranking | None = None
     left_out: tuple[str, ...] = ()
+
+    @property
+    def commits(self) -> list[str]:
+        """Commits of the runs, as far as recorded; imported runs may be of others."""
+        runs = (run for row in self.rows for line in row.lines for run in line.runs)
+        return sorted({run.commit for run in runs if run.commit is not None})
 
     @property
     def conclusions(self) -> list[str]:

@@ -140,3 +140,8 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     listed = json.loads(run(app, ["tables", "show", TABLE, "--json"]).stdout)
     (line,) = (line for row in listed["rows"] for line in row["lines"])
     assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
+    assert run(app, ["report", TABLE, "-o", str(tmp_path / "site")]).exit_code == 0
+    page = (tmp_path / f"site/{TABLE}.html").read_text()
+    assert '<span class="mark older">3 runs imported</span>' in page
+    assert "Runs of commit <code>theirs</code>." in page
+    assert "not in this store" in page  # the pictures
