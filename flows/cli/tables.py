@@ -174,11 +174,11 @@ def export(
 
 
 @tables_app.command("import", epilog=examples("dml tables import glyphs.json", "dml tables import seeds-0-4.json seeds-5-9.json"))
-def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that dml tables export wrote.")]) -> None:
+def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files that dml tables export wrote.")]) -> None:
     """Add runs that another project measured to this project's tables.
 
-    So several machines without a common store share the seeds of a table. Runs measured here are kept; runs with other settings or
-    data are named in the table and left out of its means.
+    Use it to share the seeds of a table between machines without a common store. Runs measured here are kept. Runs with other settings
+    or data are named in the table and left out of its means.
     """
     project = open_project()
     from tasks.plans.results import import_result
