@@ -66,8 +66,10 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     result = load_result(project, name)
     if not result.runs:
         raise ConfigError(f"{name}: nothing is measured; run it first: dml reproduce {name}")
-    write_sealed(path, result.model_copy(update={"failed": ()}), RESULT)
-    return result
+    runs = tuple(run.model_copy(update={"is_imported": False}) for run in result.runs)
+    exported = TableResult(name=name, runs=runs, made=result.made)
+    write_sealed(path, exported, RESULT)
+    return exported
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ files of a page and the index; it needs the state and the store in which the tab
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from tasks.reports.table_pages import INDEX, index_page
 from tasks.reports.table_text import as_markdown
 from tasks.runs.tuned import STANDING
+from tasks.sealed import read_sealed
 from tasks.tables.file import load_table, table_names
 from tasks.tables.judging import compare_lines, rank_lines
-from tasks.tables.result import TableResult
+from tasks.tables.result import RESULT, TableResult
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
 from tests.conftest import ROOT
@@ -64,6 +66,25 @@ def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: st
     system = rows[reference].lines[0].system if reference is not None and rows[reference].lines else None
     said = [found.sentence for found in compare_lines(shown.columns, lines, system)]
     assert [found.sentence for found in shown.comparisons] == said, AGAIN.format(name)
+
+
+RESULTS = sorted((ROOT / "results/tables").rglob("*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_page_has_the_values_of_the_committed_runs(path: Path) -> None:
+    """`dml tables import` continues them in another project."""
+    result = read_sealed(path, RESULT)
+    assert result is not None
+    assert path == ROOT / f"results/tables/{result.name}.json"
+    assert all(run.commit is not None and not run.is_imported for run in result.runs)
+
+    def values(table: ShownTable) -> dict[tuple[str, str], list[dict[int, float] | None]]:
+        return {
+            (row.name, line.system): [cell.values if cell else None for cell in line.cells] for row in table.rows for line in row.lines
+        }
+
+    assert values(page(result.name)) == values(shown_table(result.name, load_table(result.name), result)), AGAIN.format(result.name)
 
 
 @pytest.mark.proof  # Nemenyi's distance of 32 systems takes a minute

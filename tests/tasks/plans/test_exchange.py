@@ -137,6 +137,7 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     assert run(app, ["tables", "import", str(theirs)]).stdout == f"{TABLE}: 3 runs imported; show them with: dml tables show {TABLE}\n"
     again = tmp_path / "again.json"
     assert run(app, ["tables", "export", TABLE, "-o", str(again)]).stdout.startswith(f"{TABLE}: 3 runs in {again}; add them")
+    assert again.read_bytes() == theirs.read_bytes()
     listed = json.loads(run(app, ["tables", "show", TABLE, "--json"]).stdout)
     (line,) = (line for row in listed["rows"] for line in row["lines"])
     assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
