@@ -80,9 +80,7 @@ def test_a_page_has_the_values_of_the_committed_runs(path: Path) -> None:
     assert all(run.commit is not None and not run.is_imported for run in result.runs)
 
     def values(table: ShownTable) -> dict[tuple[str, str], list[dict[int, float] | None]]:
-        return {
-            (row.name, line.system): [cell.values if cell else None for cell in line.cells] for row in table.rows for line in row.lines
-        }
+        return {(row.name, line.system): [cell.values if cell else None for cell in line.cells] for row in table.rows for line in row.lines}
 
     assert values(page(result.name)) == values(shown_table(result.name, load_table(result.name), result)), AGAIN.format(result.name)
 
