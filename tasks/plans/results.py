@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,17 +14,19 @@ from tasks.environment import Project, finished_records
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.finished import read_finished, run_identities
+from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_sealed, write_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import load_table
+from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, read_result, result_path, save_result
 from tasks.tables.runs import asked_runs, datasets_of
 
 FIRST_SEEDS = 10
+_IDENTITY = re.compile(r"[\w-]+")
 _SEED = re.compile(rb'seed\\?": ?(\d{1,9})\b')
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     """Write the measured runs of a table to a file, from which another project imports them, and return them.
 
     Raises:
-        ConfigError: there is no such table, or nothing of it was measured.
+        ConfigError: the table is unknown, or has no measured runs.
         NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
     """
     load_table(name)
@@ -87,7 +89,8 @@ def import_result(project: Project, path: Path) -> Imported:
     Means and comparisons use only those with the dataset content and the settings of this project (`tasks.runs.comparable`).
 
     Raises:
-        ConfigError: there is no such file, or it has a table, row or dataset that is unknown here; nothing was added.
+        ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
+            that of its evaluation; nothing was added.
         NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
     given = read_sealed(path, RESULT)
@@ -96,15 +99,27 @@ def import_result(project: Project, path: Path) -> Imported:
     with located(str(path)):
         table = load_table(given.name)
         for run in given.runs:
-            for kind, known, name in (("row", [*table.rows], run.row), ("dataset", list(datasets_of(table)), run.dataset)):
-                if name not in known:
-                    raise unknown_name(kind, name, known)
+            _check_imported(table, run)
     with alone(_lock(project)):
         result = _read_or_rebuild(project, given.name)
         here = {run.place for run in result.runs if not run.is_imported}
         added = [run.model_copy(update={"is_imported": True}) for run in given.runs if run.place not in here]
         save_result(project, result.updated(added, (), result.made or given.made))
     return Imported(given.name, len(added), len(given.runs) - len(added))
+
+
+def _check_imported(table: TableFile, run: MeasuredRun) -> None:
+    """Check every name of a run from another project. Its folder is a path in the store, below which files are read and removed."""
+    _check_known("row", run.row, table.rows)
+    _check_known("variant", run.variant, (*table.rows[run.row].variants, TUNED, COMMON))
+    _check_known("dataset", run.dataset, datasets_of(table))
+    if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
+        raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
+
+
+def _check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in (names := list(known)):
+        raise unknown_name(kind, name, names)
 
 
 def _lock(project: Project) -> Path:

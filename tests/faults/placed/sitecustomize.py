@@ -29,7 +29,7 @@ POINTS = {
     ),  # the state is in a temporary file, without its proof
     "after-checkpoint": ("dml_core.training.checkpoints.file", "save_checkpoint", "after"),
     "embedding": ("tasks.runs.embeddings", "np.save", "after"),  # a shard is written to a temporary file, not renamed yet
-    "evaluating": ("tasks.scores.drawing", "draw_figures", "before"),  # scored, nothing written
+    "evaluating": ("tasks.scores.drawing", "draw_figures", "before"),  # scored, no figures drawn
     "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are published, scores and files are not
 }
 LONGEST_WAIT_SECONDS = 120.0

@@ -81,6 +81,13 @@ def test_a_run_measured_here_later_replaces_the_imported_one(project: Project, t
     assert values(project) == pytest.approx({0: 60.0, 1: 90.0, 2: 62.0})
 
 
+def test_a_later_import_replaces_an_earlier_one(project: Project, theirs: Path, tmp_path: Path) -> None:
+    import_result(project, theirs)
+    write_sealed(tmp_path / "again.json", TableResult(name=TABLE, runs=(measured(project, 1, 0.9),)), RESULT)
+    assert import_result(project, tmp_path / "again.json").num_added == 1
+    assert values(project) == pytest.approx({0: 60.0, 1: 90.0, 2: 62.0})
+
+
 @pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
 def test_runs_on_other_images_or_with_other_settings_are_named_and_left_out_of_means(
     project: Project, tmp_path: Path, changes: dict[str, object]
@@ -99,10 +106,14 @@ def test_runs_on_other_images_or_with_other_settings_are_named_and_left_out_of_m
     [
         (TABLE, {"row": "softripel"}, "unknown row 'softripel'; did you mean 'softtriple'?"),
         (TABLE, {"dataset": "cars"}, "unknown dataset 'cars'"),
+        (TABLE, {"variant": "as_relased"}, "unknown variant 'as_relased'; did you mean 'as_released'?"),
+        (TABLE, {"figures": "../../pictures"}, "has the folder '../../pictures'; expected evaluate/ and its identity"),
+        (TABLE, {"figures": "evaluate/../..", "identity": "../.."}, "has the folder 'evaluate/../..'; expected"),
+        (TABLE, {"figures": "train/1"}, "has the folder 'train/1'; expected"),
         ("softtriple/table99", {}, "unknown table 'softtriple/table99'"),
     ],
 )
-def test_unknown_names_are_refused_and_nothing_is_added(
+def test_unknown_names_and_foreign_folders_are_refused_and_nothing_is_added(
     project: Project, tmp_path: Path, name: str, changes: dict[str, object], says: str
 ) -> None:
     runs = (measured(project, 0, 0.5), measured(project, 1, 0.5, **changes))
