@@ -150,8 +150,23 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
     runs = check_tables(project, params, table_runs, request)
     for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")
-    say(f"{what}: {_count(runs, request)} on {', '.join(dict.fromkeys(spec.dataset for spec in runs))}")
+    if not (request.force or request.smoke or request.until):
+        runs = _without_imported(project, runs, say)
+    if runs:
+        say(f"{what}: {_count(runs, request)} on {', '.join(dict.fromkeys(spec.dataset for spec in runs))}")
     return params, runs
+
+
+def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str], None]) -> list[RunSpec]:
+    """Return the runs that were not imported with the present data and settings, and report the others."""
+    from tasks.plans.results import unmeasured_runs
+
+    unmeasured = unmeasured_runs(project, runs)
+    for name, number in unmeasured.num_imported.items():
+        say(f"{name}: {number} imported run{'' if number == 1 else 's'} reused; --force measures {'it' if number == 1 else 'them'} here")
+    for dataset in unmeasured.unprepared:
+        say(f"note: imported runs on {dataset} are reused only if it is prepared: dml data prepare {dataset}")
+    return unmeasured.runs
 
 
 def _standing(project: Project, request: Request, say: Callable[[str], None]) -> tuple[Params, list[RunSpec]]:

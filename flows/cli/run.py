@@ -87,7 +87,9 @@ def reproduce(
     )
     project = open_project()
     params, runs = _check("reproduce", project, request)
-    if force or request.until or not _print_reused(project, params, runs):
+    if not runs:
+        print(f"nothing to run; show the imported runs with: dml tables show {' '.join(request.tables)}")
+    elif force or request.until or not _print_reused(project, params, runs):
         _run(request, project)
 
 

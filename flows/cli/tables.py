@@ -177,8 +177,8 @@ def export(
 def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files that dml tables export wrote.")]) -> None:
     """Add runs that another project measured to this project's tables.
 
-    Use it to share the seeds of a table between machines without a common store. Runs measured here are kept. Runs with other settings
-    or data are named in the table and left out of its means.
+    Use it to share the seeds of a table between machines without a common store. Runs measured here are kept, and dml reproduce reuses
+    the imported ones. Runs with other settings or data are named in the table and left out of its means.
     """
     project = open_project()
     from tasks.plans.results import import_result

@@ -13,12 +13,15 @@ from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.plans.needs import Need, needs_of
 from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
+from tasks.runs.comparable import Facts
 from tasks.runs.identity import step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec
+from tasks.sealed import DamagedError
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
+from tasks.tables.result import facts_of, read_result
 from tasks.tables.runs import asked_runs, named_dataset
 
 Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
@@ -56,6 +59,13 @@ class LocalState:
         published = kind.published if kind is not None and issubclass(kind, OfficialDataset) else {}
         counts = {role: part.num_images for role, part in published.items()}
         return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)
+
+    def imported(self, table: str) -> frozenset[Facts]:
+        """Return the facts of a table's imported runs; none of a damaged result, which the next command that uses it rebuilds."""
+        try:
+            return read_result(self.project, table).imported
+        except DamagedError:
+            return frozenset()
 
     def is_finished(self, step: str, identity: str) -> bool:
         """Return whether a step's record and, in a local store, its folder exist; a flow checks their bytes when it reuses them."""
@@ -116,7 +126,8 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
         planned = set() if alone else planned
         table = load_table(name)
         specs = {dataset: runs for (table_name, dataset), runs in asked.runs.items() if table_name == name}
-        runs = [_planned(local, table, dataset, spec, planned) for dataset in specs for spec in specs[dataset]]
+        imported = local.imported(name)
+        runs = [_planned(local, table, dataset, spec, planned, imported) for dataset in specs for spec in specs[dataset]]
         options = {dataset: table.dataset_options(dataset) for dataset in specs}
         needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])
         estimate = total([run.estimate for run in runs], local.placement.num_groups)
@@ -124,15 +135,16 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
     return plans
 
 
-def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, planned: set[str]) -> PlannedRun:
+def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, planned: set[str], imported: frozenset[Facts]) -> PlannedRun:
     record = local.dataset(dataset, table)
     spec = spec.model_copy(update={"dataset": record.name})
     identities = step_identities(spec, record)
+    is_imported = facts_of(spec, record.digest) in imported
     steps: dict[str, Will] = {
-        step: "reused" if local.is_finished(step, identity) else "shared" if identity in planned else "run"
+        step: "reused" if is_imported or local.is_finished(step, identity) else "shared" if identity in planned else "run"
         for step, identity in identities.items()
     }
-    planned.update(identities.values())
+    planned.update(() if is_imported else identities.values())
     timed: tuple[TimedStep, ...] = ("train", "embed")
     times = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]
     return PlannedRun(spec, dataset, identities, steps, total(times))

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
+from tasks.runs.comparable import present_digest
 from tasks.runs.finished import read_finished, run_identities
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
@@ -22,7 +24,7 @@ from tasks.sealed import DamagedError, move_damaged, read_sealed, write_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, read_result, result_path, save_result
+from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
 from tasks.tables.runs import asked_runs, datasets_of
 
 FIRST_SEEDS = 10
@@ -106,6 +108,42 @@ def import_result(project: Project, path: Path) -> Imported:
         added = [run.model_copy(update={"is_imported": True}) for run in given.runs if run.place not in here]
         save_result(project, result.updated(added, (), result.made or given.made))
     return Imported(given.name, len(added), len(given.runs) - len(added))
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Runs of tables that are still to be measured, without those that were imported.
+
+    Attributes:
+        runs: in their order.
+        num_imported: table -> number of the runs that were imported with the present data and settings.
+        unprepared: datasets with imported runs that are not prepared: whether these runs have the same data is unknown.
+    """
+
+    runs: list[RunSpec]
+    num_imported: dict[str, int]
+    unprepared: tuple[str, ...]
+
+
+def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
+    """Return those of the tables' runs that another project has not measured with the same data and settings (`import_result`).
+
+    Raises:
+        DataError: a prepared dataset is damaged.
+        NewerFormatError, StoreError: as in `load_result`.
+    """
+    imported = {name: load_result(project, name).imported for name in {str(spec.table) for spec in runs}}
+    digests = {name: present_digest(project, name) for name in {spec.dataset for spec in runs}}
+    remaining, num_imported, unprepared = list[RunSpec](), Counter[str](), dict[str, None]()
+    for spec in runs:
+        facts = facts_of(spec, digests[spec.dataset])
+        if facts in imported[str(spec.table)]:
+            num_imported[str(spec.table)] += 1
+            continue
+        remaining.append(spec)
+        if facts.digest is None and facts.dataset in {other.dataset for other in imported[str(spec.table)]}:
+            unprepared[spec.dataset] = None
+    return Unmeasured(remaining, dict(num_imported), tuple(unprepared))
 
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:

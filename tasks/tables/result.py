@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, model_validator
 
 from dml_core.training.epochs import Epoch
 from tasks.environment import Project
-from tasks.runs.comparable import Facts, settings_identity
+from tasks.runs.comparable import Facts, settings_identity, spec_settings
 from tasks.runs.costs import Cost
 from tasks.runs.records import MetricRecord, Record
 from tasks.runs.specs import RunSpec, row_name, run_label
@@ -134,6 +134,11 @@ class MeasuredRun(TableRun):
         return Facts(self.dataset, self.label, self.seed, self.digest, settings)
 
 
+def facts_of(spec: RunSpec, digest: str | None) -> Facts:
+    """Return the facts that a table's run on a dataset with this digest will have when it is measured."""
+    return Facts(str(spec.column), spec.label, spec.seed, digest, spec_settings(spec, digest))
+
+
 OLD_FAILURE = re.compile(r"(?P<row>\S+) (?P<variant>\S+?)(?: (?P<epoch>\S+))?, (?P<dataset>.+), seed (?P<seed>\d+)")
 
 
@@ -151,6 +156,11 @@ class TableResult(Record):
     runs: tuple[MeasuredRun, ...] = ()
     failed: tuple[FailedRun, ...] = ()
     made: str | None = None
+
+    @property
+    def imported(self) -> frozenset[Facts]:
+        """Facts of the imported runs: a run with the same facts need not be measured here."""
+        return frozenset(run.facts for run in self.runs if run.is_imported)
 
     @model_validator(mode="before")
     @classmethod

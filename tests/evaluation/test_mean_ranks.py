@@ -35,6 +35,16 @@ def test_over_datasets_a_block_is_the_mean_over_seeds() -> None:
     assert found.sentence.startswith("By ranks of R@1 over 5 datasets, s0 is first (mean rank 1); systems differ (Friedman, p = ")
 
 
+def test_a_block_has_the_seeds_that_all_systems_have() -> None:
+    """On `d`, s2 has one seed, on which s0 is best; the other seeds of s0 and s1 would make s0 the worst."""
+    unequal = {"s0": {0: 9.0, 1: 0.0, 2: 0.0}, "s1": {0: 8.0, 1: 8.0, 2: 8.0}, "s2": {0: 7.0}}
+    found = rank_systems("recall@1", {"d": unequal, "e": scores_of([[3], [2], [1]])})
+    assert found is not None
+    assert found.mean_ranks == {"s0": 1.0, "s1": 2.0, "s2": 3.0}
+    no_shared = {"s0": {0: 9.0}, "s1": {1: 8.0}, "s2": {0: 7.0}}
+    assert rank_systems("recall@1", {"d": no_shared, "e": scores_of([[3], [2], [1]])}) is None, "without a shared seed there is no block"
+
+
 def test_groups_are_the_largest_within_the_critical_difference_by_hand() -> None:
     ranks = {"a": 1.0, "b": 1.9, "c": 2.5, "d": 4.0, "e": 5.6}
     assert alike(ranks, 1.5) == (("a", "b", "c"), ("c", "d"))

@@ -1,8 +1,8 @@
 """Mean ranks of systems over several datasets: Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
 
-Scores of different datasets have different scales, ranks do not. A block is a dataset with the means over its seeds: pairs of dataset and
-seed are not independent blocks, because a dataset's seeds share its peculiarities. For a single dataset the blocks are the seeds, and the
-result holds only for seeds of that dataset.
+Scores of different datasets have different scales, ranks do not. A block is a dataset with the means over the seeds that all systems have
+of it: pairs of dataset and seed are not independent blocks, because a dataset's seeds share its peculiarities. For a single dataset the
+blocks are the seeds, and the result holds only for seeds of that dataset.
 
 Shapes: K systems, B blocks.
 """
@@ -115,8 +115,9 @@ def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[
 
 
 def _datasets(scores: Mapping[str, Scores], systems: list[str]) -> dict[str, list[float]]:
-    """Return dataset -> mean over seeds of each system."""
-    return {dataset: [float(np.mean(list(found[name].values()))) for name in systems] for dataset, found in scores.items()}
+    """Return dataset -> mean over the seeds that all systems have of each; none without such a seed."""
+    seeds = {dataset: list(_seeds(of, systems).values()) for dataset, of in scores.items()}
+    return {dataset: np.mean(rows, axis=0).tolist() for dataset, rows in seeds.items() if rows}
 
 
 def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:

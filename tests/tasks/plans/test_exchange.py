@@ -1,6 +1,7 @@
 """Runs of a table from several projects: exported to files, imported, averaged together."""
 
 import json
+import shutil
 from pathlib import Path
 from statistics import mean
 
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 from dml_core.errors import ConfigError, DmlError
 from flows.cli.app import app
+from flows.request import REQUEST, requested_runs
 from tasks.environment import Project
+from tasks.plans.plan import plan_tables
 from tasks.plans.results import add_runs, export_result, import_result, load_result
 from tasks.sealed import DamagedError, NewerFormatError, write_sealed
 from tasks.tables.choice import Choice
@@ -157,3 +160,57 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     assert '<span class="mark older">3 runs imported</span>' in page
     assert "Runs of commit <code>theirs</code>." in page
     assert "not in this store" in page  # the pictures
+
+
+def requested(project: Project, **choice: object) -> tuple[list[int], str]:
+    """Return the seeds that a request for the row starts, and the lines that it prints."""
+    lines: list[str] = []
+    request = REQUEST.validate_python({"tables": [TABLE], "rows": [ROW], "datasets": ["cub200"], "seeds": [0, 1, 2, 3], **choice})
+    _, runs = requested_runs(project, request, lines.append)
+    return [spec.seed for spec in runs], "\n".join(lines)
+
+
+def planned(project: Project) -> dict[int, str]:
+    """Return seed -> whether the row's training will run or is reused."""
+    (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(0, 1, 2, 3)))
+    return {run.spec.seed: run.steps["train"] for run in plan.runs}
+
+
+def test_only_what_was_not_imported_is_planned_and_run_unless_it_is_forced(project: Project, theirs: Path) -> None:
+    assert requested(project)[0] == [0, 1, 2, 3]
+    import_result(project, theirs)
+    assert planned(project) == {0: "reused", 1: "reused", 2: "reused", 3: "run"}
+    seeds, lines = requested(project)
+    assert seeds == [3]
+    assert f"{TABLE}: 3 imported runs reused; --force measures them here" in lines
+    assert f"{TABLE}: 1 run on cub200" in lines
+    assert requested(project, force=True)[0] == [0, 1, 2, 3]
+    assert requested(project, smoke=True)[0] == [0, 1, 2, 3]
+    assert requested(project, seeds=[1, 2])[0] == []
+
+
+@pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
+def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
+    project: Project, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    run = measured(project, 0, 0.9)
+    given = run.model_copy(update={name: run.training | value if isinstance(value, dict) else value for name, value in changes.items()})
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(given,)), RESULT)
+    import_result(project, tmp_path / "given.json")
+    assert requested(project, seeds=[0])[0] == [0]
+    assert planned(project)[0] == "run"
+
+
+def test_imported_runs_on_images_that_are_not_prepared_are_named(project: Project, theirs: Path) -> None:
+    import_result(project, theirs)
+    shutil.rmtree(project.packed("cub200"))
+    seeds, lines = requested(project)
+    assert seeds == [0, 1, 2, 3]
+    assert "note: imported runs on cub200 are reused only if it is prepared: dml data prepare cub200" in lines
+
+
+def test_a_request_whose_runs_are_all_imported_starts_nothing(project: Project, theirs: Path) -> None:
+    import_result(project, theirs)
+    result = CliRunner().invoke(app, ["reproduce", TABLE, "--row", ROW, "-d", "cub200", "-s", "0", "-s", "2"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"nothing to run; show the imported runs with: dml tables show {TABLE}\n"
