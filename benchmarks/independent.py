@@ -74,7 +74,7 @@ def main() -> None:
         began = time.monotonic()
         torch.manual_seed(seed)
         network = FineTuned(args.weights, recipe.num_dimensions) if args.dataset == "icons" else Small(recipe.num_dimensions)
-        of_seed = score(fit(network, train, recipe), test)
+        of_seed = score(fit_plainly(network, train, recipe, recipe.num_epochs), test)
         for name, value in of_seed.items():
             scores[name].append(value)
         said = ", ".join(f"{name} {value:.1f}" for name, value in of_seed.items())
@@ -148,7 +148,7 @@ class Small(nn.Module):
         return embeddings
 
 
-def fit(network: nn.Module, train: tuple[Tensor, Tensor], recipe: Recipe) -> nn.Module:
+def fit_plainly(network: nn.Module, train: tuple[Tensor, Tensor], recipe: Recipe, num_epochs: int) -> nn.Module:
     """Train the network on the training classes, and return it."""
     pictures, labels = train
     network = network.to(memory_format=torch.channels_last).train()
@@ -159,8 +159,8 @@ def fit(network: nn.Module, train: tuple[Tensor, Tensor], recipe: Recipe) -> nn.
     groups: list[dict[str, Any]] = [{"params": part.parameters(), "lr": rate} for part, rate in parts]
     optimiser = recipe.optimiser(groups, weight_decay=1e-4)  # type: ignore[call-arg]
     per_epoch = len(labels) // recipe.batch_size
-    num_steps = recipe.num_epochs * per_epoch
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_factor(step / per_epoch, recipe.num_epochs))
+    num_steps = num_epochs * per_epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_factor(step / per_epoch, num_epochs))
     sampler = MPerClassSampler(labels, PER_CLASS, recipe.batch_size, length_before_new_iter=num_steps * recipe.batch_size)
     crop = v2.RandomCrop(recipe.side, padding=recipe.padding)
     for indices in torch.tensor(list(sampler)).view(-1, recipe.batch_size):
@@ -178,11 +178,16 @@ def rate_factor(epoch: float, num_epochs: int) -> float:
 
 
 @torch.no_grad()
+def embed_all(network: nn.Module, pictures: Tensor, batch_size: int) -> Tensor:
+    """Return (N, D) embeddings of unit length of (N, 3, H, W) pictures in 0..255."""
+    return functional.normalize(torch.cat([network(batch) for batch in torch.split(pictures, batch_size)]))
+
+
+@torch.no_grad()
 def score(network: nn.Module, test: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Return Recall@1 and MAP@R of the test classes, in percent."""
-    network.eval()
     pictures, labels = test
-    embeddings = functional.normalize(torch.cat([network(batch) for batch in pictures.chunk(20)]))
+    embeddings = embed_all(network.eval(), pictures, 500)
     wanted = ("precision_at_1", "mean_average_precision_at_r")
     calculator = AccuracyCalculator(include=wanted, k="max_bin_count", device=torch.device("cpu"))
     values = calculator.get_accuracy(embeddings, labels, embeddings, labels, ref_includes_query=True)
