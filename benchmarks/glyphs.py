@@ -4,10 +4,10 @@
     python benchmarks/glyphs.py
 
 The row is `normalised-softmax`. Training is three epochs of its twelve; the network that they leave embeds the test classes, and these
-embeddings are scored and clustered. Peers: a plain loop over images in memory with pytorch-metric-learning's loss and sampler (`benchmarks/independent.py`), a
-plain loop over the test images, FAISS's exact search of the 1000 nearest and pytorch-metric-learning's MAP@R, and `faiss.Kmeans` with as
-many clusters and iterations. Each measurement has its own process and all cores. Memory is the peak of the process above that before the
-step. Exponent: e of cost ~ classes^e between the two sizes. Prints Markdown.
+embeddings are scored and clustered. Peers: a plain loop over images in memory with pytorch-metric-learning's loss and sampler
+(`benchmarks/independent.py`), a plain loop over the test images, FAISS's exact search of the 1000 nearest, pytorch-metric-learning's MAP@R,
+and `faiss.Kmeans` with as many clusters and iterations. Each measurement has its own process and all cores. Memory is the peak of the
+process above that before the step. Exponent: e of cost ~ classes^e between the two sizes. Prints Markdown.
 """
 
 import math
