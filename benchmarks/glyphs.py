@@ -31,6 +31,7 @@ from dml_core.evaluation.clustering import kmeans
 from dml_core.evaluation.config import EvaluationConfig, KMeansConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import fit
@@ -102,7 +103,7 @@ def train(size: str, folder: Path) -> Callable[[], object]:
 
     def work() -> None:
         system = fit(config, dataset, 0, folder / size / "run", torch.device("cpu"), report=_ignore)
-        torch.save(system.model, folder / f"{size}.pt")
+        torch.save(system.model.state_dict(), folder / f"{size}.pt")
 
     return work
 
@@ -125,8 +126,10 @@ def train_plainly(size: str, folder: Path) -> Callable[[], object]:
 
 def embed(size: str, folder: Path) -> Callable[[], object]:
     """Embed the test images, and keep the embeddings for the next steps."""
-    model, test = torch.load(folder / f"{size}.pt", weights_only=False), PackedDataset(ROOT / "data/packed" / size, "test")
-    return lambda: extract(model, _config(size).transform, {"test": test}, folder / f"{size}-embeddings", torch.device("cpu"))
+    config, test = _config(size), PackedDataset(ROOT / "data/packed" / size, "test")
+    model = Embedder(config.model, len(test.class_names))
+    model.load_state_dict(torch.load(folder / f"{size}.pt", weights_only=True))
+    return lambda: extract(model, config.transform, {"test": test}, folder / f"{size}-embeddings", torch.device("cpu"))
 
 
 def embed_plainly(size: str, folder: Path) -> Callable[[], object]:
