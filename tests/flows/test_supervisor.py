@@ -60,7 +60,7 @@ class Started:
         assert self.process.stdout is not None
         self.flow, self.server = map(int, self.process.stdout.readline().split())
         until = time.monotonic() + 20
-        while len(self.left()) < 5 and time.monotonic() < until:  # the orphan may still be starting
+        while len(self.left()) < 5 and self.process.poll() is None and time.monotonic() < until:  # the orphan may still be starting
             time.sleep(0.05)
 
     def left(self) -> list[list[str]]:
