@@ -139,13 +139,20 @@ class ShownLine(Record):
         return f"{number} run{'s' if number > 1 else ''} imported" if number else ""
 
     @property
+    def counted_seeds(self) -> str:
+        """The number of seeds in words; a range if columns have different numbers."""
+        numbers = {len(cell.values) for cell in self.cells if cell is not None} or {len(self.seeds)}
+        least, most = min(numbers), max(numbers)
+        return f"{least} to {most} seeds" if least < most else f"{most} seed{'s' if most > 1 else ''}"
+
+    @property
     def label(self) -> str:
         """The line in words: variant, epoch, numbers of seeds and of imported runs, and whether older code made it."""
         epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
         imported = [self.imported] if self.imported else []
         older = ["made by older code"] if self.older_code else []
         variant = "common track, not judged" if self.variant == COMMON else self.variant
-        return ", ".join([variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *imported, *older])
+        return ", ".join([variant, *epoch, self.counted_seeds, *imported, *older])
 
 
 class ShownRow(Record):

@@ -63,6 +63,14 @@ def test_the_tolerance_is_the_row_s_or_the_metric_s_or_the_table_s():
     assert [(found.of, found.value) for found in table.tolerances] == [("every column", 1.0), ("nmi", 4.0), ("row Wide", 9.0)]
 
 
+def test_a_line_with_different_numbers_of_seeds_in_its_columns_says_so():
+    three = seeds("ours", recall_at_1=0.605)
+    two = [run("ours", seed, csc=7.5, variant="as_published", dataset="sop") for seed in range(2)]
+    assert rows(shown(*three))["ours"].lines[0].label == "as_published, 3 seeds"
+    assert rows(shown(*three, *two))["ours"].lines[0].label == "as_published, 2 to 3 seeds"
+    assert rows(shown(*two[:1]))["ours"].lines[0].label == "as_published, 1 seed"
+
+
 def test_a_tolerance_of_a_metric_that_no_column_has_is_refused():
     wrong = FILE | {"tolerances": {"nmj": {"value": 1.0, "reason": "a slip"}}}
     with pytest.raises(ConfigError, match="tolerances: no column is of metric 'nmj'"):
