@@ -75,7 +75,7 @@ def main() -> None:
         print(f"\n{ours} / {theirs}: {' and '.join(ratios)}")
 
 
-def in_own_process(step: Callable[[str, Path], float], size: str, folder: Path) -> Cost:
+def in_own_process(step: Callable[[str, Path], Callable[[], object]], size: str, folder: Path) -> Cost:
     """Run a step in a new process, which returns its seconds and memory."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(_measured, (step, size, folder))

@@ -88,7 +88,7 @@ def reproduce(
     project = open_project()
     params, runs = _check("reproduce", project, request)
     if not runs:
-        print(f"nothing to run; show the imported runs with: dml tables show {' '.join(request.tables)}")
+        print("nothing to run: all runs were imported; show them with: dml tables show TABLE")
     elif force or request.until or not _print_reused(project, params, runs):
         _run(request, project)
 

@@ -213,4 +213,4 @@ def test_a_request_whose_runs_are_all_imported_starts_nothing(project: Project, 
     import_result(project, theirs)
     result = CliRunner().invoke(app, ["reproduce", TABLE, "--row", ROW, "-d", "cub200", "-s", "0", "-s", "2"])
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"nothing to run; show the imported runs with: dml tables show {TABLE}\n"
+    assert result.stdout == "nothing to run: all runs were imported; show them with: dml tables show TABLE\n"
