@@ -35,6 +35,14 @@ def test_over_datasets_a_block_is_the_mean_over_seeds() -> None:
     assert found.sentence.startswith("By ranks of R@1 over 5 datasets, s0 is first (mean rank 1); systems differ (Friedman, p = ")
 
 
+def test_a_block_is_a_mean_and_no_other_summary() -> None:
+    """The means are 4, 5 and 4.5; the largest and the smallest values are in other orders."""
+    scores = scores_of([[9, 1, 2], [5, 4, 6], [4.5, 4.5, 4.5]])
+    found = rank_systems("recall@1", {"d": scores, "e": scores})
+    assert found is not None
+    assert found.mean_ranks == {"s1": 1.0, "s2": 2.0, "s0": 3.0}
+
+
 def test_a_block_has_the_seeds_that_all_systems_have() -> None:
     """On `d`, s2 has one seed, on which s0 is best; the other seeds of s0 and s1 would make s0 the worst."""
     unequal = {"s0": {0: 9.0, 1: 0.0, 2: 0.0}, "s1": {0: 8.0, 1: 8.0, 2: 8.0}, "s2": {0: 7.0}}
