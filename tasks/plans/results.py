@@ -15,12 +15,13 @@ from tasks.environment import Project, finished_records
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.comparable import present_digest
+from tasks.runs.costs import Cost
 from tasks.runs.finished import read_finished, run_identities
 from tasks.runs.protocols import COMMON
-from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
+from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING, TUNED
-from tasks.sealed import DamagedError, move_damaged, read_sealed, write_sealed
+from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
@@ -106,7 +107,10 @@ def import_result(project: Project, path: Path) -> Imported:
         result = _read_or_rebuild(project, given.name)
         here = {run.place for run in result.runs if not run.is_imported}
         added = [run.model_copy(update={"is_imported": True}) for run in given.runs if run.place not in here]
-        save_result(project, result.updated(added, (), result.made or given.made))
+        result = result.updated(added, (), result.made or given.made)
+        imported = tuple(run for run in result.runs if run.is_imported)
+        write_sealed(_imported_path(project, given.name), TableResult(name=given.name, runs=imported), RESULT)
+        save_result(project, result)
     return Imported(given.name, len(added), len(given.runs) - len(added))
 
 
@@ -116,7 +120,7 @@ class Unmeasured:
 
     Attributes:
         runs: in their order.
-        num_imported: table -> number of the runs that were imported with the present data and settings.
+        num_imported: table -> number of the runs that were imported with the present data, settings and measurements.
         unprepared: datasets with imported runs that are not prepared: whether these runs have the same data is unknown.
     """
 
@@ -126,7 +130,7 @@ class Unmeasured:
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
-    """Return those of the tables' runs that another project has not measured with the same data and settings (`import_result`).
+    """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
 
     Raises:
         DataError: a prepared dataset is damaged.
@@ -136,12 +140,12 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     digests = {name: present_digest(project, name) for name in {spec.dataset for spec in runs}}
     remaining, num_imported, unprepared = list[RunSpec](), Counter[str](), dict[str, None]()
     for spec in runs:
-        facts = facts_of(spec, digests[spec.dataset])
-        if facts in imported[str(spec.table)]:
+        facts, of_table = facts_of(spec, digests[spec.dataset]), imported[str(spec.table)]
+        if of_table.get(facts) == spec.measurements:
             num_imported[str(spec.table)] += 1
             continue
         remaining.append(spec)
-        if facts.digest is None and facts.dataset in {other.dataset for other in imported[str(spec.table)]}:
+        if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
     return Unmeasured(remaining, dict(num_imported), tuple(unprepared))
 
@@ -164,16 +168,23 @@ def _lock(project: Project) -> Path:
     return project.state / "tables" / ".lock"
 
 
+def _imported_path(project: Project, name: str) -> Path:
+    """Return the path of the copy of a table's imported runs, from which a damaged result gets them back: the store has none of them."""
+    return result_path(project, f"{name}.imported")
+
+
 def _read_or_rebuild(project: Project, name: str) -> TableResult:
     """Return the result; a damaged one is set aside and rebuilt. The caller holds the lock."""
     try:
         return read_result(project, name)
     except DamagedError as error:
         aside = move_damaged(result_path(project, name))
-        result = TableResult(name=name).updated(_rebuilt_runs(project, name, aside), (), None)
+        imported = read_or_set_aside(_imported_path(project, name), RESULT) or TableResult(name=name)
+        rebuilt = _rebuilt_runs(project, name, aside)
+        result = imported.updated(rebuilt, (), None)
         if result.runs:
             save_result(project, result)
-        num_runs = f"{len(result.runs)} run{'' if len(result.runs) == 1 else 's'}"
+        num_runs = f"{len(rebuilt)} run{'' if len(rebuilt) == 1 else 's'}"
         logger.warning("%s; kept as %s; rebuilt %s from the store; rerun dml reproduce to add the others", error, aside.name, num_runs)
         return result
 
@@ -230,23 +241,24 @@ def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> I
 
 
 def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
-    """Return a run as its flow would add it to the result; None if its scores in the store are missing or damaged."""
+    """Return a run as its flow adds it to the result, without the commit; None if its scores in the store are missing or damaged."""
     for run in run_identities(project.state, spec, record):
+        trained, embedded, scored = _finished("train", run.trained), _finished("embed", run.embedded), _finished("evaluate", run.scored)
+        if not isinstance(scored, ScoreRecord):
+            continue
         try:
-            finished = read_finished(finished_records(), "evaluate", run.scored)
-            if not isinstance(finished, ScoreRecord):
-                continue
-            scores = read_scores(finished, open_store(project).pull(finished.key))
+            scores = read_scores(scored, open_store(project).pull(scored.key))
         except DmlError:
             continue
-        return MeasuredRun.of(spec, scores, record.digest, _training_seconds(run.trained), run.older_code)
+        seconds = None if trained is None else trained.facts.get("seconds")
+        costs = {step.step: cost for step in (trained, embedded, scored) if step is not None and (cost := Cost.of(step)) is not None}
+        return MeasuredRun.of(spec, scores, record.digest, seconds, run.older_code, costs)
     return None
 
 
-def _training_seconds(trained: str) -> float | None:
-    """Return a run's training time in seconds; None if its record is missing or damaged, which affects no score."""
+def _finished(step: str, identity: str) -> StepRecord | None:
+    """Return the record of a finished step; None if it is missing or damaged."""
     try:
-        record = read_finished(finished_records(), "train", trained)
+        return read_finished(finished_records(), step, identity)
     except DmlError:
         return None
-    return None if record is None else record.facts.get("seconds")

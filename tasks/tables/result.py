@@ -78,7 +78,7 @@ class MeasuredRun(TableRun):
         identity: identity of its evaluation at the time of the measurement.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
-        training: all training settings; evaluation: all evaluation settings.
+        training, evaluation: all settings; measurements: their options by name, empty for runs made before they were recorded.
         seconds: duration of its training, if known.
         older_code: source files that differ from those that made it, if it was kept nevertheless.
         digest: digest of the dataset's content; None for runs measured before it was recorded.
@@ -93,6 +93,7 @@ class MeasuredRun(TableRun):
     figures: str
     training: dict[str, Any]
     evaluation: dict[str, Any]
+    measurements: dict[str, dict[str, Any]] = {}
     seconds: float | None = None
     older_code: tuple[str, ...] = ()
     digest: str | None = None
@@ -120,6 +121,7 @@ class MeasuredRun(TableRun):
             figures=scores.key,
             training=spec.training.model_dump(mode="json"),
             evaluation=spec.evaluation.model_dump(mode="json"),
+            measurements=spec.measurements,
             seconds=seconds,
             older_code=older_code,
             digest=digest,
@@ -158,9 +160,9 @@ class TableResult(Record):
     made: str | None = None
 
     @property
-    def imported(self) -> frozenset[Facts]:
-        """Facts of the imported runs: a run with the same facts need not be measured here."""
-        return frozenset(run.facts for run in self.runs if run.is_imported)
+    def imported(self) -> dict[Facts, dict[str, dict[str, Any]]]:
+        """Facts of the imported runs -> their measurements: a run with the same of both need not be measured here."""
+        return {run.facts: run.measurements for run in self.runs if run.is_imported}
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
 from tasks.environment import Project
 from tasks.plans.plan import plan_tables
-from tasks.plans.results import add_runs, export_result, import_result, load_result
+from tasks.plans.results import add_runs, export_result, import_result, load_result, unmeasured_runs
 from tasks.sealed import DamagedError, NewerFormatError, write_sealed
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
@@ -199,6 +199,30 @@ def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
     import_result(project, tmp_path / "given.json")
     assert requested(project, seeds=[0])[0] == [0]
     assert planned(project)[0] == "run"
+
+
+def test_imported_runs_without_todays_measurements_are_measured_here(project: Project, tmp_path: Path) -> None:
+    name, choice = "tuplet_margin/figure6", Choice(datasets=("cub200",))
+    spec, *_ = asked_runs([name], choice).runs[name, "cub200"]
+    assert spec.measurements
+    for measurements, is_reused in (({}, False), (spec.measurements, True)):
+        place = {"row": spec.row, "variant": spec.variant, "epoch": spec.evaluation.epoch}
+        settings = {part: getattr(spec, part).model_dump(mode="json") for part in ("training", "evaluation")}
+        run = measured(project, 0, 0.5, **place, **settings, measurements=measurements)
+        write_sealed(tmp_path / "given.json", TableResult(name=name, runs=(run,)), RESULT)
+        import_result(project, tmp_path / "given.json")
+        (plan,) = plan_tables(look(project), [name], choice)
+        assert plan.runs[0].steps["evaluate"] == ("reused" if is_reused else "run")
+        assert len(unmeasured_runs(project, [spec.model_copy(update={"dataset": run.project_dataset})]).runs) == (not is_reused)
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+def test_imported_runs_survive_damage_of_the_result(project: Project, theirs: Path, how: str) -> None:
+    import_result(project, theirs)
+    before = load_result(project, TABLE)
+    DAMAGE[how](result_path(project, TABLE))
+    assert load_result(project, TABLE).runs == before.runs
+    assert planned(project) == {0: "reused", 1: "reused", 2: "reused", 3: "run"}
 
 
 def test_imported_runs_on_images_that_are_not_prepared_are_named(project: Project, theirs: Path) -> None:

@@ -14,6 +14,7 @@ from tasks.files import files_set_aside
 from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
+from tasks.runs.costs import FACT, Cost
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
@@ -52,13 +53,13 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
     folder = Path(project.store) / "evaluate" / scored.identity
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"recall@1": spec.seed / 2**21}))
-    checkpoint = CheckpointRecord(
-        step="train", identity=trained.identity, key=f"train/{trained.identity}", files=(), facts={"seconds": 12.5}
-    )
+    cost = Cost(cpu_seconds=25.0)
+    facts = {"seconds": 12.5, FACT: cost.model_dump(mode="json")}
+    checkpoint = CheckpointRecord(step="train", identity=trained.identity, key=f"train/{trained.identity}", files=(), facts=facts)
     scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=describe_folder(folder))
     keep(checkpoint)
     keep(scores)
-    return MeasuredRun.of(spec, read_scores(scores, folder), record.digest, 12.5)
+    return MeasuredRun.of(spec, read_scores(scores, folder), record.digest, 12.5, costs={"train": cost})
 
 
 def finished_table(project: Project, choice: Choice = SOME) -> TableResult:
@@ -124,7 +125,7 @@ def test_scores_that_do_not_fit_their_record_are_not_rebuilt(project: Project) -
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
-def test_a_damaged_record_of_the_training_costs_its_seconds_alone(project: Project, how: str) -> None:
+def test_a_damaged_record_of_the_training_loses_only_its_time_and_cost(project: Project, how: str) -> None:
     before = finished_table(project, Choice(seeds=(0,)))
     here = look(project)
     for (_, dataset), specs in asked_runs([TABLE], Choice(seeds=(0,))).runs.items():
@@ -133,7 +134,7 @@ def test_a_damaged_record_of_the_training_costs_its_seconds_alone(project: Proje
             DAMAGE[how](finished_records() / train_step(spec.model_copy(update={"dataset": record.name}), record).identity)
     result_path(project, TABLE).write_bytes(b"")
     assert [run.seconds for run in before.runs] == [12.5, 12.5]
-    assert load_result(project, TABLE).runs == tuple(run.model_copy(update={"seconds": None}) for run in before.runs)
+    assert load_result(project, TABLE).runs == tuple(run.model_copy(update={"seconds": None, "costs": {}}) for run in before.runs)
 
 
 def test_runs_of_older_code_and_of_other_variants_are_rebuilt_and_marked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
