@@ -26,6 +26,7 @@ from tasks.sealed import read_or_set_aside, write_sealed
 
 COSTS, FACT = "costs", "cost"
 TICK_SECONDS = 1.0
+SPACING = 0.005  # of the time so far, between recorded positions: each tick writes all, and a training of a day reaches 170,000
 POWERCAP = Path("/sys/class/powercap")
 START, OTHER = "start", "between steps"
 
@@ -133,7 +134,8 @@ class StepMeter:
                 kept = [place for place in self._positions if place[0] <= position] or [(0, 0.0)]
                 self._lost += now - kept[-1][1]
                 self._positions, self._retried_at = kept, None
-            self._positions.append((position, now))
+            if now - self._positions[-1][1] >= SPACING * now:
+                self._positions.append((position, now))
 
     def share(self, cost: Cost) -> None:
         """Add the step's share of what the flow's process and the machine used."""
