@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -50,6 +50,7 @@ from tasks.tracking.connection import SQLITE, Lock, LockingClient, create_databa
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
+SUPERSEDED = "superseded"  # a deleted run's PUBLISHED_TAG, so that it is completed and made current when it is restored
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
 
@@ -167,7 +168,7 @@ class Tracker:
             if isinstance(report, RunReport):
                 return self._deliver_run(report)
             with alone(self._lock):
-                parent = self._find_or_create_parent(report.comparison, report.dataset)
+                parent = self._find_or_create_parent(report.comparison, self._experiment(report.dataset))
             publish_comparison(self._client, parent, report)
             return parent
 
@@ -268,7 +269,7 @@ class Tracker:
                 continue
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
-            self._client.set_tag(run.info.run_id, PUBLISHED_TAG, "superseded")  # so that a restored run is completed and made current
+            self._client.set_tag(run.info.run_id, PUBLISHED_TAG, SUPERSEDED)
             self._client.delete_run(run.info.run_id)
 
     # ------------------------------------------------------------ finding and creating
@@ -279,42 +280,54 @@ class Tracker:
         If MLflow died between a run's creation and its parameters, they are added now.
         """
         parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
-        runs = project_runs(self._client, {IDENTITY_TAG: identity}, run_view_type=ViewType.ALL)
-        if runs:
-            run, run_id = runs[0], str(runs[0].info.run_id)
-            if run.info.lifecycle_stage == "deleted":
-                self._client.restore_run(run_id)
-            if run.data.tags.get(PUBLISHED_TAG) != "true":
-                self._client.update_run(run_id, "RUNNING")
-                self._client.set_tag(run_id, PROCESS_TAG, child_run.process_tag())
-                self._log_parameters(run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
-            return run_id
-        parent = self._find_or_create_parent(comparison, dataset)
-        tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
-        run = self._client.create_run(self._experiment(dataset), run_name=child_run.run_title(dataset, variant, seed), tags=tags)
-        self._log_parameters(run.info.run_id, parameters)
+        experiment = self._experiment(dataset)
+        run = self._find({IDENTITY_TAG: identity})
+        if run is None:
+            parent = self._find_or_create_parent(comparison, experiment)
+            tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
+            run = self._client.create_run(experiment, run_name=child_run.run_title(dataset, variant, seed), tags=tags)
+            self._log_parameters(run.info.run_id, parameters)
+        elif run.data.tags.get(PUBLISHED_TAG) != "true":
+            self._client.update_run(run.info.run_id, "RUNNING")
+            self._client.set_tag(run.info.run_id, PROCESS_TAG, child_run.process_tag())
+            self._log_parameters(run.info.run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
         return str(run.info.run_id)
 
     def _log_parameters(self, run_id: str, parameters: dict[str, str]) -> None:
         self._client.log_batch(run_id, params=[Param(name, value) for name, value in parameters.items()])
 
-    def _find_or_create_parent(self, comparison: str, dataset: str) -> str:
-        run = next(iter(project_runs(self._client, {COMPARISON_TAG: comparison})), None)
+    def _find_or_create_parent(self, comparison: str, experiment: str) -> str:
+        run = self._find({COMPARISON_TAG: comparison})
         if run is None:
-            run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
+            run = self._client.create_run(experiment, run_name=comparison, tags={COMPARISON_TAG: comparison})
         if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
+    def _find(self, tags: dict[str, str]) -> Any:
+        """Return the newest run with these tags, or None. If all are deleted, by a user or as superseded, it is restored."""
+        runs = project_runs(self._client, tags, run_view_type=ViewType.ALL)
+        run = min(runs, key=lambda run: run.info.lifecycle_stage == LifecycleStage.DELETED, default=None)
+        if run is not None and run.info.lifecycle_stage == LifecycleStage.DELETED:
+            self._client.restore_run(run.info.run_id)
+        return run
+
     def _experiment(self, dataset: str) -> str:
-        """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location."""
+        """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location.
+
+        If a user has deleted it, it is restored: MLflow allows no other experiment with its name.
+        """
         name = experiment_name(dataset)
         experiment = self._client.get_experiment_by_name(name)
-        if experiment is not None:
-            return str(experiment.experiment_id)
-        location = (self._artifacts / dataset).absolute().as_uri() if self._is_local else None
-        tags = experiment_tags(comparison_title(dataset, "test"))
-        return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
+        if experiment is None:
+            location = (self._artifacts / dataset).absolute().as_uri() if self._is_local else None
+            tags = experiment_tags(comparison_title(dataset, "test"))
+            return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
+        if experiment.lifecycle_stage == LifecycleStage.DELETED:
+            self._client.restore_experiment(experiment.experiment_id)
+            for run in project_runs(self._client, {PUBLISHED_TAG: SUPERSEDED}):  # they are restored with the others
+                self._client.delete_run(run.info.run_id)
+        return str(experiment.experiment_id)
 
 
 class LiveCurves:
