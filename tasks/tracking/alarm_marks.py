@@ -17,6 +17,11 @@ ALARM_TAG = "dml.alarm"
 NOTE = "Not reproduced: "
 
 
+def with_alarm(note: str, alarm: str) -> str:
+    """Return a description with the line of an alarm before it; unchanged for an empty text."""
+    return f"{NOTE}{alarm}\n\n{note}" if alarm else note
+
+
 def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> int:
     """Mark the comparisons of a table or dataset with its alarms, or remove the marks if there are none; return how many were changed.
 
@@ -39,7 +44,7 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
                 continue
             note = run.data.tags.get(NOTE_TAG, "")
             plain = note.partition("\n\n")[2] if note.startswith(NOTE) else note
-            marked = f"{NOTE}{' '.join(texts)}\n\n{plain}" if texts else plain
+            marked = with_alarm(plain, " ".join(texts))
             if marked == note and (ALARM_TAG in run.data.tags) == bool(texts):
                 continue
             num_changed += 1

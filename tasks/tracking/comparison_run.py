@@ -17,6 +17,7 @@ from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title
+from tasks.tracking.alarm_marks import ALARM_TAG, with_alarm
 from tasks.tracking.child_run import (
     NOTE_TAG,
     PART_TAG,
@@ -95,8 +96,9 @@ def _publish_variants(client: MlflowClient, experiment: str, comparison: str, su
 
 
 def _describe_parent(client: MlflowClient, parent: str, report: ComparisonReport, note: str) -> None:
-    """Set description, tags and files of a parent run."""
+    """Set description, tags and files of a parent run; its alarm stays."""
     run = client.get_run(parent)
+    note = with_alarm(note, run.data.tags.get(ALARM_TAG, ""))
     named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
     if run.data.tags.get(NOTE_TAG) != note or not named.items() <= run.data.tags.items():
         set_tags(client, parent, mlflow_tags(report.tags) | named | {NOTE_TAG: note})

@@ -49,7 +49,17 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
-from tasks.tracking.child_run import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, VARIANT_TAG, PublishedRun, experiment_name
+from tasks.tracking.alarm_marks import mark_comparisons
+from tasks.tracking.child_run import (
+    COMPARISON_TAG,
+    IDENTITY_TAG,
+    NOTE_TAG,
+    PARENT_TAG,
+    PROCESS_TAG,
+    VARIANT_TAG,
+    PublishedRun,
+    experiment_name,
+)
 from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
@@ -376,6 +386,35 @@ def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tra
     assert points(tracker, first) == counted
     assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [second]
     assert len(client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])) == 2
+
+
+def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(tracker: Tracker, report: RunReport) -> None:
+    first, second = tracker.publish(report), tracker.publish(report.model_copy(update={"identity": "identity-of-y"}))
+    parent, client = tracker.publish(comparison()), client_of(tracker)
+
+    def publish_again() -> None:
+        assert tracker.publish(report.model_copy(update={"identity": "identity-of-y"})) == second
+        assert tracker.publish(comparison()) == parent == client.get_run(second).data.tags[PARENT_TAG]
+        assert not list(tracker.outbox.glob("*.json"))
+        assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
+        assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]  # superseded
+
+    for deleted in (parent, second):
+        client.delete_run(deleted)
+        publish_again()
+    client.delete_experiment(client.get_experiment_by_name(experiment_name("d")).experiment_id)
+    publish_again()
+
+
+def test_an_alarm_stays_in_the_description_when_the_comparison_is_published_again(tracker: Tracker, tmp_path: Path) -> None:
+    tracker.publish(comparison())
+    plain = parent_of(tracker).data.tags[NOTE_TAG]
+    mark_comparisons(tracker.uri, tmp_path, "d", ["drifted."])
+    tracker.publish(comparison())
+    assert parent_of(tracker).data.tags[NOTE_TAG] == f"Not reproduced: drifted.\n\n{plain}"
+    mark_comparisons(tracker.uri, tmp_path, "d", [])
+    tracker.publish(comparison())
+    assert parent_of(tracker).data.tags[NOTE_TAG] == plain
 
 
 def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
