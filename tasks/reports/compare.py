@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -103,13 +104,12 @@ def write_report(
     has_curves = _draw_figures(title, runs, folder)
     over_classes = {} if comparison is None else _over_classes(runs, comparison)
     _write_differences(title, scored, comparison, over_classes, folder / DIFFERENCES_FOLDER)
-    num_seeds = len({spec.seed for spec, _ in runs})
     text = render(
         "report.md",
         title=title,
         conclusions=[] if comparison is None else [comparison.sentence, _other_classes(comparison, over_classes), comparison.limits],
         role=runs[0][0].evaluation.role,
-        spread=says_seeds(num_seeds),
+        spread=says_seeds(Counter(spec.variant for spec, _ in runs).values()),
         bold_says=comparison.bold_says if comparison is not None and comparison.best_set else "",
         rows=_rows(summaries, comparison, older_code or {}),
         older_code={variant: made_by_older_code(files) for variant, files in (older_code or {}).items()},

@@ -21,6 +21,7 @@ def test_three_seeds_have_students_interval() -> None:
 
 
 def test_a_legend_says_when_seeds_are_too_few() -> None:
-    assert says_seeds(1) == "one seed"
-    assert says_seeds(2) == "mean over 2 seeds (too few to decide, at least 3 are needed)"
-    assert says_seeds(5) == "mean ± half of the 95 % interval over 5 seeds"
+    assert says_seeds([1, 1]) == "one seed"
+    assert says_seeds([2]) == "mean over 2 seeds (too few to decide, at least 3 are needed)"
+    assert says_seeds([5, 5]) == "mean ± half of the 95 % interval over 5 seeds"
+    assert says_seeds([5, 1, 3]) == "mean ± half of the 95 % interval over 1 to 5 seeds"

@@ -1,6 +1,6 @@
 """A metric over the seeds of one system: its mean and, for enough seeds, its 95 % interval."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dml_core.evaluation.statistics.confidence import Summary, mean_over_seeds, summarise
@@ -23,10 +23,16 @@ def summarise_seeds(values: Sequence[float]) -> Summary:
     return replace(summarise(values), half_width=mean_and_half_width(values)[1])
 
 
-def says_seeds(num_seeds: int) -> str:
-    """Return what a table's figures are, for its legend: `mean ± half of the 95 % interval over 5 seeds`."""
-    if num_seeds == 1:
+def says_seeds(numbers: Collection[int]) -> str:
+    """Return what a table's figures are, for its legend: `mean ± half of the 95 % interval over 5 seeds`.
+
+    Args:
+        numbers: numbers of seeds of its rows; different ones are shown as a range.
+    """
+    least, most = min(numbers), max(numbers)
+    if most == 1:
         return "one seed"
-    if num_seeds < MIN_SEEDS:
-        return f"mean over {num_seeds} seeds ({TOO_FEW})"
-    return f"mean ± half of the 95 % interval over {num_seeds} seeds"
+    counted = f"{least} to {most} seeds" if least < most else f"{most} seeds"
+    if most < MIN_SEEDS:
+        return f"mean over {counted} ({TOO_FEW})"
+    return f"mean ± half of the 95 % interval over {counted}"

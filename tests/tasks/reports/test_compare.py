@@ -66,6 +66,11 @@ def test_variants_are_compared_with_the_named_reference(tmp_path: Path) -> None:
     assert "+22.0 ± 7.2" in text  # c minus a, not c minus b
 
 
+def test_variants_with_different_numbers_of_seeds_say_so(tmp_path: Path) -> None:
+    runs = [run("a", seed, 0.5) for seed in range(5)] + [run("b", 3, 0.1)]
+    assert "95 % interval over 1 to 5 seeds." in write_report("title", runs, tmp_path)
+
+
 def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
     runs = [run("a", 0, 0.4), run("a", 2, 0.5), run("a", 1, 0.6), run("b", 2, 0.1)]
     write_report("title", runs, tmp_path)
