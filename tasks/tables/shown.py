@@ -324,7 +324,9 @@ class ShownTable(Record):
 
     @property
     def conclusions(self) -> list[str]:
-        """Sentences of the comparisons and of a ranking over datasets; a table of several datasets names them."""
+        """Sentences of the comparisons and of a ranking over datasets; a table of several datasets names them. None from too few seeds."""
+        if not self.comparisons:
+            return []
         has_several = len({column.dataset for column in self.columns}) > 1
         sentences = [(f"{comparison.dataset}: " if has_several else "") + comparison.sentence for comparison in self.comparisons]
         return [*sentences, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]

@@ -285,6 +285,7 @@ def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
     assert (table.ranking.over, list(table.ranking.mean_ranks)) == ("datasets", ["Alike (c)", "Alike (b)", "Alike (a)"])
     assert len(table.comparisons) == 2
     assert table.conclusions[-1] == table.ranking.sentence
+    assert shown(*(run for run in runs if run.seed == 0), file=file).conclusions == []
 
 
 def on(digest: str | None, found: list, **changes) -> list:
