@@ -63,6 +63,15 @@ def test_the_set_of_the_best_by_hand() -> None:
     )
 
 
+def test_a_system_that_was_not_compared_with_the_best_has_no_lower_end() -> None:
+    """Between `high` and `low`, which share no seed, only the sum of two differences is known, and no bound on it is simultaneous."""
+    middle = {0: 50.0, 1: 52.0, 2: 54.0, 3: 50.0, 4: 52.0, 5: 54.0}
+    found = compared({"middle": middle, "low": {0: 40.0, 1: 42.2, 2: 43.8}, "high": {3: 60.0, 4: 62.2, 5: 63.8}})
+    assert found.best_set == {"high"}
+    assert found.to_best["low"] == (None, 0.0)
+    assert [found.beside(name) for name in ("high", "middle", "low")] == ["+0.0 to +10.5", "-10.5 to +0.0", "at most +0.0"]
+
+
 def test_a_named_reference_is_corrected_for_its_own_comparisons_alone() -> None:
     found = compared(HAND, reference="c")
     assert (found.reference, found.is_named) == ("c", True)
@@ -128,6 +137,12 @@ def test_posteriors_are_shares_of_draws() -> None:
             HAND | {"b": {0: 49.0}},
             "Best mean R@1: a, 52.0. a is the best (95 % confidence). Significantly worse than a: c (-10.0 ± 0.5). "
             "Not compared: b (fewer than 3 shared seeds). Systems differ in their seeds; each pair is compared over those that it shares.",
+        ),
+        (
+            {"new": {0: 90.0}, "a": {0: 60.0, 1: 62.1, 2: 61.0}, "b": {0: 49.0, 1: 51.0, 2: 50.0}},
+            "Best mean R@1: new, 90.0. a is the best of the compared systems (95 % confidence). "
+            "Not compared: new (fewer than 3 shared seeds). "
+            "Systems differ in their seeds; each pair is compared over those that it shares.",
         ),
     ],
 )

@@ -53,6 +53,14 @@ def test_a_block_has_the_seeds_that_all_systems_have() -> None:
     assert rank_systems("recall@1", {"d": no_shared, "e": scores_of([[3], [2], [1]])}) is None, "without a shared seed there is no block"
 
 
+def test_equal_means_share_a_rank_whatever_the_order_of_their_values() -> None:
+    """0.1 + 0.2 + 0.3 is above 0.3 + 0.2 + 0.1 in floating point."""
+    scores = scores_of([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.0, 0.0, 0.0]])
+    found = rank_systems("recall@1", {"d": scores, "e": scores})
+    assert found is not None
+    assert found.mean_ranks == {"s0": 1.5, "s1": 1.5, "s2": 3.0}
+
+
 def test_groups_are_the_largest_within_the_critical_difference_by_hand() -> None:
     ranks = {"a": 1.0, "b": 1.9, "c": 2.5, "d": 4.0, "e": 5.6}
     assert alike(ranks, 1.5) == (("a", "b", "c"), ("c", "d"))

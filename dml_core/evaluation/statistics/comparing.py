@@ -96,7 +96,8 @@ class Comparison:
         pairs: every two systems, the higher mean first; corrected over all of them.
         against: every other system minus the reference, highest mean first; corrected over these if the reference was named, else over all
             pairs.
-        to_best: interval of each compared system's true mean minus the highest of the others' (Hsu); simultaneous.
+        to_best: interval of each compared system's true mean minus the highest of the others' (Hsu); simultaneous. The lower end is None
+            if the system was not compared with one that may be the best.
         smallest: smallest true difference of two systems detected with power POWER, the median over pairs; None if nothing is compared.
         points: difference used by `needed` and posteriors; None for units without points.
         needed: for every system of `against`, at the corrected level with power POWER.
@@ -112,7 +113,7 @@ class Comparison:
     is_named: bool
     pairs: tuple[Pair, ...]
     against: tuple[Pair, ...]
-    to_best: dict[str, tuple[float, float]]
+    to_best: dict[str, tuple[float | None, float]]
     smallest: float | None
     points: float | None
     needed: tuple[Needed, ...]
@@ -158,7 +159,7 @@ class Comparison:
         if system not in self.to_best:
             return "not compared"
         low, high = self.to_best[system]
-        return f"{self.figure(low)} to {self.figure(high)}"
+        return f"at most {self.figure(high)}" if low is None else f"{self.figure(low)} to {self.figure(high)}"
 
     def said(self, pair: Pair) -> str:
         """Return a difference with its sign and its interval; a dash if there is none."""
@@ -294,8 +295,8 @@ def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], 
     return _corrected(differences) if is_named else differences
 
 
-def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float, float]]:
-    """Return Hsu's intervals of each system minus the best of the others.
+def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float | None, float]]:
+    """Return Hsu's intervals of each system minus the best of the others; without a lower end if it shares no seeds with a possible best.
 
     All intervals hold if the bounds of the truly best system minus each other one hold. Each of these K - 1 bounds has the one-sided level
     LEVEL / (K - 1), so all hold at once with probability 1 - LEVEL.
@@ -312,11 +313,12 @@ def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, 
         bounds[pair.system][pair.other] = pair.difference - half, pair.difference + half
         bounds[pair.other][pair.system] = -pair.difference - half, -pair.difference + half
     highs = {name: max(0.0, min(high for _, high in bounds[name].values())) for name in systems}
-    best = [name for name in systems if highs[name] > 0]
-    intervals = {}
+    best = [name for name in systems if highs[name] > 0] or systems
+    intervals: dict[str, tuple[float | None, float]] = {}
     for name, against in bounds.items():
-        rivals = [low for other, (low, _) in against.items() if other in best] or [low for low, _ in against.values()]
-        intervals[name] = (0.0 if best == [name] else min(0.0, *rivals), highs[name])
+        rivals = [other for other in best if other != name]
+        is_compared = all(other in against for other in rivals)
+        intervals[name] = min((0.0, *(against[other][0] for other in rivals))) if is_compared else None, highs[name]
     return intervals
 
 
@@ -354,14 +356,15 @@ def _sentence(comparison: Comparison, scores: Scores) -> str:
 
 def _who_may_be_best(comparison: Comparison) -> str:
     """Describe the confidence set of the best. It may exclude systems without a significant difference, which are worse or equal."""
-    others = [name for name in comparison.means if name in comparison.best_set and name != comparison.best]
+    first, *others = candidates = [name for name in comparison.means if name in comparison.best_set] or [comparison.best]
+    best = "best" if comparison.best in comparison.to_best else "best of the compared systems"
     if not others:
-        return f"{comparison.best} is the best (95 % confidence)."
-    if len(others) + 1 == len(comparison.to_best):
-        return f"{'Either' if len(others) == 1 else f'Any of the {len(comparison.to_best)}'} may be the best (95 % confidence)."
+        return f"{first} is the {best} (95 % confidence)."
+    if len(candidates) == len(comparison.to_best):
+        return f"{'Either' if len(others) == 1 else f'Any of the {len(candidates)}'} may be the {best} (95 % confidence)."
     if len(others) > MOST_NAMES:
-        return f"The best is {comparison.best} or one of {len(others)} others (95 % confidence)."
-    return f"The best is one of {_names([comparison.best, *others], MOST_NAMES + 1)} (95 % confidence)."
+        return f"The {best} is {first} or one of {len(others)} others (95 % confidence)."
+    return f"The {best} is one of {_names(candidates, MOST_NAMES + 1)} (95 % confidence)."
 
 
 def _worse(comparison: Comparison, worse: Sequence[Pair]) -> str:

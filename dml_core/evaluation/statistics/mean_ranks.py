@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import LEVEL, Scores
 
+DECIMALS = 10  # means of the same values in another order differ after more
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -81,6 +83,7 @@ def compare_ranks(scores_BK: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
     from scipy.stats import friedmanchisquare, rankdata  # takes a second to import
 
     num_blocks, num_systems = scores_BK.shape
+    scores_BK = scores_BK.round(DECIMALS)
     ranks_BK = rankdata(-scores_BK, axis=1)
     alike_everywhere = bool((ranks_BK == ranks_BK[:, :1]).all())
     p_value = 1.0 if alike_everywhere else float(friedmanchisquare(*scores_BK.T).pvalue)
