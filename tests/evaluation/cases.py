@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
-KINDS = ("random", "tied", "duplicated", "single_class", "two_items", "singletons", "far_from_zero", "identical")
+KINDS = ("random", "tied", "duplicated", "single_class", "two_items", "singletons", "far_from_zero", "identical", "tiny")
 
 
 def make_inputs(kind: str, seed: int = 0) -> Arrays:
@@ -26,4 +26,6 @@ def make_inputs(kind: str, seed: int = 0) -> Arrays:
         embeddings = 0.01 * embeddings + 1000
     elif kind == "identical":
         embeddings[:] = 1.5
+    elif kind == "tiny":  # products of float32 lose digits or are 0
+        embeddings *= 1e-22
     return embeddings.astype(np.float32), labels

@@ -83,6 +83,15 @@ def test_found_and_missed_queries_are_recall_at_1_of_the_evaluator() -> None:
     assert sum(len(pair.queries) for pair in pairs) <= outcomes.is_missed.sum()
 
 
+def test_a_right_item_that_is_nearer_by_less_than_a_cosine_shows_comes_first() -> None:
+    """Both cosines to the first item are 1 in float32, their distances are not equal."""
+    embeddings = np.array([[1, 0], [1, 1e-4], [1, 2e-4], [0, 1]], dtype=np.float32)
+    outcomes = query_outcomes(embeddings, np.array([0, 0, 1, 1]), CONFIG, 2)
+    assert outcomes.similarities[0].tolist() == [1.0, 1.0]
+    assert outcomes.is_found[0]
+    assert outcomes.neighbours[0].tolist() == [1, 2]
+
+
 def test_a_query_among_more_equals_than_are_listed_is_missed_and_in_no_pair() -> None:
     gallery = np.ones((60, 2), dtype=np.float32)
     labels = np.repeat([0, 1], [40, 20])

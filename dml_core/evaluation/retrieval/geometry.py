@@ -176,7 +176,8 @@ def rounding_error(
     Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products errs by at most D u / (1 - D u) times
     the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most |a| |b|,
     or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53; the
-    directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51.
+    directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51. The last term is for products that
+    are too small for a normal float32.
 
     Args:
         metric: cosine (of vectors of norm 1) or euclidean.
@@ -188,4 +189,4 @@ def rounding_error(
     relative = (num_dimensions + 16) * (2.0**-51 if dtype == np.float64 else 2.0**-24)
     queries = norms.astype(np.float64)
     magnitudes: NDArray[np.float64] = np.ones_like(queries) if metric == "cosine" else np.square(queries + largest_norm) / 2
-    return relative / (1 - relative) * magnitudes
+    return relative / (1 - relative) * magnitudes + num_dimensions * 2.0**-126

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.inputs import EmbeddingShard
+from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
+from dml_core.evaluation.retrieval.geometry import as_points, squared_distances
 from dml_core.evaluation.retrieval.metrics import QueryScores
 from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.evaluation.retrieval.sweep import retrieve
@@ -98,7 +99,10 @@ def query_outcomes(
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
     neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at, is_self, config.metric, config.device)
     is_right = labels[neighbours] == labels_Q[:, None]
-    order = np.lexsort((neighbours, is_right, -similarities))[:, :num_listed]
+    points, query_points = (as_points(checked_embeddings(rows), config.metric) for rows in (embeddings, queries_QD))
+    which = np.arange(len(labels_Q)).repeat(num_looked_at)
+    distances = squared_distances(points, neighbours.ravel(), query_points, which).reshape(neighbours.shape)  # similarities tie too often
+    order = np.lexsort((neighbours, is_right, distances))[:, :num_listed]
     return QueryOutcomes(scores, *(np.take_along_axis(values, order, axis=1) for values in (neighbours, similarities, is_right)))
 
 
