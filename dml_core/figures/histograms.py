@@ -12,7 +12,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, squared_distances
-from dml_core.figures.canvas import COLOURS, single_axes, write_png
+from dml_core.figures.canvas import COLOURS, plain_text, single_axes, write_png
 
 NUM_BINS = 80
 
@@ -46,7 +46,7 @@ def plot_similarity_histogram(
         name: as_similarities(squared_distances(points, first_P, points, second_P), metric)
         for name, (first_P, second_P) in sample_pairs(codes_N, num_pairs, seed).items()
     }
-    figure, axes = single_axes(title, "cosine similarity" if metric == "cosine" else "negative distance", "density")
+    figure, axes = single_axes(plain_text(title), "cosine similarity" if metric == "cosine" else "negative distance", "density")
     everything = np.concatenate(list(similarities.values()))
     bins = np.linspace(float(everything.min()), float(everything.max()) + 1e-6, NUM_BINS + 1).tolist()  # in float32 bins may coincide
     for (name, values_P), colour in zip(similarities.items(), COLOURS, strict=False):

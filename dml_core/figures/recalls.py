@@ -46,11 +46,16 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
     panels[0].set_yticks(range(len(names)), [plain_text(name) for name in names])
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     figure.suptitle(plain_text(title), fontsize=11)
-    most = max(len(values) for by_k in recalls.values() for values in by_k.values())
-    interval = f"line: its 95 % interval over {most} seeds" if most >= MIN_SEEDS else "too few seeds for an interval"
-    spread = f"dot: mean, {interval}{', ticks: the seeds' if most > 1 else ''}"
-    figure.supxlabel(f"per cent; {spread}; number: rank of the mean", fontsize=8, color=NEUTRAL)
+    figure.supxlabel(_legend([len(values) for by_k in recalls.values() for values in by_k.values()]), fontsize=8, color=NEUTRAL)
     return write_png(figure, path)
+
+
+def _legend(seeds: Sequence[int]) -> str:
+    """Return the text below the panels, for the numbers of seeds of all values."""
+    enough = sorted({num_seeds for num_seeds in seeds if num_seeds >= MIN_SEEDS})
+    over = " to ".join(map(str, dict.fromkeys((enough[0], enough[-1])))) if enough else ""
+    interval = f"line: its 95 % interval over {over} seeds" if enough else "too few seeds for an interval"
+    return f"per cent; dot: mean, {interval}{', ticks: the seeds' if max(seeds) > 1 else ''}; number: rank of the mean"
 
 
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:

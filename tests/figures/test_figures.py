@@ -24,7 +24,7 @@ from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
 from dml_core.figures.maps import plot_map
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
-from dml_core.figures.recalls import plot_recalls
+from dml_core.figures.recalls import _legend, plot_recalls
 
 
 def samples(num_samples: int, num_dimensions: int, num_classes: int = 5) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -75,7 +75,7 @@ DRAWINGS: dict[str, Callable[[Path], Path]] = {
     "mean ranks": lambda path: plot_mean_ranks(ranking(("a", "b with $ in it", "c" * 80, "d")), path),
     "recall over epochs": lambda path: plot_over_epochs(OVER_EPOCHS, path),
     "recall of one seed": lambda path: plot_recalls({"a": {1: [0.6]}}, path),
-    "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, num_pairs=500),
+    "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, "$half^ and $", num_pairs=500),
     "gallery": lambda path: draw_gallery(path, np.array([[True, False]] * 3)),
     "pca": lambda path: plot_map(*samples(60, 8), path),
     "named classes": lambda path: plot_map(*samples(60, 8), path, named={1: "_one", 3: "$three"}),
@@ -125,6 +125,19 @@ def test_systems_are_sorted_by_their_mean_and_fewer_than_three_seeds_have_no_int
         drawn[name] = ((picture[:, :, 0] - picture[:, :, 2]) > 60).sum()
     assert drawn["three"] > 3 * drawn["one"] > 0
     assert drawn["two"] < 2 * drawn["one"], "a dot and two ticks"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [
+        ([5, 5], "line: its 95 % interval over 5 seeds, ticks: the seeds"),
+        ([1, 3, 5], "line: its 95 % interval over 3 to 5 seeds, ticks: the seeds"),
+        ([2, 1], "too few seeds for an interval, ticks: the seeds"),
+        ([1], "too few seeds for an interval"),
+    ],
+)
+def test_the_legend_of_recalls_names_the_seeds_behind_the_intervals(seeds: list[int], says: str) -> None:
+    assert _legend(seeds) == f"per cent; dot: mean, {says}; number: rank of the mean"
 
 
 def test_a_higher_curve_of_training_images_is_drawn_higher_in_the_panel_of_its_system(tmp_path: Path) -> None:
