@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +101,13 @@ def write_reports(
         page = _with_failures(pages[name], failed[name])
         path = backends.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
         write_whole(path, page)
-        key = f"table-{name.replace('/', '-').replace('_', '-')}"
-        reports.append(Report(name, key, page, path, ran[name], failed[name], num_waiting[name]))
+        reports.append(Report(name, artifact_key("table", name), page, path, ran[name], failed[name], num_waiting[name]))
     return reports
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """Return the key of a page in Prefect, which allows lower-case letters, digits and dashes."""
+    return re.sub("[^a-z0-9]", "-", f"{kind}-{name}".lower())
 
 
 def smoke_page(name: str, outcomes: Sequence[Outcome]) -> str:
@@ -200,7 +205,7 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
     best, best_line = _best(outcomes)
     return Report(
         spec.comparison,
-        f"comparison-{spec.dataset}",
+        artifact_key("comparison", spec.dataset),
         page,
         folder / REPORT_FILE,
         tuple(outcomes),

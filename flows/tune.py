@@ -20,6 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
 from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
+from flows.reports import artifact_key
 from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services
@@ -225,5 +226,4 @@ def _publish(tuned: Tuned, services: Services) -> None:
         is_search=True,
     )
     services.tracker.publish(report)
-    key = f"tuning-{search.table}-{search.row}".replace("/", "-").replace("_", "-").replace(".", "-")
-    create_markdown_artifact(about, key=key, description=search.title)
+    create_markdown_artifact(about, key=artifact_key("tuning", f"{search.table}-{search.row}"), description=search.title)

@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import TypeAdapter
 
 from dml_core.errors import DmlError
+from flows.reports import artifact_key
 from tasks.environment import open_project
 from tasks.watch.storage import read_references
 from tasks.watch.summary import as_markdown, first_sentence
@@ -49,7 +50,7 @@ def verify(request: VerifyRequest = VerifyRequest()) -> list[str]:  # noqa: B008
     for verification in verified.verifications:
         reference = verified.references.get(verification.name)
         sentences.append(first_sentence(verification, reference))
-        key = "verification-" + "".join(letter if letter.isalnum() else "-" for letter in verification.name.lower())
+        key = artifact_key("verification", verification.name)
         create_markdown_artifact(as_markdown(verification, reference), key=key, description=sentences[-1])
     if verified.has_alarm:
         raise NotReproducedError(" ".join(sentences))

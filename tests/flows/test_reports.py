@@ -11,7 +11,7 @@ import pytest
 import flows.reports
 import flows.reproduce
 from flows.outcomes import Failure, Outcome
-from flows.reports import Report, report_folder, report_standing
+from flows.reports import Report, artifact_key, report_folder, report_standing
 from flows.request import Request
 from tasks.environment import Project
 from tasks.reports import table_pages
@@ -151,6 +151,13 @@ class NoServices:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+@pytest.mark.parametrize(("name", "key"), [("fashion-mnist", "comparison-fashion-mnist"), ("My_birds", "comparison-my-birds")])
+def test_prefect_takes_the_page_of_any_name(name: str, key: str) -> None:
+    from prefect.artifacts import MarkdownArtifact  # seconds, which the collection of tests need not take
+
+    assert MarkdownArtifact(key=artifact_key("comparison", name), markdown="").key == key
 
 
 def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_workers_have_ended(
