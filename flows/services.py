@@ -2,10 +2,12 @@
 
 import logging
 import threading
+from contextlib import suppress
 from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
@@ -131,14 +133,17 @@ def ensure_limit(num_workers: int, capacity: int) -> None:
         ConfigError: the limit is below the number one run needs, so that no run could ever start.
     """
     with get_client(sync_client=True) as client:
-        limits = {limit.name: limit.limit for limit in client.read_global_concurrency_limits(limit=200)}
-        if WORKERS_LIMIT not in limits:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
-        elif limits[WORKERS_LIMIT] < num_workers:
-            raise ConfigError(
-                f"Prefect's limit '{WORKERS_LIMIT}' is {limits[WORKERS_LIMIT]}, but a run needs {num_workers} workers; "
-                f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
-            )
+        try:
+            limit = client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).limit
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # another flow creates it at the same time
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
+            limit = client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).limit
+    if limit < num_workers:
+        raise ConfigError(
+            f"Prefect's limit '{WORKERS_LIMIT}' is {limit}, but a run needs {num_workers} workers; "
+            f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
+        )
 
 
 def _log_to_prefect() -> None:

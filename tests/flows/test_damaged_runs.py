@@ -9,6 +9,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +17,19 @@ from typing import Any
 
 import pytest
 import torch
-from prefect import flow
+from prefect import flow, get_client
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from rich.console import Console
 
 import flows.chain
 from dml_core.data.store.info import read_info
-from dml_core.errors import DmlError
+from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
 from flows.reuse.earlier_figures import EarlierFigures
-from flows.services import ensure_limit
+from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
@@ -154,6 +155,15 @@ def prefect() -> Iterator[None]:
     with prefect_test_harness(server_startup_timeout=120):
         ensure_limit(1, 1)
         yield
+
+
+def test_flows_that_start_at_once_on_a_new_server_share_one_limit(prefect: None) -> None:
+    with get_client(sync_client=True) as client:
+        client.delete_global_concurrency_limit_by_name(WORKERS_LIMIT)
+    with ThreadPoolExecutor(4) as flows:
+        list(flows.map(lambda _: ensure_limit(1, 1), range(4)))  # raises what one of them raised
+    with pytest.raises(ConfigError, match="'dml-workers' is 1, but a run needs 2 workers"):
+        ensure_limit(2, 2)
 
 
 @pytest.fixture(scope="module")
