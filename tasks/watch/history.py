@@ -50,18 +50,19 @@ class RowHistory:
     picture: str | None
 
     @property
+    def is_bad(self) -> bool:
+        """True if the last verification raised an alarm for the row, with any of its seeds."""
+        return any(night.is_bad for night in self.nights if night.at == self.nights[-1].at)
+
+    @property
     def answer(self) -> str:
         """Whether the row is still reproduced, and if not, since when and what changed."""
         last = self.nights[-1]
-        if last.verdict.verdict in COMPARED:
-            return f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}"
-        if not last.is_bad:
-            return "no reference"
-        number = len(self.nights) - 1
-        while number and self.nights[number - 1].is_bad:
-            number -= 1
-        first = self.nights[number]
-        good = self.nights[number - 1] if number else None
+        if not self.is_bad:
+            return f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}" if last.verdict.verdict in COMPARED else "no reference"
+        bad_times = {night.at for night in self.nights if night.is_bad}
+        good = next((night for night in reversed(self.nights) if night.at not in bad_times), None)
+        first = next(night for night in self.nights if night.is_bad and (good is None or night.at > good.at))
         before = "" if good is None else f"; reproduced before on {good.at:%Y-%m-%d} at commit {good.commit[:10]}"
         changed = f"; changed: {', '.join(first.verdict.changed)}" if first.verdict.changed else ""
         return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
@@ -101,7 +102,7 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
         accepted = [] if reference is None else [one for one in reference.evidence if one.row == row]
         newest = tuple(of_row[-MOST_NIGHTS:])
         histories.append(RowHistory(row, newest, _picture(newest, accepted, level)))
-    return sorted(histories, key=lambda history: not history.nights[-1].is_bad)
+    return sorted(histories, key=lambda history: not history.is_bad)
 
 
 def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float) -> str | None:

@@ -48,7 +48,24 @@ def test_the_answer_is_of_the_newest_spell(verdicts: tuple[Verdict, ...], answer
     assert history(*verdicts).answer == answer
 
 
+def test_a_row_is_reproduced_only_with_every_seed_of_a_verification() -> None:
+    past = [
+        Verification(
+            name="synthetic",
+            started_at=FIRST + timedelta(days=day),
+            seconds=1,
+            commit=str(day) * 40,
+            rows=tuple(RowVerdict(row="r", seed=seed, verdict=verdict, reason="") for seed, verdict in enumerate(verdicts)),
+        )
+        for day, verdicts in enumerate([(SAME, SAME), (SAME, DRIFT, SAME), (DRIFT, SAME)])
+    ]
+    (row,) = rows_of(past, None, 0.01)
+    assert row.is_bad
+    assert row.answer == ("NOT reproduced since 2026-11-02, commit 1111111111; reproduced before on 2026-11-01 at commit 0000000000")
+
+
 def test_rows_that_are_not_reproduced_come_first() -> None:
     rows = [RowVerdict(row=row, seed=0, verdict=verdict, reason="") for row, verdict in (("a", SAME), ("b", DRIFT), ("c", SAME))]
+    rows.append(RowVerdict(row="b", seed=1, verdict=SAME, reason=""))
     past = [Verification(name="synthetic", started_at=FIRST, seconds=1, commit="0" * 40, rows=tuple(rows))]
     assert [row.row for row in rows_of(past, None, 0.01)] == ["b", "a", "c"]
