@@ -4,6 +4,7 @@ A new metric is computed in `retrieval/metrics.py`, `clustering.py` or `separabi
 the terminal and the comparison of systems read this table.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -50,8 +51,8 @@ HEADLINES = ("recall@1", *(name for name, info in METRICS.items() if info.is_hea
 
 def recall_k(name: str) -> int | None:
     """Return the K of a metric named `recall@K`; None for any other metric."""
-    k = name.removeprefix("recall@")
-    return int(k) if k != name and k.isdigit() else None
+    match = re.fullmatch("recall@([1-9][0-9]*)", name)
+    return None if match is None else int(match[1])
 
 
 def metric_info(name: str) -> MetricInfo:

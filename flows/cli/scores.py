@@ -44,7 +44,7 @@ def evaluate(
     """
     from tasks.scores.scoring import Files, approximation_of, score_files
 
-    if not all(part.strip().isdigit() for part in k.split(",")):
+    if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")

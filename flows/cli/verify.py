@@ -63,12 +63,12 @@ def verify(
     the accepted seeds. Finished runs are neither reused nor changed. Exits with code 1 if a row drifted, failed or vanished.
     """
     project = open_project()
-    from tasks.watch.verifying import VerifyRequest
-    from tasks.watch.verifying import verify as run
-
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: expected a number above 0, up to 1")
     minutes = None if budget is None else _minutes(budget)
+    from tasks.watch.verifying import VerifyRequest
+    from tasks.watch.verifying import verify as run
+
     request = VerifyRequest(tuple(names or ()), tuple(row or ()), tuple(seed or ()), share, minutes, keep, deterministic)
     verified = run(project, request, say, _receipt(project, receipt, signers, names or ()))
     if as_json:

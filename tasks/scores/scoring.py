@@ -61,7 +61,7 @@ def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
     if index not in INDEXES:
         raise ConfigError(f"--approximate {index}: expected one of {', '.join(INDEXES)}")
     for option in options:
-        if not option.partition("=")[2].isdigit():
+        if not option.partition("=")[2].isdecimal():
             raise ConfigError(f"--index-option {option}: expected name=number, as in num_probes=64")
     values = {name: int(value) for name, _, value in (option.partition("=") for option in options)}
     return parse(ApproximateConfig, {"index": INDEXES[index], **values}, "--index-option")

@@ -152,7 +152,13 @@ def test_evaluate_scores_files(project: Path) -> None:
     assert json.loads(approximate.stdout)["is_approximate"] == 1
     assert "the exact nearest neighbours: 1.0000 @1, over 4 sampled queries" in approximate.stderr
     swapped = ["--embeddings", files[3], "--labels", files[1]]
-    for words, error, said in (([*files, "--k", "1,x"], ConfigError, "--k 1,x"), (swapped, EvaluationError, "found shape (4,)")):
+    approximately = [*files, "--approximate", "hnsw", "--index-option", "num_probes=²"]
+    for words, error, said in (
+        ([*files, "--k", "1,x"], ConfigError, "--k 1,x"),
+        ([*files, "--k", "²"], ConfigError, "--k ²"),
+        (approximately, ConfigError, "--index-option num_probes=²"),
+        (swapped, EvaluationError, "found shape (4,)"),
+    ):
         with pytest.raises(error, match=re.escape(said)):
             CliRunner().invoke(app, ["evaluate", *words], catch_exceptions=False)
 
