@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 from dml_core.training.parallel import batchnorm
@@ -26,7 +27,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def synchronised(group: None, monkeypatch: pytest.MonkeyPatch):
     """Return a function that replaces BatchNorm as for two workers, although the group has only this one."""
     monkeypatch.setattr(batchnorm, "world_size", lambda: 2)
-    return lambda module: synchronise_batchnorm(copy.deepcopy(module), CPU)
+    return lambda module, device=CPU: synchronise_batchnorm(copy.deepcopy(module), device)
 
 
 OPTIONS = [{}, {"momentum": None}, {"momentum": 0.3, "eps": 0.1}, {"affine": False}, {"track_running_stats": False}]
@@ -70,6 +71,18 @@ def test_every_batchnorm_inside_is_replaced_under_its_name(synchronised) -> None
     found = synchronised(module)
     assert [type(layer).__name__ for layer in found.modules() if isinstance(layer, nn.BatchNorm1d)] == ["SyncedBatchNorm"]
     assert found.state_dict().keys() == module.state_dict().keys()
+
+
+def test_layers_inside_a_batchnorm_are_applied_after_it(synchronised) -> None:
+    """timm's EfficientNets have their activations inside; converted by torch, they lose them."""
+    values = torch.randn((4, 3, 2, 5), generator=torch.Generator().manual_seed(0))
+    layer = BatchNormAct2d(3, act_layer=nn.ReLU6, drop_layer=lambda: nn.Threshold(0.5, 0.1))
+    ours, on_gpu = synchronised(layer), synchronised(layer, torch.device("cuda"))
+    torch.testing.assert_close(ours(values), layer(values))
+    for found in (ours, on_gpu):
+        assert found.state_dict().keys() == layer.state_dict().keys()
+        found.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(found.eval()(values), layer.eval()(values))
 
 
 def test_values_of_another_shape_are_refused_as_torch_does(synchronised) -> None:

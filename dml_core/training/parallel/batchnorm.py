@@ -18,13 +18,12 @@ def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     """Return `module` with every BatchNorm computed over all workers' samples; parameter names stay. Unchanged for one worker."""
     if world_size() == 1:
         return module
-    if device.type == "cuda":
-        synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        return synchronised
-    for name, child in module.named_children():
-        setattr(module, name, synchronise_batchnorm(child, device))
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        module.__class__ = type("SyncedBatchNorm", (_SyncedForward, type(module)), {})
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    for norm in module.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.__class__ = type("SyncedBatchNorm", (_SyncedOnGPU if on_gpu else _SyncedForward, type(norm)), {})
     return module
 
 
@@ -44,6 +43,21 @@ def check_batches(model: nn.Module, num_images: int) -> None:
         raise ConfigError(f"sampler: the BatchNorm '{name}' cannot normalise batches of one image: raise sampler.batch_size")
 
 
+class _SyncedOnGPU(nn.SyncBatchNorm):
+    """torch's, followed by the layers that the BatchNorm contained."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalise (N, C, ...) as `_SyncedForward` does."""
+        return _inner_layers(self, super().forward(values))
+
+
+def _inner_layers(norm: nn.Module, values: Tensor) -> Tensor:
+    """Apply the layers inside a BatchNorm, after it: timm's BatchNormAct2d has a dropout and an activation, torch's BatchNorm none."""
+    for layer in norm.children():
+        values = layer(values)
+    return values
+
+
 class _SyncedForward(nn.modules.batchnorm._BatchNorm):
     """A BatchNorm whose training forward uses all workers' samples; evaluation is inherited."""
 
@@ -57,7 +71,8 @@ class _SyncedForward(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(values)  # type: ignore[no-untyped-call]
         half = values.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(values.device.type, enabled=False):
-            return self._normalise(values.float() if half else values).to(values.dtype)
+            normalised = self._normalise(values.float() if half else values).to(values.dtype)
+        return _inner_layers(self, normalised)
 
     def _normalise(self, values: Tensor) -> Tensor:
         dims = [0, *range(2, values.dim())]
