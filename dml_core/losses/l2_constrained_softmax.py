@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.losses.sgsl import drop_features
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
@@ -42,10 +42,15 @@ class L2ConstrainedSoftmax(Loss):
         self.classifier = nn.Linear(embedding_dim, num_classes)
         self.radius = nn.Parameter(torch.tensor(config.radius), requires_grad=config.learn_radius)
 
+    @property
+    def needs(self) -> Needs:
+        """The global batch with dropout, which is drawn for all its samples at once."""
+        return Needs(global_batch=self.config.dropout > 0)
+
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean cross-entropy of the batch."""
         seen_ND = self.radius * unit_length(embeddings_ND)
-        if self.config.dropout:
+        if self.config.dropout and self.training:
             seen_ND = drop_features(seen_ND, self.config.dropout, generator)
         logits_NC = self.classifier(seen_ND)
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)

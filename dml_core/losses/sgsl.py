@@ -61,7 +61,9 @@ class SGSL(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 7, weighted as in eq. 10."""
-        seen_ND = drop_features(embeddings_ND, self.config.dropout, generator) if self.config.dropout else embeddings_ND
+        seen_ND = embeddings_ND
+        if self.config.dropout and self.training:
+            seen_ND = drop_features(seen_ND, self.config.dropout, generator)
         softmax = cross_entropy(seen_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
         sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma, self.shard)
         gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)

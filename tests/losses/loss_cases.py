@@ -20,7 +20,7 @@ VARIANTS = {
     "triplet_batch_hard": [{}, {"margin": 0.3}],
     "triplet_global": [{}, {"margin": 0.3, "global_margin": 0.0, "mean_weight": 2.0, "global_weight": 0.5}],
     "proxy_nca": [{}, {"scale": 9.0}],
-    "l2_constrained_softmax": [{}, {"learn_radius": True, "radius": 10.0, "label_smoothing": 0.1}],
+    "l2_constrained_softmax": [{}, {"learn_radius": True, "radius": 10.0, "label_smoothing": 0.1}, {"dropout": 0.5}],
     "combined": [
         {
             "terms": [
