@@ -8,6 +8,7 @@ upright by their EXIF orientation (`decode_upright`).
 import io
 import struct
 import warnings
+import zlib
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,14 @@ ORIENTATION_TAG = 0x0112
 _JPEG_START = b"\xff\xd8"
 _KINDS_OF_NVJPEG = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; of Huffman codes
 _PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+# Of each pass over a PNG's pixels, by interlacing: the first column and row, and the steps to the next ones.
+_PNG_PASSES = {
+    0: ((0, 0, 1, 1),),
+    1: ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+}
+_PNG_FILTERS = 5
+_PNG_BYTES_AT_ONCE = 8 << 20
 
 # torchvision 0.29 recommends torchcodec on every call; the pinned version still decodes.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities of TorchVision", category=DeprecationWarning)
@@ -52,12 +61,13 @@ def decode_rgb(data: bytes) -> Tensor:
         if data.startswith(_JPEG_START):
             return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
         if data.startswith(_PNG_START):
+            _check_png(data)
             return _to_8_bits(decode_png(_as_tensor(data), mode=ImageReadMode.RGB))
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError("of more than 8 bits per channel, convert it to PNG")
             return pil_to_tensor(image.convert("RGB"))  # type: ignore[no-any-return]
-    except RuntimeError:
+    except (RuntimeError, zlib.error):
         raise ValueError("damaged or truncated") from None
     except Image.DecompressionBombError:
         raise ValueError(f"of more than {MOST_PIXELS:,} pixels, make it smaller") from None
@@ -71,9 +81,7 @@ def decode_upright(data: bytes) -> Tensor:
     Raises:
         ValueError: as for `decode_rgb`.
     """
-    pixels = decode_rgb(data)
-    with Image.open(io.BytesIO(data)) as image:
-        return upright(pixels, orientation(image)).contiguous()
+    return upright(decode_rgb(data), _orientation(data)).contiguous()
 
 
 def for_nvjpeg(data: bytes, own_image: bool) -> tuple[Tensor, int] | None:
@@ -87,12 +95,17 @@ def for_nvjpeg(data: bytes, own_image: bool) -> tuple[Tensor, int] | None:
         return None
     try:
         _check_size(frame.width, frame.height)
-        if not own_image:
-            return _as_tensor(data), 1
-        with Image.open(io.BytesIO(data)) as image:
-            return _as_tensor(data), orientation(image)
-    except (ValueError, OSError, SyntaxError):
+    except ValueError:
         return None
+    return _as_tensor(data), _orientation(data) if own_image else 1
+
+
+def _orientation(data: bytes) -> int:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return orientation(image)
+    except (OSError, SyntaxError, ValueError):  # metadata that Pillow refuses, and torchvision's decoders skip
+        return 1
 
 
 def orientation(image: Image.Image) -> int:
@@ -129,9 +142,13 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_frame(data: bytes) -> _Frame | None:
-    """Return the frame header (markers C0 to CF except three); None if the segments are malformed."""
+    """Return the frame header (markers C0 to CF except three); None if the segments are malformed.
+
+    Segments begin with markers from C0 on, except D0 to D9. Bytes after others have no length, and skipping them by one could lead past
+    the frame to bytes that look like another.
+    """
     at = 2
-    while at + 10 <= len(data) and data[at] == 0xFF:
+    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0 and data[at + 1] not in range(0xD0, 0xDA):
         kind = data[at + 1]
         if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
             return _Frame(kind, *struct.unpack(">BHHB", data[at + 4 : at + 10]))
@@ -151,6 +168,50 @@ def _check_size(width: int, height: int) -> None:
         raise ValueError(f"of {width} x {height} pixels, more than {MOST_PIXELS:,}, make it smaller")
     if max(width, height) > MOST_TIMES_AS_LONG * max(1, min(width, height)):
         raise ValueError(f"of {width} x {height} pixels, one side more than {MOST_TIMES_AS_LONG} times the other")
+
+
+def _check_png(data: bytes) -> None:
+    """Check a PNG's compressed pixels as libpng does: torchvision's decoder crashes the process where libpng finds an error in them.
+
+    Raises:
+        ValueError, zlib.error: the pixels are damaged or incomplete.
+    """
+    if len(data) < 33 or data[25] not in _PNG_CHANNELS or data[28] not in _PNG_PASSES:
+        raise ValueError("not an image, or damaged")
+    width, height, bits, colour, interlacing = struct.unpack(">IIBBxxB", data[16:29])
+    rest, inflater = _png_pixels(data), zlib.decompressobj()
+    for left, top, right_step, down_step in _PNG_PASSES[interlacing]:
+        num_columns, num_rows = -((left - width) // right_step), -((top - height) // down_step)
+        if num_columns < 1 or num_rows < 1:
+            continue
+        row_bytes = 1 + -(-num_columns * bits * _PNG_CHANNELS[colour] // 8)  # the first one is the row's filter
+        while num_rows:
+            num_read = min(num_rows, max(1, _PNG_BYTES_AT_ONCE // row_bytes))
+            rows = inflater.decompress(rest, num_read * row_bytes)
+            if len(rows) < num_read * row_bytes or max(rows[::row_bytes]) >= _PNG_FILTERS:
+                raise ValueError("damaged or truncated")
+            rest, num_rows = inflater.unconsumed_tail, num_rows - num_read
+    inflater.decompress(rest, 1)  # compares the checksum
+
+
+def _png_pixels(data: bytes) -> bytes:
+    """Return a PNG's compressed pixels, from its consecutive IDAT chunks.
+
+    Raises:
+        ValueError: a chunk is damaged or incomplete.
+    """
+    parts, at = [], len(_PNG_START)
+    while at + 12 <= len(data):
+        num_bytes, kind = struct.unpack(">I4s", data[at : at + 8])
+        end = at + 12 + num_bytes
+        if kind == b"IDAT":
+            if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]) or end > len(data):
+                raise ValueError("damaged or truncated")
+            parts.append(data[at + 8 : end - 4])
+        elif parts:
+            break
+        at = end
+    return b"".join(parts)
 
 
 def _to_8_bits(pixels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from dml_core.data.prepare import pack
 from dml_core.data.registry import DATASETS, dataset_class
@@ -97,6 +98,29 @@ def all_turns(pixels: torch.Tensor) -> list[torch.Tensor]:
     return [torch.rot90(side, k, (1, 2)) for side in (pixels, pixels.flip(2)) for k in range(4)]
 
 
+def png_with_text(text: str, *, is_damaged: bool) -> bytes:
+    file, info = io.BytesIO(), PngInfo()
+    info.add_text("comment", text, zip=not is_damaged)
+    Image.fromarray(PIXELS).save(file, "PNG", pnginfo=info)
+    return file.getvalue().replace(b"comment", b"commend") if is_damaged else file.getvalue()
+
+
+METADATA = {
+    "text with a wrong checksum": png_with_text("text", is_damaged=True),
+    "text that is too long": png_with_text("x" * 3_000_000, is_damaged=False),
+    "a short JFIF header": b"\xff\xd8\xff\xe0\0\7JFIF\0" + photograph("JPEG", None)[20:],
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_that_only_pillow_refuses_leave_the_pixels(name: str) -> None:
+    """Packing accepts such an image, so training and search must read it."""
+    data = METADATA[name]
+    with pytest.raises((OSError, ValueError)):
+        by_pillow(data)
+    assert torch.equal(decode_upright(data), decode_rgb(data))
+
+
 # ---------------------------------------------------------------- too large, too long, too short
 
 
@@ -117,6 +141,14 @@ def jpeg_of(width: int, height: int, **options: object) -> bytes:
     return bytes(data)
 
 
+def decoy_jpeg_of(width: int, height: int, marker: int) -> bytes:
+    """Return a JPEG with a marker that has no length before its comments; one of them contains a small frame."""
+    comments = bytearray(2 * (b"\xff\xfe" + struct.pack(">H", 0xFFF0) + bytes(0xFFF0 - 2)))
+    start = 0xFFFE  # where a reader arrives that takes the first comment's marker for a length
+    comments[start : start + 10] = b"\xff\xc0" + struct.pack(">HBHHB", 11, 8, 16, 16, 1)
+    return b"\xff\xd8\xff" + bytes([marker]) + bytes(comments) + jpeg_of(width, height)[2:]
+
+
 def gif_of(width: int, height: int) -> bytes:
     data = bytearray(photograph("GIF", None))
     data[6:10] = struct.pack("<HH", width, height)
@@ -128,6 +160,7 @@ BOMBS = {
     "jpeg": jpeg_of(65_000, 65_000),
     "progressive jpeg": jpeg_of(65_000, 65_000, progressive=True),
     "jpeg with rubbish between its segments": b"\xff\xd8\0\0" + jpeg_of(65_000, 65_000)[2:],
+    **{f"jpeg with a decoy after {marker:02x}": decoy_jpeg_of(65_000, 65_000, marker) for marker in (0x00, 0x01, 0xD0, 0xD9)},
     "gif": gif_of(65_000, 65_000),
     "long png": png_of(1, 60_000),
     "long jpeg": jpeg_of(60_000, 3),
