@@ -163,7 +163,7 @@ def test_a_kept_download_that_was_damaged_later_is_refused(address, tmp_path):
         build_backbone(config)
 
 
-@pytest.mark.parametrize(("path", "said"), [("/other.pth", "404"), (None, "cannot be downloaded")])
+@pytest.mark.parametrize(("path", "said"), [("/other.pth", "404"), ("/a b.pth", "control characters"), (None, "cannot be downloaded")])
 def test_an_address_that_does_not_answer_is_refused(path, said, address):
     weights = f"{address}{path}" if path else "http://127.0.0.1:1/lenet.pth"
     with pytest.raises(ConfigError, match=said):

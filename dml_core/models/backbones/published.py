@@ -9,7 +9,6 @@ import os
 import threading
 from dataclasses import dataclass
 from functools import cache
-from http.client import HTTPException
 from pathlib import Path
 
 from dml_core.errors import ConfigError
@@ -141,7 +140,7 @@ def _download(backbone: str, file: PublishedFile) -> None:
                 part.replace(file.path)
                 return
         reason = f"{file.address} has another file (SHA-256 {sha256})"
-    except (ConfigError, HTTPException, OSError) as error:
+    except (ConfigError, OSError) as error:
         reason = str(error).partition("; ")[0]
     raise ConfigError(f"ImageNet weights of '{backbone}': {reason}; put {file.described} at {file.path}")
 

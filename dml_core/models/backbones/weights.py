@@ -9,6 +9,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -138,7 +139,7 @@ def _fetch_http(address: str, path: Path) -> None:
     try:
         with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file)
-    except OSError as error:
+    except (HTTPException, OSError) as error:
         raise ConfigError(f"backbone weights '{address}' cannot be downloaded ({error}); check it or set weights: <file>") from None
 
 
