@@ -13,7 +13,8 @@ UNRESOLVED = "Published values that differ by no more than their tolerance"
 
 def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
     """Return a header, then for each row its values; `remark_lines` has the reasons for missing ones."""
-    return [_header(table), *(line for row in table.rows for line in _value_lines(row, table, bold))]
+    header = ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
+    return [header, *(line for row in table.rows for line in _value_lines(row, table, bold))]
 
 
 def remark_lines(table: ShownTable) -> list[str]:
@@ -24,10 +25,6 @@ def remark_lines(table: ShownTable) -> list[str]:
             labels[remark].append(row.label)
     every = len(table.rows) if len(table.rows) > 1 else None
     return [f"{'all rows' if len(rows) == every else ', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in labels.items()]
-
-
-def _header(table: ShownTable) -> list[str]:
-    return ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
 
 
 def _dataset(column: ShownColumn) -> str:

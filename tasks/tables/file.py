@@ -157,9 +157,6 @@ class Claim(Config):
         return self
 
 
-FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
-
-
 class Column(NamedTuple):
     """One column: dataset, metric and unit."""
 
@@ -170,7 +167,7 @@ class Column(NamedTuple):
     @property
     def factor(self) -> float:
         """Factor from a run's score to the column's unit."""
-        return FACTORS.get(self.unit, 1.0)
+        return 100.0 if self.unit == "per cent" else 1.0
 
 
 class TableFile(Config):

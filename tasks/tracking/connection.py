@@ -19,6 +19,7 @@ from tasks.environment import answers, shown, without_secrets
 from tasks.locks import alone
 
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
+PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"  # MLflow's filter
 SQLITE = "sqlite:///"
 Lock = Callable[[], AbstractContextManager[None]]
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
@@ -123,7 +124,7 @@ def one_line_errors(uri: str) -> Iterator[None]:
 
 def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:
     """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
-    experiments = all_pages(partial(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
+    experiments = all_pages(partial(client.search_experiments, filter_string=PROJECT_EXPERIMENTS))
     ids = [experiment.experiment_id for experiment in experiments]
     return all_pages(partial(client.search_runs, ids, tag_filter(tags), **options)) if ids else []
 

@@ -26,7 +26,7 @@ from tasks.tracking.child_run import (
     metric_name,
     plain_name,
 )
-from tasks.tracking.connection import EXPERIMENT_PREFIX, all_pages, one_line_errors, project_runs, tag_filter
+from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, tag_filter
 from tasks.tracking.queries import available_way, query_database, query_server
 
 DATABASE_RUNS = """
@@ -35,7 +35,6 @@ DATABASE_RUNS = """
     JOIN tags published ON published.run_uuid = runs.run_uuid AND published.key = ? AND published.value = 'true'
     WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
 """
-PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"
 DATABASE_EXPERIMENTS = """
     SELECT name, experiments.experiment_id FROM experiments
     JOIN experiment_tags note ON note.experiment_id = experiments.experiment_id

@@ -120,7 +120,7 @@ class Registry:
             if error.error_code not in _UNKNOWN:
                 raise
             raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists all") from None
-        return _model_of(version)
+        return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))
 
     def _fetch(self, model_id: str, cache: Path) -> Path:
         folder = cache / f"mlflow-{model_id}"
@@ -279,14 +279,6 @@ def _is_without_training(candidate: LoggedNetwork, network: LoggedNetwork) -> bo
     return not ours["training"]["num_epochs"] and same_backbone and ours["evaluation"]["role"] == other["evaluation"]["role"]
 
 
-def _versions_of(client: MlflowClient, name: str) -> list[Any]:
-    return all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
-
-
-def _model_of(version: Any) -> str:
-    return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))
-
-
 def registered_name(dataset: str, role: str) -> str:
     """Return the name of the registered model of a dataset's comparison."""
     return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
@@ -299,7 +291,8 @@ def register(
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description=about)
     source = f"{REGISTRY_PREFIX}{model_id}"
-    numbers = {version.source: version.version for version in _versions_of(client, name)}  # the search omits model_id
+    versions = all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
+    numbers = {version.source: version.version for version in versions}  # the search omits model_id
     if source not in numbers:
         numbers[source] = client.create_model_version(name, source, run_id=run_id, model_id=model_id, description=description).version
     return str(numbers[source])

@@ -161,21 +161,18 @@ class Tracker:
                     return True
         return False
 
-    # ------------------------------------------------------------ delivery of a run
+    # ------------------------------------------------------------ delivery
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
             if isinstance(report, RunReport):
-                return self._deliver_run(report)
+                place = hashlib.sha256(f"{report.comparison}\n{report.variant}\n{report.seed}".encode()).hexdigest()[:16]
+                with alone(self._locks / place):
+                    return self._complete_run(report)
             with alone(self._lock):
                 parent = self._find_or_create_parent(report.comparison, self._experiment(report.dataset))
             publish_comparison(self._client, parent, report)
             return parent
-
-    def _deliver_run(self, report: RunReport) -> str:
-        place = hashlib.sha256(f"{report.comparison}\n{report.variant}\n{report.seed}".encode()).hexdigest()[:16]
-        with alone(self._locks / place):
-            return self._complete_run(report)
 
     def _complete_run(self, report: RunReport) -> str:
         with alone(self._lock):

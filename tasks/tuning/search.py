@@ -28,7 +28,7 @@ from tasks.runs.specs import RunSpec, Trial, comparison_runs, load_params, row_n
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, named_dataset, not_in_params
+from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, project_dataset
 from tasks.tuning.halving import METHOD, SearchResult
 from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
 
@@ -214,9 +214,7 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
 
 def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, column: str, folds: int, seed: int, metric: str) -> Search:
     own = _own_run(params, table_name, row, column)
-    dataset = named_dataset(params, column, table.dataset_options(column))
-    if dataset is None:
-        raise ConfigError(not_in_params({column: table.dataset_options(column)}))
+    dataset = project_dataset(params, column, table.dataset_options(column))
     spec = params.datasets[dataset]
     if parse_dataset(spec.reader, spec.options).shares_classes:
         raise ConfigError(
