@@ -173,7 +173,7 @@ def draw_map(queries: Side, retrieval: Retrieval, seed: int, path: Path, title: 
         what = f"named: the {NUM_NAMED_OF_A_KIND} classes found best and the {NUM_NAMED_OF_A_KIND} found worst"
     names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
     about = f"PCA of {len(labels)} of {len(queries.labels)} queries; {what}"
-    plot_map(queries.embeddings[retrieval.queries], labels, path, "pca", f"{title}\n{about}", seed, names)
+    plot_map(queries.embeddings[retrieval.queries], labels, path, f"{title}\n{about}", seed, names)
 
 
 def _row(queries: Side, gallery: Side, retrieval: Retrieval, number: int) -> GalleryRow:

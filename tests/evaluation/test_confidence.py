@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dml_core.evaluation.statistics.confidence import Summary, interval_over_units, mean_over_seeds, summarise
+from dml_core.evaluation.statistics.confidence import interval_over_units, mean_over_seeds
 
 
 def test_the_interval_over_units_by_hand() -> None:
@@ -50,12 +50,3 @@ def test_mean_over_seeds() -> None:
     assert mean == pytest.approx(70)
     assert half_width == pytest.approx(2.776 / 5**0.5, abs=1e-3)
     assert np.isnan(mean_over_seeds([70.0])[1])
-
-
-def test_an_interval_needs_two_seeds() -> None:
-    """0.2 and 0.4: standard deviation sqrt(0.02), error 0.1; t(0.975, 1) = 12.706 in any table."""
-    assert summarise([0.123]) == Summary(0.123, None, 1)
-    assert str(summarise([0.123])) == "12.3"
-    both = summarise([0.2, 0.4])
-    assert (both.mean, both.half_width, both.num_seeds) == (pytest.approx(0.3), pytest.approx(1.2706, abs=1e-4), 2)
-    assert str(both) == "30.0 ± 127.1"

@@ -75,15 +75,13 @@ DRAWINGS: dict[str, Callable[[Path], Path]] = {
     "mean ranks": lambda path: plot_mean_ranks(ranking(("a", "b with $ in it", "c" * 80, "d")), path),
     "recall over epochs": lambda path: plot_over_epochs(OVER_EPOCHS, path),
     "recall of one seed": lambda path: plot_recalls({"a": {1: [0.6]}}, path),
-    "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, "$half^ and $", num_pairs=500),
+    "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, r"$\frac$", num_pairs=500),
     "gallery": lambda path: draw_gallery(path, np.array([[True, False]] * 3)),
-    "pca": lambda path: plot_map(*samples(60, 8), path),
-    "named classes": lambda path: plot_map(*samples(60, 8), path, named={1: "_one", 3: "$three"}),
-    "t-SNE": lambda path: plot_map(*samples(30, 8), path, "tsne"),
+    "named classes": lambda path: plot_map(*samples(60, 8), path, "$map_", 0, {1: "_one", 3: "$three"}),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "t-SNE")) for name in DRAWINGS])
+@pytest.mark.parametrize("name", DRAWINGS)
 def test_every_figure_is_a_picture_and_leaves_nothing_else(name: str, tmp_path: Path) -> None:
     path = DRAWINGS[name](tmp_path / "deep" / "figure.png")
     assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
@@ -198,7 +196,7 @@ def test_long_names_are_told_apart_on_two_lines(name: str, expected: str) -> Non
 
 def test_named_classes_are_coloured_and_the_rest_is_grey(tmp_path: Path) -> None:
     embeddings, labels = samples(60, 8)
-    named = pixels(plot_map(embeddings, labels, tmp_path / "named.png", named={1: "one"}))
+    named = pixels(plot_map(embeddings, labels, tmp_path / "named.png", "map", 0, {1: "one"}))
     grey = (named == 0xC8).all(axis=2)[:, : named.shape[1] * 6 // 10]
     coloured = (named.max(axis=2).astype(int) - named.min(axis=2) > 60)[:, : named.shape[1] * 6 // 10]
     assert grey.any()
@@ -229,8 +227,8 @@ def test_every_positive_pair_is_drawn_equally_often_from_its_anchor() -> None:
 
 
 REFUSALS: dict[str, Callable[[Path], Any]] = {
-    "too few samples": lambda path: plot_map(*samples(2, 4), path),
-    "one dimension": lambda path: plot_map(*samples(9, 1), path),
+    "too few samples": lambda path: plot_map(*samples(2, 4), path, "map", 0, {}),
+    "one dimension": lambda path: plot_map(*samples(9, 1), path, "map", 0, {}),
     "no query": lambda path: draw_gallery(path, np.ones((0, 3), dtype=bool)),
     "no curve": lambda path: plot_training_curves({}, path, "run"),
     "no curve over epochs": lambda path: plot_over_epochs({"a": {"train": {}}}, path),

@@ -58,7 +58,7 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Summary:
-    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); no interval for one seed."""
+    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); None if there are too few seeds."""
 
     mean: float
     half_width: float | None
@@ -67,9 +67,3 @@ class Summary:
     def __str__(self) -> str:
         spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
         return f"{100 * self.mean:.1f}{spread}"
-
-
-def summarise(values: Sequence[float]) -> Summary:
-    """Return the mean and 95 % interval of one metric over seeds."""
-    mean, half_width = mean_over_seeds(values)
-    return Summary(mean, half_width if len(values) > 1 else None, len(values))

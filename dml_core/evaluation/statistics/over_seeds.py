@@ -1,9 +1,8 @@
 """A metric over the seeds of one system: its mean and, for enough seeds, its 95 % interval."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
-from dml_core.evaluation.statistics.confidence import Summary, mean_over_seeds, summarise
+from dml_core.evaluation.statistics.confidence import Summary, mean_over_seeds
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 TOO_FEW = f"too few to decide, at least {MIN_SEEDS} are needed"
@@ -20,7 +19,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
 def summarise_seeds(values: Sequence[float]) -> Summary:
     """Return mean and interval as a `Summary`; no interval for fewer than MIN_SEEDS runs."""
-    return replace(summarise(values), half_width=mean_and_half_width(values)[1])
+    return Summary(*mean_and_half_width(values), len(values))
 
 
 def says_seeds(numbers: Collection[int]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 
-from dml_core.evaluation.statistics.confidence import summarise
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.records import ComparisonReport
 from tasks.tracking import comparison_run
 from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun, view_link
@@ -64,7 +64,7 @@ def test_an_experiment_s_line_answers_which_loss_without_marks_that_lists_show()
     line = comparison_run.describe_experiment("run", "view", SUMMARIES, "best run: a", found)
     assert line == f"{found.sentence} Best run: a. {links}"
     assert "*" not in line
-    one = {"a": {"recall_at_1": summarise([0.5])}}
+    one = {"a": {"recall_at_1": summarise_seeds([0.5])}}
     assert comparison_run.describe_experiment("run", "view", one, "none", None) == (
         f"The only variant is a: recall@1 50.0 per cent on the test classes. None. {links}"
     )
