@@ -78,7 +78,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
         services.display.say("writing the reports")
     with services.meter.phase("reports"):
         reports = write_reports(runs, outcomes, failures, params, services)
-        keep_reports(reports, outcomes, services)
+        keep_reports(reports, outcomes, params, services)
     _say_times(outcomes, services)
     for report in reports:
         create_markdown_artifact(report.page, key=report.key, description=report.title)
@@ -117,21 +117,17 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
         ConfigError, DataError: weights or a dataset are missing, or as `_prepare`.
     """
     with services.meter.phase("prepare"):
-        return _update_all(runs, params, services)
-
-
-def _update_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
-    to_train = runs_to_train(runs, prepared_before(runs, services), services)
-    services.workers.expect(len(to_train))
-    check_devices(to_train, services.scale)
-    bring_weights(to_train, services.display.say)
-    by_dataset: dict[str, list[RunSpec]] = {}
-    for spec in runs:
-        by_dataset.setdefault(spec.dataset, []).append(spec)
-    here = {name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)}
-    prepared = {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name not in here}
-    services.start_workers_early(len(to_train))
-    return prepared | {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name in here}
+        to_train = runs_to_train(runs, prepared_before(runs, services), services)
+        services.workers.expect(len(to_train))
+        check_devices(to_train, services.scale)
+        bring_weights(to_train, services.display.say)
+        by_dataset: dict[str, list[RunSpec]] = {}
+        for spec in runs:
+            by_dataset.setdefault(spec.dataset, []).append(spec)
+        here = {name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)}
+        prepared = {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name not in here}
+        services.start_workers_early(len(to_train))
+        return prepared | {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name in here}
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:

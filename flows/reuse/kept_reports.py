@@ -18,6 +18,7 @@ from flows.reports import Report
 from tasks.environment import Project
 from tasks.file_states import hash_of_states
 from tasks.runs.records import Record
+from tasks.runs.specs import Params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.result import result_path
@@ -43,7 +44,7 @@ class _KeptReports(Record):
 _KEPT = TypeAdapter(_KeptReports)
 
 
-def keep_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], backends: Backends) -> None:
+def keep_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], params: Params, backends: Backends) -> None:
     """Record that reports of the standing comparison are up to date, unless a run failed, is of older code or waits for MLflow."""
     if not outcomes or outcomes[0].spec.table is not None:
         return
@@ -60,15 +61,15 @@ def keep_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], backend
         )
         for report in reports
     ]
-    state = _state(outcomes, (report.path for report in reports), backends)
+    state = _state(outcomes, (report.path for report in reports), params, backends)
     if state is not None:
         write_sealed(_path(backends.project, outcomes), _KeptReports(state=state, reports=tuple(kept)), _KEPT)
 
 
-def kept_reports(outcomes: Sequence[Outcome], backends: Backends) -> list[Report] | None:
+def kept_reports(outcomes: Sequence[Outcome], params: Params, backends: Backends) -> list[Report] | None:
     """Return the reports of these reused runs if they are up to date, or None."""
     kept = read_or_set_aside(_path(backends.project, outcomes), _KEPT)
-    if kept is None or kept.state != _state(outcomes, (report.path for report in kept.reports), backends):
+    if kept is None or kept.state != _state(outcomes, (report.path for report in kept.reports), params, backends):
         return None
     return [
         Report(
@@ -91,14 +92,14 @@ def _path(project: Project, outcomes: Sequence[Outcome]) -> Path:
     return project.state / "reports" / ".kept" / f"{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}.json"
 
 
-def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], backends: Backends) -> str | None:
+def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], params: Params, backends: Backends) -> str | None:
     """Return a hash of everything that the reports depend on, and of their files; None if MLflow's state is not known."""
     project = backends.project
     if not project.tracking_uri.startswith(SQLITE):
         return None
     database = Path(project.tracking_uri.removeprefix(SQLITE))
     scores = [(outcome.spec.model_dump_json(), outcome.network, outcome.digest, outcome.scores.model_dump_json()) for outcome in outcomes]
-    text = json.dumps([scores, backends.tags, project.tracking_uri, project.params_file.read_text()])
+    text = json.dumps([scores, backends.tags, project.tracking_uri, params.model_dump_json()])
     logs = [path for suffix in ("-wal", "-journal") if (path := database.with_name(f"{database.name}{suffix}")).exists()]
     results = [result_path(project, STANDING)] if any(not outcome.spec.overrides for outcome in outcomes) else []
     return hash_of_states([database, *logs, *results, *(page.parent for page in pages), *PACKAGES], text)

@@ -32,10 +32,10 @@ def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) ->
         outcomes = _finished(runs, backends)
         if outcomes is None:
             return None
-        reports = kept_reports(outcomes, backends)
+        reports = kept_reports(outcomes, params, backends)
         if reports is None:
             reports = write_reports(runs, outcomes, (), params, backends)
-            keep_reports(reports, outcomes, backends)
+            keep_reports(reports, outcomes, params, backends)
         return reports
 
 

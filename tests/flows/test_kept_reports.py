@@ -16,7 +16,8 @@ from tasks.runs.records import MetricRecord
 from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
 
-RUNS = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ["softmax", "softtriple"], (0,))
+PARAMS = load_params(ROOT / "params.yaml")
+RUNS = comparison_runs(PARAMS, "synthetic", ["softmax", "softtriple"], (0,))
 
 
 class Backends:
@@ -26,9 +27,8 @@ class Backends:
         self.project = Project(root, root / "state", "", f"sqlite:///{root}/mlflow.db")
         self.tags = {"git_commit": "a"}
         self.outcomes = [outcome(spec, 0.5) for spec in RUNS]
-        self.files = [
-            root / name for name in ("mlflow.db", "params.yaml", "code/a.py", "state/tables/project/standing.json", "report/report.md")
-        ]
+        self.params = PARAMS
+        self.files = [root / name for name in ("mlflow.db", "code/a.py", "state/tables/project/standing.json", "report/report.md")]
         for path in self.files:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("one")
@@ -48,12 +48,12 @@ def outcome(spec: Any, recall: float) -> Outcome:
 def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Backends(tmp_path)
     monkeypatch.setattr(kept_reports, "PACKAGES", [tmp_path / "code"])
-    kept_reports.keep_reports([made.report], made.outcomes, made)  # type: ignore[arg-type]
+    kept_reports.keep_reports([made.report], made.outcomes, made.params, made)  # type: ignore[arg-type]
     return made
 
 
 def kept(backends: Any) -> list[Report] | None:
-    return kept_reports.kept_reports(backends.outcomes, backends)
+    return kept_reports.kept_reports(backends.outcomes, backends.params, backends)
 
 
 def test_nothing_changed(backends: Any) -> None:
@@ -91,14 +91,14 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "database": rewritten(0),
     "database gone": gone(0),
     "database with a journal": lambda backends: backends.files[0].with_name("mlflow.db-journal").write_text("x"),
-    "parameters": rewritten(1),
-    "code": rewritten(2),
-    "code gone": gone(2),
-    "result": rewritten(3),
-    "result gone": gone(3),
-    "report": rewritten(4),
-    "report gone": gone(4),
-    "figure beside the report": lambda backends: backends.files[4].with_name("recall.png").write_text("x"),
+    "parameters": lambda backends: setattr(backends, "params", load_params(ROOT / "params.yaml", ["comparison.reference=softtriple"])),
+    "code": rewritten(1),
+    "code gone": gone(1),
+    "result": rewritten(2),
+    "result gone": gone(2),
+    "report": rewritten(3),
+    "report gone": gone(3),
+    "figure beside the report": lambda backends: backends.files[3].with_name("recall.png").write_text("x"),
     "commit": lambda backends: backends.tags.update(git_commit="b"),
     "score": with_outcome(scores=outcome(RUNS[0], 0.6).scores),
     "network": with_outcome(network="other"),
@@ -117,8 +117,8 @@ def test_any_change_writes_the_reports_again(backends: Any, change: str) -> None
 
 
 def test_compiled_code_counts_as_unchanged(backends: Any) -> None:
-    (backends.files[2].parent / "__pycache__").mkdir()
-    (backends.files[2].parent / "__pycache__/a.pyc").write_text("compiled")
+    (backends.files[1].parent / "__pycache__").mkdir()
+    (backends.files[1].parent / "__pycache__/a.pyc").write_text("compiled")
     assert kept(backends) is not None
 
 
@@ -145,5 +145,5 @@ def test_reports_that_are_not_final_are_not_kept(tmp_path: Path, monkeypatch: py
         with_outcome(older_code=("a.py",))(made)
     if how == "of a table":
         with_outcome(spec=RUNS[0].model_copy(update={"table": "softtriple/table1"}))(made)
-    kept_reports.keep_reports([report], made.outcomes, made)
+    kept_reports.keep_reports([report], made.outcomes, made.params, made)
     assert kept(made) is None
