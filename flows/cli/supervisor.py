@@ -166,5 +166,6 @@ def _say(line: str) -> None:
 
 
 def _drop_if_empty(log: Path) -> None:
-    if log.stat().st_size == 0:
-        log.unlink()
+    with contextlib.suppress(FileNotFoundError):  # the user may have removed the state
+        if log.stat().st_size == 0:
+            log.unlink()

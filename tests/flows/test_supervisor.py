@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,13 @@ def test_a_terminal_s_ctrl_c_twice_reaches_every_process_and_is_still_one_line(t
             os.kill(started.flow, signal.SIGINT)
         started.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
+    assert started.end(130) == ONE_LINE
+
+
+def test_a_flow_whose_logs_were_removed_is_interrupted_in_one_line(tmp_path: Path) -> None:
+    started = Started(tmp_path, TRAIN)
+    shutil.rmtree(started.logs)
+    started.process.send_signal(signal.SIGINT)
     assert started.end(130) == ONE_LINE
 
 
