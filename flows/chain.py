@@ -361,7 +361,7 @@ def evaluate(
             files, facts = describe_folder(folder), facts | services.meter.facts(meter)
         return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts)
 
-    return lock.run_once(work, _scoring_slot)
+    return lock.run_once(work, lambda services: services.scorings)
 
 
 @task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
@@ -450,8 +450,3 @@ def _worker_slots(services: Services) -> AbstractContextManager[Any]:
 def _embedding_slots(services: Services) -> AbstractContextManager[Any]:
     """Return `_worker_slots` with a server. Without one `Workers` prefers embeddings, which must not queue behind trainings here."""
     return contextlib.nullcontext() if prefect_server() is None else _worker_slots(services)
-
-
-def _scoring_slot(services: Services) -> AbstractContextManager[Any]:
-    """Return a context that limits how many runs are scored at a time, because scoring uses this process's memory and cores."""
-    return services.scorings

@@ -206,7 +206,7 @@ def _mlflow(project: Project) -> Finding:
         return Finding("mlflow", where, "wrong", f"refuses ({answer.status_code})", remedy)
     if not answer.ok:
         return Finding("mlflow", where, "wrong", f"answers with {answer.status_code}", "check the server's log")
-    return _compared("mlflow", where, served.text.strip(), "the server")
+    return _compared("mlflow", where, served.text.strip())
 
 
 def _mlflow_login() -> dict[str, str]:
@@ -248,7 +248,7 @@ def _prefect(project: Project) -> Finding:
         return Finding("prefect", where, "wrong", f"refuses ({answer.status_code})", "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY")
     if not answer.ok:
         return Finding("prefect", where, "wrong", f"answers with {answer.status_code}", "PREFECT_API_URL has to end in /api")
-    return _compared("prefect", where, answer.text.strip().strip('"'), "the server")
+    return _compared("prefect", where, answer.text.strip().strip('"'))
 
 
 def _pool(project: Project) -> Finding:
@@ -333,14 +333,14 @@ def _dvc_remote(project: Project) -> Finding:
     return Finding("dvc remote", where, "note", "the server answers; the bucket was not checked", "dvc status --cloud")
 
 
-def _compared(what: str, where: str, there: str, who: str) -> Finding:
+def _compared(what: str, where: str, there: str) -> Finding:
     """Compare a server's version with its client's on this machine; newer clients send what an older server does not know."""
     here = _version(what)
     if there == here:
         return Finding(what, where, "ok", f"{there}, the same as on this machine")
     status: Status = "wrong" if _parts(there) < _parts(here) else "note"
-    remedy = f"upgrade {who} to {here}" if status == "wrong" else ""
-    return Finding(what, where, status, f"{who} has {there}, this machine has {here}", remedy)
+    remedy = f"upgrade the server to {here}" if status == "wrong" else ""
+    return Finding(what, where, status, f"the server has {there}, this machine has {here}", remedy)
 
 
 def _parts(text: str) -> tuple[int, ...]:

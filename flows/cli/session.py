@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.local_database import copy_empty_database, keep_empty_database, set_aside_if_damaged
@@ -40,13 +40,6 @@ def open_project_of(model: str) -> Project | None:
     return None if (Path(model) / DESCRIPTION_FILE).is_file() else open_project()
 
 
-def announced_start(project: Project, what: str, text: str) -> AbstractContextManager[None]:
-    """Print a start with the time that it took last on this machine; return a context that measures it."""
-    starts = StartTimes(project.state, say)
-    say(f"{text}{starts.about(what)}")
-    return starts.timed(what)
-
-
 def say(line: str) -> None:
     """Print a line on standard error at once."""
     print(line, file=sys.stderr, flush=True)
@@ -58,7 +51,9 @@ def prefect_starting(project: Project) -> Iterator[None]:
 
     Only Prefect learns the address of this server: `tasks.environment.prefect_server` still returns None.
     """
-    with announced_start(project, "Prefect", "starting Prefect and loading the libraries"):
+    starts = StartTimes(project.state, say)
+    say(f"starting Prefect and loading the libraries{starts.about('Prefect')}")
+    with starts.timed("Prefect"):
         if prefect_server() is not None:
             yield
             return

@@ -62,7 +62,7 @@ class Stack:
         run: a folder with a short path, for sockets and for what another user must reach.
         root: the project's folder.
         file: `infra/stack.yaml` with its placeholders filled in, and without the S3 server if the user's own is used.
-        ports, secrets: as chosen by the first `up`.
+        ports: as chosen by the first `up`.
         environment: variables of all its processes.
     """
 
@@ -71,7 +71,6 @@ class Stack:
     root: Path
     file: StackFile
     ports: dict[str, int]
-    secrets: dict[str, str]
     environment: dict[str, str]
 
     @property
@@ -144,7 +143,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         "DML_STATE": str(project.state),
         MARK: str(folder),
     }
-    return Stack(folder, run, project.root, file, ports, words, passed | file.clients | file.common | shared)
+    return Stack(folder, run, project.root, file, ports, passed | file.clients | file.common | shared)
 
 
 def run_folder(state: Path) -> Path:

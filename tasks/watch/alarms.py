@@ -84,9 +84,10 @@ def _updated(alarms: dict[str, Alarm], verification: Verification) -> dict[str, 
     """Return the alarms after a verification: new causes added, causes that are over marked as ended."""
     found = dict(_causes(verification))
     reproduced = {row.row for row in verification.rows} - {row.row for row in verification.rows if row.verdict not in REPRODUCED}
+    replaced = {verdict.row for verdict in found.values()}  # a row's new cause replaces the earlier one
     after: dict[str, Alarm] = {}
     for cause, alarm in alarms.items():
-        is_reproduced = alarm.row in reproduced or _has_other(alarm.row, found)
+        is_reproduced = alarm.row in reproduced or alarm.row in replaced
         is_over = alarm.name == verification.name and alarm.ended is None and cause not in found and is_reproduced
         ended = {"ended": verification.started_at, "event": _event_id(cause, verification.started_at, "recovered")}
         after[cause] = alarm.model_copy(update=ended) if is_over else alarm
@@ -104,11 +105,6 @@ def _causes(verification: Verification) -> Iterator[tuple[str, RowVerdict]]:
         if row.verdict in BAD and cause not in seen:
             seen.add(cause)
             yield cause, row
-
-
-def _has_other(row: str, found: dict[str, RowVerdict]) -> bool:
-    """Return whether a row has a new cause, which replaces the earlier one."""
-    return any(verdict.row == row for verdict in found.values())
 
 
 def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:

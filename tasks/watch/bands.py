@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import stats
 
-from dml_core.evaluation.metric_info import metric_info, recall_k
+from dml_core.evaluation.metric_info import metric_info
 from tasks.watch.records import Band, Evidence
 
 ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; below 1 if they are Student-t of 8 degrees
@@ -108,9 +108,7 @@ def judged(evidence: Evidence, target: float | None) -> dict[str, float]:
         evidence: the run.
         target: Recall@1 to which epochs are counted; None if there is none.
     """
-    first = min((k for name in evidence.scores if (k := recall_k(name)) is not None), default=None)
-    names = [*([] if first is None else [f"recall@{first}"]), *(name for name in SCORES if name in evidence.scores)]
-    values = {name: evidence.scores[name] for name in names}
+    values = {name: evidence.scores[name] for name in (evidence.first_recall, *SCORES) if name in evidence.scores}
     if evidence.losses and evidence.steps_per_epoch:
         values[FIRST_LOSS] = float(np.mean(evidence.losses[: evidence.steps_per_epoch]))
         values[LAST_LOSS] = float(np.mean(evidence.losses[-evidence.steps_per_epoch :]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dml_core.evaluation.metric_info import metric_info, recall_k
+from dml_core.evaluation.metric_info import metric_info
 from dml_core.figures.canvas import COLOURS, DOTS_PER_INCH, WRONG, new_figure, style_axes
 from tasks.environment import Project
 from tasks.files import write_whole
@@ -107,7 +107,8 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
 
 def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float) -> str | None:
     """Return the first score over the nights, with the band of the accepted seeds, as a data URI; None if no night has the score."""
-    name = next((f"recall@{k}" for night in nights if (k := _first_k(night.verdict.evidence)) is not None), None)
+    runs = [night.verdict.evidence for night in nights]
+    name = next((run.first_recall for run in runs if run is not None and run.first_recall is not None), None)
     if name is None:
         return None
     figure = new_figure(7.2, 2.2)
@@ -116,7 +117,7 @@ def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float
     band: Band | None = bands_of(accepted, level).get(name)
     if band is not None:
         axes.axhspan(100 * band.low, 100 * band.high, color=COLOURS[0], alpha=0.12, lw=0, label="band of the accepted seeds")
-    scores = [None if night.verdict.evidence is None else night.verdict.evidence.scores.get(name) for night in nights]
+    scores = [None if run is None else run.scores.get(name) for run in runs]
     points = [(at, 100 * score, nights[at].is_bad) for at, score in enumerate(scores) if score is not None]
     for is_bad, colour, marker, label in ((False, COLOURS[0], "o", "reproduced"), (True, WRONG, "X", "not reproduced")):
         chosen = [(at, score) for at, score, bad in points if bad == is_bad]
@@ -128,7 +129,3 @@ def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DOTS_PER_INCH)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
-
-
-def _first_k(evidence: Evidence | None) -> int | None:
-    return None if evidence is None else min((k for name in evidence.scores if (k := recall_k(name)) is not None), default=None)

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from dml_core.evaluation.metric_info import recall_k
+
 FORMAT = 1
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -72,6 +74,12 @@ class Evidence(_Record):
     pixels: Hash | None = None
     steps_per_epoch: int = 0
     curve_epochs: tuple[int, ...] = ()
+
+    @property
+    def first_recall(self) -> str | None:
+        """Name of the score Recall@K with the smallest K; None if there is none."""
+        ks = [k for name in self.scores if (k := recall_k(name)) is not None]
+        return f"recall@{min(ks)}" if ks else None
 
 
 class Reference(_Record):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean
 
-from tasks.watch.records import Evidence, Verification
+from tasks.watch.records import Verification
 
 START_SECONDS = 60.0  # Prefect, Ray, its workers, and evidence at the end
 RUN_SECONDS = 8.0  # scoring, figures, publishing of a run
@@ -31,7 +31,6 @@ class Night:
 
     Attributes:
         turns: runs to verify, those verified longest ago first.
-        waiting: rows left for another night.
         too_long: rows whose predicted duration exceeds the budget; they never have a turn.
         seconds: predicted duration of the night.
         num_nights: nights after which every row had its turn, too long ones excepted.
@@ -40,7 +39,6 @@ class Night:
     """
 
     turns: tuple[Turn, ...]
-    waiting: tuple[str, ...]
     too_long: tuple[str, ...]
     seconds: float
     num_nights: int
@@ -117,10 +115,9 @@ def plan_night(
         else:
             nights.append([turn])
     tonight = nights[0] if nights else []
-    waiting = [turn.row for turn in possible if turn not in tonight]
     least = min((seconds_of([turn], 1.0) for turn in turns), default=0.0)
     long_rows = tuple(dict.fromkeys(turn.row for turn in too_long))
-    return Night(tuple(tonight), tuple(waiting), long_rows, seconds_of(tonight), len(nights), num_seeds, least)
+    return Night(tuple(tonight), long_rows, seconds_of(tonight), len(nights), num_seeds, least)
 
 
 def predicted_seconds(seconds: Sequence[float], num_parallel: int, correction: float = 1.0) -> float:
@@ -133,11 +130,7 @@ def correction_of(past: Sequence[Verification], num_parallel: int) -> float:
     """Return how many times as long as predicted the slowest of the last verifications took; at least 1."""
     factors = [1.0]
     for verification in past[-RECENT:]:
-        trained = _trained(verification)
+        trained = [verdict.evidence for verdict in verification.rows if verdict.evidence is not None]
         if trained:
             factors.append(verification.seconds / predicted_seconds([evidence.seconds for evidence in trained], num_parallel))
     return max(factors)
-
-
-def _trained(verification: Verification) -> list[Evidence]:
-    return [verdict.evidence for verdict in verification.rows if verdict.evidence is not None]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from dml_core.evaluation.metric_info import recall_k
 from tasks.watch.records import BAD, Receipt, Reference, RowVerdict, Verdict, Verification
 
 WORDS = {
@@ -35,10 +34,8 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
 
 def first_recall(row: RowVerdict) -> str:
     """Return the first Recall@K of a run in per cent; empty without a run."""
-    if row.evidence is None:
-        return ""
-    ks = [k for name in row.evidence.scores if (k := recall_k(name)) is not None]
-    return f"{100 * row.evidence.scores[f'recall@{min(ks)}']:.1f}" if ks else ""
+    name = None if row.evidence is None else row.evidence.first_recall
+    return "" if row.evidence is None or name is None else f"{100 * row.evidence.scores[name]:.1f}"
 
 
 def as_markdown(verification: Verification, reference: Reference | None) -> str:

@@ -58,13 +58,11 @@ class Verified:
 
     Attributes:
         verifications: one for each name, as written.
-        night: the plan behind them.
         references: name -> accepted reference; names without one are missing.
         folder: folder with the files of the runs; None if it was removed.
     """
 
     verifications: tuple[Verification, ...]
-    night: Night
     references: dict[str, Reference]
     folder: str | None
 
@@ -176,7 +174,7 @@ class _Verifier:
             for verification in verifications:
                 write_verification(self.project.state, verification)
                 notify(self.project, verification)
-        return Verified(verifications, night, self.references, folder if is_kept else None)
+        return Verified(verifications, self.references, folder if is_kept else None)
 
     def _has_alarm(self) -> bool:
         return any(row.verdict in BAD for rows in self.verdicts.values() for row in rows)

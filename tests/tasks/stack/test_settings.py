@@ -29,11 +29,11 @@ def logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(project: Project) -> None:
     stack = load_stack(project)
-    assert (load_stack(project).ports, load_stack(project).secrets) == (stack.ports, stack.secrets)
+    assert load_stack(project) == stack
     assert len(set(stack.ports.values())) == len(stack.ports)
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
     assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
-    assert stack.file.clients["AWS_SECRET_ACCESS_KEY"] == stack.secrets["s3"]
+    assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
 
 
 def test_every_service_starts_after_those_that_it_names_and_all_start(project: Project) -> None:
