@@ -1,4 +1,4 @@
-"""Full float32 arithmetic on GPUs: by default torch's convolutions round their inputs to TF32's 10 bits there."""
+"""Full float32 arithmetic: for half-precision values, and on GPUs, where torch's convolutions round their inputs to TF32's 10 bits."""
 
 import threading
 from collections.abc import Iterator
@@ -6,10 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _lock = threading.Lock()
 _before: tuple[str, str, str]  # the process's own settings, saved while any thread is inside `without_tf32`
 _inside = 0  # number of callers inside, over all threads
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Return half-precision values as float32, others unchanged."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 @contextmanager

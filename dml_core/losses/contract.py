@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError, DataError
+from dml_core.float32 import at_least_float32
 from dml_core.losses.class_shards import ClassShard
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # converted to int64
@@ -134,9 +135,8 @@ class Loss(nn.Module, ABC):
         """
         if not torch.compiler.is_compiling():
             embeddings_ND, labels_N = self._checked(embeddings_ND, labels_N)
-        half = embeddings_ND.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(embeddings_ND.device.type, enabled=False):
-            return self.compute(embeddings_ND.float() if half else embeddings_ND, labels_N, generator)
+            return self.compute(at_least_float32(embeddings_ND), labels_N, generator)
 
     def _checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and labels as validated tensors, integer labels as int64."""

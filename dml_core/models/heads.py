@@ -3,9 +3,9 @@
 Shapes: N samples, F backbone features, D training output dimensions, E test embedding dimensions, C classes.
 """
 
-import torch
 from torch import Tensor, nn
 
+from dml_core.float32 import at_least_float32
 from dml_core.initial_weights import start_as_slim
 from dml_core.models.config import HeadConfig
 from dml_core.unit_length import unit_length
@@ -31,9 +31,8 @@ class Head(nn.Module):
 
     def embed(self, features_NF: Tensor) -> Tensor:
         """Return the test embedding, (N, E), in float32 or better, normalised if so configured."""
-        embeddings_NE = self.test_features(features_NF)
-        wide_NE = embeddings_NE.float() if embeddings_NE.dtype in (torch.float16, torch.bfloat16) else embeddings_NE
-        return unit_length(wide_NE) if self.normalise_at_test else wide_NE
+        embeddings_NE = at_least_float32(self.test_features(features_NF))
+        return unit_length(embeddings_NE) if self.normalise_at_test else embeddings_NE
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the test embedding before normalisation, (N, E); here the feature itself."""

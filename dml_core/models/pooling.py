@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dml_core.float32 import at_least_float32
 from dml_core.models.config import PoolingConfig
 
 CLAMP = 1e-6  # GeM's smallest activation, as in SGSL's released code: smaller and negative ones are clamped
@@ -43,5 +44,4 @@ class GeM(nn.Module):
     def forward(self, maps_NCHW: Tensor) -> Tensor:
         """Map (N, C, H, W) to (N, C) in float32 or better: x^3 overflows float16 above 40."""
         with torch.autocast(maps_NCHW.device.type, enabled=False):
-            wide_NCHW = maps_NCHW.float() if maps_NCHW.dtype in (torch.float16, torch.bfloat16) else maps_NCHW
-            return wide_NCHW.clamp_min(CLAMP).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power)
+            return at_least_float32(maps_NCHW).clamp_min(CLAMP).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power)

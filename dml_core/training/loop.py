@@ -350,9 +350,7 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
         _save_under_way(run, epoch, done, len(batches))
     metrics = _record_epoch(run, epoch, done)
     _keep_best(run, epoch + 1, metrics)
-    last = epoch + 1 == config.num_epochs
-    saved = last or (epoch + 1) % config.checkpoint_every_epochs == 0
-    if saved:
+    if _is_due(run, epoch + 1, config.checkpoint_every_epochs):
         _save(run, epoch + 1)
     with run.failures.kept():
         clock.epoch_ended(metrics)
@@ -382,10 +380,7 @@ def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], e
 def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     """Yield this worker's images, all workers' labels and the shard sizes of each global batch of the epoch, starting at batch `first`."""
     all_sizes = [shard_sizes(len(batch), world_size()) for batch in batches]
-    shards, copies = (
-        [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
-        for all_rows in (batches, count_copies(batches))
-    )
+    shards, copies = ([np.array_split(rows, world_size())[rank()] for rows in all_rows] for all_rows in (batches, count_copies(batches)))
     labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)])
     if not run.system.loss.needs.labels_on_cpu:
         labels = labels.to(run.device)  # at once, so that no step waits for a copy

@@ -10,7 +10,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Indices, Loader, TestView, View
 from dml_core.data.views.samplers import first_batch_size
 from dml_core.training.config import TrainingConfig
-from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, shard_sizes, sum_over_workers, world_size
+from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, sum_over_workers, world_size
 from dml_core.training.pulse import beat
 from dml_core.training.seeding import derived_seed, seeded
 
@@ -51,7 +51,7 @@ def _warm_up_batchnorm(
     system.train()
     size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
     batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the remainder joins the last batch
-    shards = [np.split(batch, np.cumsum(shard_sizes(len(batch), world_size()))[:-1])[rank()] for batch in batches]
+    shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
     for step, images in enumerate(load(loader, shards, TestView(config.transform), failures)):
         with seeded(derived_seed(seed, f"BatchNorm's averages on worker {rank()}", step=step), loader.device):
             system.model(images)

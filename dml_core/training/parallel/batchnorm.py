@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dml_core.errors import ConfigError
+from dml_core.float32 import at_least_float32
 from dml_core.training.parallel.workers import world_size
 
 
@@ -69,9 +70,8 @@ class _SyncedForward(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(values)
         self._check_input_dim(values)  # type: ignore[no-untyped-call]
-        half = values.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(values.device.type, enabled=False):
-            normalised = self._normalise(values.float() if half else values).to(values.dtype)
+            normalised = self._normalise(at_least_float32(values)).to(values.dtype)
         return _inner_layers(self, normalised)
 
     def _normalise(self, values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dml_core.errors import DmlError
+from dml_core.float32 import at_least_float32
 from dml_core.losses.class_shards import gather
 from dml_core.losses.contract import Loss, LossOutput
 
@@ -142,7 +143,7 @@ class Failures:
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
-    """Return the sizes of the workers' contiguous shards of a global batch: as equal as possible, the larger ones first."""
+    """Return the sizes of the workers' contiguous shards of a global batch, those of `np.array_split`: the larger ones first."""
     quotient, remainder = divmod(num_samples, num_workers)
     return [quotient + (worker < remainder) for worker in range(num_workers)]
 
@@ -219,8 +220,7 @@ class TrainingSystem(nn.Module):
     def loss_of(self, embeddings: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None) -> LossOutput:
         """Return the loss as `forward` does, from the model's outputs for this worker's images, (n_rank, D)."""
         if self.loss.shard is not None:
-            half = embeddings.dtype in (torch.float16, torch.bfloat16)
-            wide = embeddings.float() if half else embeddings  # the parts of their gradients are added up in float32 or wider
+            wide = at_least_float32(embeddings)  # the parts of their gradients are added up in float32 or wider
             in_parts: LossOutput = self.loss(gather_with_gradients(wide, sizes, in_parts=True), labels_N, generator)
             return in_parts
         if self.loss.needs.global_batch:
