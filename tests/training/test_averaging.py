@@ -15,6 +15,7 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import fit
 from tests.conftest import small_training
+from tests.training.stopping import StoppedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -24,10 +25,6 @@ ONE_STEP = {  # each epoch is one step, so that the checkpoints contain every st
     "sampler": {"kind": "shuffled", "batch_size": 10_000, "drop_last": False},
     "model": {"head": {"kind": "bn"}},
 }
-
-
-class StoppedError(Exception):
-    pass
 
 
 def config_of(**changes: object) -> TrainingConfig:

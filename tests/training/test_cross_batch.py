@@ -18,6 +18,7 @@ from dml_core.training.config import CrossBatchConfig, TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from tests.conftest import small_training
+from tests.training.stopping import StoppedError, same, stop_after
 from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,24 +152,11 @@ def test_the_average_of_the_weights_holds_the_last_step_s_memory(packed: Path, t
     assert not torch.equal(state["averaged"][weight], state["system"][weight])
 
 
-class StoppedError(Exception):
-    pass
-
-
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(packed: Path, tmp_path: Path) -> None:
     config, dataset = RUNS["pairs"], PackedDataset(packed, "train")
     whole = loop.fit(config, dataset, 0, tmp_path / "whole", CPU).state_dict()
-    train_epoch = loop._train_epoch
-
-    def stop(run: loop._Run, epoch: int, under_way: loop._Epoch | None) -> None:
-        if epoch == 2:
-            raise StoppedError
-        train_epoch(run, epoch, under_way)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "_train_epoch", stop)
-        with pytest.raises(StoppedError):
-            loop.fit(config, dataset, 0, tmp_path / "stopped", CPU)
+    with pytest.raises(StoppedError):
+        loop.fit(config, dataset, 0, tmp_path / "stopped", CPU, report=stop_after(2))
     resumed = loop.fit(config, dataset, 0, tmp_path / "stopped", CPU).state_dict()
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    assert same(resumed, whole)
     assert read_history(tmp_path / "stopped") == read_history(tmp_path / "whole")

@@ -21,20 +21,12 @@ from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import state_from_rank_zero
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
+from tests.training.stopping import StoppedError, stop_after
 from tests.workers import spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CONFIG = small_training("softtriple", num_epochs=2, optimiser={"name": "adam", "momentum": 0.0})
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop(progress: Progress) -> None:
-    if progress.epoch_ended:
-        raise StoppedError
 
 
 def train(packed: Path, folder: Path, report=lambda progress: None, identity: str = "a run") -> None:
@@ -52,7 +44,7 @@ def undisturbed(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPat
 def unfinished(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unfinished")
     with pytest.raises(StoppedError):
-        train(packed, folder, stop)
+        train(packed, folder, stop_after(1))
     return folder
 
 

@@ -23,6 +23,7 @@ from dml_core.training.validation import HeldOutRecall, scorers
 from tests.conftest import small_training
 from tests.damage import contents
 from tests.one_view import plain_view
+from tests.training.stopping import StoppedError, same, stop_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -32,10 +33,6 @@ MANY = {"num_epochs": 5, "schedule": {"kind": "constant", "warmup_epochs": 0.0},
 PLAIN = small_training("proxy_nca", **MANY)
 KEEPING = small_training("proxy_nca", **MANY, keep_epochs=["oracle"])
 BOTH = small_training("proxy_nca", **MANY, validation={"share": 0.5}, keep_epochs=["best_validation", "oracle"])
-
-
-class StoppedError(Exception):
-    pass
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, report=lambda progress: None) -> None:
@@ -48,10 +45,6 @@ def checkpoint_of(folder: Path) -> dict[str, Any]:
     found = load_checkpoint(folder)
     assert found is not None
     return found
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def recall_by_hand(model: nn.Module, dataset: PackedDataset, config: TrainingConfig) -> float:
@@ -172,24 +165,16 @@ def test_a_run_stopped_after_any_epoch_ends_with_the_bytes_of_an_undisturbed_one
     """Also if checkpoints are rarer than epochs, so that a better epoch is lost and found again."""
     config = KEEPING.model_copy(update={"checkpoint_every_epochs": every})
 
-    def stop(progress: Progress) -> None:
-        if progress.epoch_ended and progress.epoch == epoch:
-            raise StoppedError
-
     with pytest.raises(StoppedError):
-        train(config, packed, tmp_path, stop)
+        train(config, packed, tmp_path, stop_after(epoch + 1))
     train(config, packed, tmp_path)
     assert contents(tmp_path) == contents(undisturbed)
 
 
 def test_both_kinds_survive_a_stop_to_the_byte(packed: Path, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.epoch_ended and progress.epoch == 3:
-            raise StoppedError
-
     train(BOTH, packed, tmp_path / "undisturbed")
     with pytest.raises(StoppedError):
-        train(BOTH, packed, tmp_path / "stopped", stop)
+        train(BOTH, packed, tmp_path / "stopped", stop_after(4))
     train(BOTH, packed, tmp_path / "stopped")
     assert contents(tmp_path / "stopped") == contents(tmp_path / "undisturbed")
 

@@ -21,16 +21,13 @@ from dml_core.training.loop import fit
 from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall, ScoredImages
 from tests.conftest import LAST_BATCHES, small_training
+from tests.training.stopping import StoppedError, same, stop_after
 
 CPU = torch.device("cpu")
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, seed: int = 0, report=lambda progress: None) -> dict[str, torch.Tensor]:
     return fit(config, PackedDataset(packed, "train"), seed, folder, CPU, report=report).state_dict()
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(packed: Path, tmp_path: Path) -> None:
@@ -40,24 +37,15 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(packed: Path,
     assert not same(first, train(small_training(), packed, tmp_path / "c", seed=1))
 
 
-class StoppedError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("last_batch", LAST_BATCHES)
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     packed_with: Callable[[str], Path], tmp_path: Path, epoch: int, last_batch: str
 ) -> None:
     packed = packed_with(last_batch)
-
-    def interrupt(progress: Progress) -> None:
-        if progress.epoch_ended and progress.epoch == epoch:
-            raise StoppedError
-
     undisturbed = train(small_training(), packed, tmp_path / "undisturbed")
     with pytest.raises(StoppedError):
-        train(small_training(), packed, tmp_path / "resumed", report=interrupt)
+        train(small_training(), packed, tmp_path / "resumed", report=stop_after(epoch + 1))
     # A crash may also leave steps of an epoch without a checkpoint, the last line of them incomplete.
     with (tmp_path / "resumed" / HISTORY_FILE).open("a") as file:
         file.write(json.dumps({"epoch": epoch + 1, "step": 99, "loss": 0.0}) + '\n{"epoch": 1, "st')

@@ -8,11 +8,12 @@ import torch
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training import mining
-from dml_core.training.history import Progress, read_history
+from dml_core.training.history import read_history
 from dml_core.training.loop import fit
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.parallel.workers import equal_buffers, world_size
 from tests.conftest import small_training
+from tests.training.stopping import StoppedError, same, stop_after
 from tests.workers import spawn
 
 CPU = torch.device("cpu")
@@ -60,19 +61,11 @@ def test_workers_search_in_parts_and_have_the_whole_and_the_buffers_of_the_first
         assert torch.equal(buffers, torch.zeros(3))
 
 
-class StoppedError(Exception):
-    pass
-
-
 def test_a_run_that_mines_ends_as_if_it_had_not_been_interrupted(packed: Path, tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.epoch_ended and progress.epoch == 1:
-            raise StoppedError
-
     dataset = PackedDataset(packed, "train")
     undisturbed = fit(MINED, dataset, 0, tmp_path / "undisturbed", CPU).state_dict()
     with pytest.raises(StoppedError):
-        fit(MINED, dataset, 0, tmp_path / "resumed", CPU, report=interrupt)
+        fit(MINED, dataset, 0, tmp_path / "resumed", CPU, report=stop_after(2))
     resumed = fit(MINED, dataset, 0, tmp_path / "resumed", CPU).state_dict()
-    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+    assert same(resumed, undisturbed)
     assert len(read_history(tmp_path / "resumed")) == 3 * 12  # 36 images, each an anchor once: 12 batches of 3 triplets

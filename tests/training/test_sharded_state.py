@@ -23,6 +23,7 @@ from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chu
 from dml_core.training.parallel.sharded_state import leave_to_their_worker, whole_optimiser_state, whole_state
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 from tests.conftest import small_training
+from tests.training.stopping import StoppedError
 from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,10 +176,6 @@ RUNS = {
     "normalised_softmax": {"average": {"decay": 0.5, "after": 0.0}},
     "sgsl": {"optimiser": ADAM},
 }
-
-
-class StoppedError(Exception):
-    pass
 
 
 def config_of(name: str, sharded: bool) -> TrainingConfig:
