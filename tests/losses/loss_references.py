@@ -246,9 +246,11 @@ def ring_loss(loss, embeddings, labels):
 
 def l2_constrained_softmax(loss, embeddings, labels):
     weights, biases, radius = loss.classifier.weight.tolist(), loss.classifier.bias.tolist(), loss.radius.item()
-    terms = []
-    for x, y in zip(embeddings, labels, strict=True):
-        logits = [radius * dot(w, unit(x)) + b for w, b in zip(weights, biases, strict=True)]
+    share, terms = loss.config.dropout, []
+    drawn = torch.rand(len(embeddings), len(embeddings[0]), generator=torch.Generator().manual_seed(0)).tolist()  # the step's generator
+    for x, y, draws in zip(embeddings, labels, drawn, strict=True):
+        seen = [radius * value / (1 - share) if draw >= share else 0.0 for value, draw in zip(unit(x), draws, strict=True)]
+        logits = [dot(w, seen) + b for w, b in zip(weights, biases, strict=True)]
         terms.append(cross_entropy(logits, one_hot(y, len(weights), loss.config.label_smoothing)))
     return mean(terms)
 
