@@ -31,7 +31,17 @@ from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.models.sources import Images
-from tasks.runs.embeddings import IMAGES_ROLE, ITEMS_FILE, PLAN_FILE, SINGLE_FILES, RoleEntry, save_array, save_manifest, shard_ranges
+from tasks.runs.embeddings import (
+    IMAGES_ROLE,
+    ITEMS_FILE,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    SINGLE_FILES,
+    RoleEntry,
+    save_array,
+    save_manifest,
+    shard_ranges,
+)
 
 BAD_FILE = "bad.csv"
 SHARD_ROWS = 4096
@@ -77,8 +87,8 @@ def embed_batches(
             data = images.read(position)
             view = model.view(data, None if images.boxes is None else images.boxes[position])
             return view, thumbnail(data, "image", thumbnail_pixels) if thumbnail_pixels else None
-        except OSError as error:
-            return f"cannot be read ({error.strerror or error})"
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            return f"cannot be read ({getattr(error, 'strerror', None) or error})"
         except DmlError as error:
             return str(error).removeprefix("image: ")
 
@@ -128,19 +138,17 @@ def embed_images(
     try:
         _begin_or_resume(out, _plan(model, images, shard_rows))
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
+        bad: dict[int, str] = {}
+        if missing:
+            (out / MANIFEST_FILE).unlink(missing_ok=True)  # of an earlier run that skipped bad images
         num_reused = num_done = len(images) - sum(map(len, missing.values()))
         in_process = (embed_shard(model, images, rows, batch_size) for rows in missing.values())
         for name, embedded in zip(missing, in_process if spread is None else spread(images, [*missing.values()]), strict=True):
             _write_shard(out, name, embedded)
+            bad |= dict(embedded[1])
             num_done += len(missing[name])
             if progress is not None:
                 progress(num_done, len(images))
-        bad = {
-            position: reason
-            for file in (_bad_file(out, name) for name in rows_of)
-            if file.exists()
-            for position, reason in json.loads(file.read_text())
-        }
         named = tuple((images.names[position], reason) for position, reason in bad.items())
         _list_bad(out, named, is_error=not skip_bad or len(bad) == len(images), num_images=len(images))
         _finish(out, images, [position for position in range(len(images)) if position not in bad], [*rows_of], model.num_dimensions)
@@ -156,7 +164,8 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
     Raises:
         As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`.
     """
-    lock = FileLock(out.with_name(f".{out.name}.lock"))
+    place = out.absolute()  # the working directory, too, has a name then
+    lock = FileLock(place.with_name(f".{place.name}.lock"))
     if not lock.acquire(wait=False):
         raise ConfigError(f"{out}: another dml embed ({lock.holder()}) is writing it; wait for its end, or name another place")
     try:

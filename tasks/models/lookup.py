@@ -128,7 +128,8 @@ def package(project: Project, run: TrainedRun) -> Path:
     identity = network_identity(run.trained, epoch)
     folder = project.state / "models" / identity
     with alone(folder.parent / ".lock"):
-        if not folder.exists() or read_description(folder).identity != identity:
+        made = read_description(folder) if folder.exists() else None
+        if made is None or (made.identity, made.metric) != (identity, run.spec.evaluation.metric):  # params.yaml may name another metric
             trained = open_store(project).pull(f"train/{run.trained}")
             checkpoint = load_checkpoint(trained, run.trained)
             if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:

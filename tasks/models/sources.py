@@ -81,7 +81,8 @@ def _image_paths(folder: Path) -> Iterator[Path]:
 
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         inside = Path(place)
-        if inside.is_symlink() and inside.parent.resolve().is_relative_to(inside.resolve()):
+        above = [folder, *(folder / part for part in inside.relative_to(folder).parents)] if inside != folder else []
+        if inside.is_symlink() and any(outer.resolve().is_relative_to(inside.resolve()) for outer in above):
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -88,7 +88,7 @@ class Guard:
             raise HTTPException(403, "unknown Host header; listening on loopback, the service answers only to localhost")
         if self._token is not None and path not in OPEN_PATHS:
             scheme, _, token = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), self._token.encode()):
+            if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip(" ").encode("latin-1"), self._token.encode()):
                 raise HTTPException(401, "a token is required: send it as the header Authorization: Bearer TOKEN")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limits.BODY_BYTES:

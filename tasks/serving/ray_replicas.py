@@ -13,8 +13,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 from starlette.exceptions import HTTPException
 
+from dml_core.errors import ConfigError
 from dml_core.index.index import Index
-from dml_core.trained import load_model
+from dml_core.trained import TrainedModel, load_model
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer, Replica
 from tasks.serving.replicas import Replicas, ServiceError
@@ -30,15 +31,24 @@ class RayReplica(Replica):
     Args:
         model: folder of the network.
         index: folder of the index, or None.
+        versions: identity of the network and version of the index that the service was started with.
         num_threads: decoder threads.
         max_batch: maximum number of images per forward pass.
         on_loopback: whether Ray runs only on this machine and must not be reachable from others.
+
+    Raises:
+        ConfigError: a folder has another network or version now; its answers would not fit those of the other replicas.
     """
 
-    def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int, on_loopback: bool) -> None:
+    def __init__(
+        self, model: str, index: str | None, versions: tuple[str, str | None], num_threads: int, max_batch: int, on_loopback: bool
+    ) -> None:
         if on_loopback:
             _keep_to_loopback()
-        super().__init__(load_model(model), Index.open(Path(index)) if index is not None else None, num_threads, max_batch)
+        network, opened = load_model(model), Index.open(Path(index)) if index is not None else None
+        if (network.identity, opened and opened.info.version) != versions:
+            raise ConfigError(f"{model if network.identity != versions[0] else index}: changed since the service started; start it again")
+        super().__init__(network, opened, num_threads, max_batch)
 
     async def check(self) -> bool:
         """Return True, as a sign of life."""
@@ -71,7 +81,9 @@ class RayReplicas(Replicas):
         raise HTTPException(503, "no replica is available at the moment; retry later")
 
 
-def start_replicas(model: Path, index: Path | None, num_replicas: int | None, max_batch: int, address: str, name: str) -> RayReplicas:
+def start_replicas(
+    folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int, address: str, name: str
+) -> RayReplicas:
     """Connect to the Ray cluster at `address`, or start Ray if it is "local", and start the replicas on it as the application `name`.
 
     Raises:
@@ -99,8 +111,9 @@ def start_replicas(model: Path, index: Path | None, num_replicas: int | None, ma
             },
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )
-        index_folder = str(index.absolute()) if index is not None else None
-        application = deployment.bind(str(model.absolute()), index_folder, num_threads, max_batch, address == "local")
+        index_folder, version = (str(index.folder.absolute()), index.info.version) if index is not None else (None, None)
+        versions = (model.identity, version)
+        application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch, address == "local")
         serve.start(proxy_location="Disabled")
         return RayReplicas(serve.run(application, name=name, route_prefix=None))
     except Exception as error:  # Ray and Serve raise plain exceptions

@@ -90,6 +90,8 @@ class Replica:
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._max_batch = max_batch
+        transform = model.description.transform
+        self._has_one_size = transform.crop_size is not None or isinstance(transform.test_resize, tuple)  # of views
         self._waiting: list[tuple[_Query, asyncio.Future[_Result]]] = []
         self._working: asyncio.Task[None] | None = None
         self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
@@ -147,8 +149,8 @@ class Replica:
     async def _work(self) -> None:
         """Compute batches until no image waits."""
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+        while waiting := [entry for entry in self._waiting if not entry[1].done()]:  # without those of abandoned requests
+            batch, self._waiting = waiting[: self._max_batch], waiting[self._max_batch :]
             try:
                 results = await loop.run_in_executor(self._computer, self._compute, [query for query, _ in batch])
             except Exception as error:  # noqa: BLE001 - the waiting requests get the error; the next batch has other images
@@ -157,14 +159,23 @@ class Replica:
                         future.set_exception(error)
                 continue
             for (_, future), result in zip(batch, results, strict=True):
-                if not future.done():  # its request may have been abandoned
+                if not future.done():
                     future.set_result(result)
-        self._working = None
+        self._waiting, self._working = [], None
 
     def _compute(self, queries: list[_Query]) -> list[_Result]:
         """Embed a whole batch at once, and search for those images that want neighbours."""
-        rows_ND = self._model.embed_views([query.view for query in queries])
-        has_angles = self._model.metric == "cosine"
+        try:
+            rows_ND = self._model.embed_views([query.view for query in queries])
+        except (RuntimeError, ValueError) as error:
+            if self._has_one_size:
+                raise
+            if len(queries) > 1:
+                return [result for query in queries for result in self._compute([query])]
+            height, width = queries[0].view.shape[1:]
+            reason = f"the network does not take its {width} x {height} pixels ({str(error).splitlines()[0]})"
+            return [_Result(np.empty(0, np.float32), reason)]
+        has_angles = self._index is not None and self._index.metric == "cosine"
         results = [_Result(row_D, _why_not(row_D, has_angles and query.k > 0)) for query, row_D in zip(queries, rows_ND, strict=True)]
         results[0].batch_size = len(queries)
         searching = [number for number, query in enumerate(queries) if query.k > 0 and results[number].refused is None]

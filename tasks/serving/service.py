@@ -70,7 +70,7 @@ def run_service(
             model=model.identity,
             title=model.title,
             num_dimensions=model.num_dimensions,
-            metric=model.metric,
+            metric=model.metric if index is None else index.metric,
             num_items=index.num_items if index is not None else None,
         )
         app = make_app(served, replicas, has_token=token is not None)
@@ -88,7 +88,7 @@ def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replic
 
     address, name = ray_cluster() or "local", f"dml-serve-{os.getpid()}"
     try:
-        yield start_replicas(folder, index.folder if index is not None else None, num_replicas, max_batch, address, name)
+        yield start_replicas(folder, model, index, num_replicas, max_batch, address, name)
     finally:
         stop_replicas(address, name)
 
@@ -101,6 +101,8 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
     """
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ConfigError(f"the token has {len(token)} characters; at least {SHORTEST_TOKEN} are required")
+    if token is not None and token != token.strip():
+        raise ConfigError("the token begins or ends with white space, which no client can send; remove it")
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError, OverflowError):

@@ -263,6 +263,40 @@ def test_an_index_names_them_too(model: TrainedModel, strange: Path, tmp_path: P
             search_images(index, model, [strange / "class" / name], 1)
 
 
+def test_a_folder_whose_bad_images_are_embedded_again_is_not_readable_meanwhile(
+    model: TrainedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the new shard would get the names of the old one's."""
+    shutil.copytree(folder / "class 00", tmp_path / "images")
+    first, second, *_ = sorted(tmp_path.glob("images/*.jpg"))
+    whole = first.read_bytes()
+    first.write_bytes(b"")
+    images = find_images(str(tmp_path / "images"))
+    embed_images(model, images, tmp_path / "out", skip_bad=True)
+    first.write_bytes(whole)
+    second.write_bytes(b"")
+    monkeypatch.setattr("tasks.models.embed._finish", lambda *_: pytest.fail("power cut"))
+    with pytest.raises(pytest.fail.Exception, match="power cut"):
+        embed_images(model, images, tmp_path / "out", skip_bad=True)
+    with pytest.raises(EvaluationError, match=r"^[^\n]+$"):
+        batches_of_embeddings(tmp_path / "out")
+
+
+def test_the_working_directory_can_be_the_folder(
+    model: TrainedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    embed_to(model, find_images(str(folder / "class 00")), Path())
+    assert pq.read_table("items.parquet")["path"].to_pylist() == find_images(str(folder / "class 00")).names
+
+
+def test_a_path_with_a_nul_is_a_bad_image(model: TrainedModel, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"path": ["a\0.jpg"]}), tmp_path / "list.parquet")
+    with pytest.raises(DataError, match=r"cannot be read \(embedded null byte\)"):
+        embed_images(model, find_images(str(tmp_path / "list.parquet")), tmp_path / "out")
+
+
 def test_links_to_folders_are_followed_but_not_in_a_circle(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "linked"
     (place / "own").mkdir(parents=True)

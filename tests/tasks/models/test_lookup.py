@@ -88,6 +88,15 @@ def test_a_network_of_another_epoch_has_an_identity_of_its_own(project: Project,
             assert run_of(own, text) == run
 
 
+def test_a_network_has_the_metric_that_the_parameters_name_now(project: Project, tmp_path: Path) -> None:
+    """The metric belongs to the evaluation, so changing it trains nothing again and leaves the identity."""
+    (tmp_path / "data").symlink_to(project.root / "data")
+    for metric in ("cosine", "euclidean"):
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(PARAMS, {"evaluation": {"metric": metric}})))
+        own = replace(project, root=tmp_path, state=tmp_path / "state")
+        assert load_model(resolve_model("own/good/0", own)).metric == metric
+
+
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
     model = load_model(resolve_model("own/good", project))
     large = np.random.default_rng(0).integers(0, 256, (50, 31, 3), dtype=np.uint8)

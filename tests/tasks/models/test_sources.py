@@ -1,4 +1,4 @@
-"""Lists of images: values of a row without a box."""
+"""Sources of images: values of a row without a box, and links in a circle."""
 
 from pathlib import Path
 
@@ -9,3 +9,17 @@ def test_a_row_without_a_box_is_the_whole_image_and_the_others_keep_theirs(tmp_p
     rows = ["path,left,top,right,bottom", "a.png,1,2,3,4", "b.png,,,,", "c.png,5,6,7,"]
     (tmp_path / "list.csv").write_text("\n".join(rows))
     assert find_images(str(tmp_path / "list.csv")).boxes == [(1.0, 2.0, 3.0, 4.0), None, None]
+
+
+def test_links_in_a_circle_through_each_other_are_followed_once(tmp_path: Path) -> None:
+    """Each of three folders links to the two others: followed to the system's limit of 40 links, this would not end."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.png").touch()
+        for other in set("abc") - {name}:
+            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
+    names = find_images(str(tmp_path)).names
+    assert len(names) == len(set(names)) == 15, "each folder, its two links, and the link of each of them that leads to the third"
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "all").symlink_to(tmp_path / "a")
+    assert "a.png" in find_images(str(tmp_path / "up" / "all")).names

@@ -1,6 +1,8 @@
 """Replicas on Ray without Ray: opened from folders, and called through a handle whose replicas die."""
 
 import asyncio
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +12,12 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
 
+from dml_core.errors import ConfigError
+from dml_core.index.index import Index
+from dml_core.index.writing import remove_items
 from tasks.serving import ray_replicas
 from tasks.serving.ray_replicas import NUM_ATTEMPTS, RayReplica, RayReplicas
-from tests.tasks.serving.conftest import Made
+from tests.tasks.serving.conftest import IDENTITY, Made
 
 
 class Handle:
@@ -33,7 +38,18 @@ class Handle:
 
 @pytest.fixture(scope="module")
 def replica(made: Made) -> RayReplica:
-    return RayReplica(str(made.model), str(made.index), 1, 32, on_loopback=False)
+    return RayReplica(str(made.model), str(made.index), (IDENTITY, Index.open(made.index).info.version), 1, 32, on_loopback=False)
+
+
+def test_a_replica_does_not_start_on_what_was_replaced_since(made: Made, tmp_path: Path) -> None:
+    """A replica that Ray restarts would answer from another index than the others, with other positions."""
+    shutil.copytree(made.index, tmp_path / "index")
+    versions = (IDENTITY, Index.open(tmp_path / "index").info.version)
+    remove_items(tmp_path / "index", [made.files[0].name])
+    with pytest.raises(ConfigError, match=r"index: changed since the service started; start it again"):
+        RayReplica(str(made.model), str(tmp_path / "index"), versions, 1, 32, on_loopback=False)
+    with pytest.raises(ConfigError, match=r"model: changed since the service started; start it again"):
+        RayReplica(str(made.model), None, ("f" * 32, None), 1, 32, on_loopback=False)
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, NUM_ATTEMPTS - 1])

@@ -1,19 +1,26 @@
 """A replica's batch without Ray: images of several requests, and one with a zero embedding."""
 
 import asyncio
+import io
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from starlette.exceptions import HTTPException
 
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, build_index
 from dml_core.network_description import WEIGHTS_FILE
-from dml_core.trained import load_model, read_description, write_description
+from dml_core.trained import load_model, read_description, save_network, write_description
+from tasks.serving import limits
 from tasks.serving.replica import Answer, Replica, _Query
+from tasks.serving.replicas import OwnReplica
+from tests.conftest import MODEL
 from tests.tasks.serving.conftest import IDENTITY, Made
 
 
@@ -77,3 +84,52 @@ def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made:
     assert embedded.refused is None
     assert not embedded.row.any()
     assert searched.refused == "its embedding is zero and has no cosine similarity"
+
+
+def test_images_of_abandoned_requests_are_not_computed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a service with too much to do would embed nothing but images whose clients have given up."""
+    replica, computed, go_on = Replica(made.load(), None, 2, 1), [], threading.Event()
+    compute = replica._compute
+
+    def wait(queries: list[_Query]) -> object:
+        computed.append(len(queries))
+        go_on.wait(60)
+        return compute(queries)
+
+    monkeypatch.setattr(replica, "_compute", wait)
+    data = [path.read_bytes() for path in made.files[:8]]
+
+    async def ask() -> Answer:
+        monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
+        with pytest.raises(HTTPException, match="no answer within"):
+            await OwnReplica(replica).answer(data)
+        monkeypatch.setattr(limits, "ANSWER_SECONDS", 60)
+        go_on.set()
+        return await OwnReplica(replica).answer(data[:1])
+
+    np.testing.assert_allclose(asyncio.run(ask()).embeddings, made.load().embed(data[:1]), rtol=0, atol=1e-5)
+    assert computed == [1, 1], "of the first request the image in progress, and the second request's"
+
+
+def test_an_image_of_a_size_that_the_network_does_not_take_fails_no_other(made: Made, tmp_path: Path) -> None:
+    """The network has no crop, so views keep the size of their image; one pixel is too few for its normalisation."""
+    state = {f"model.{name}": value for name, value in torch.load(made.model / WEIGHTS_FILE).items()}
+    save_network(tmp_path / "model", {"model": MODEL, "transform": {"scaling": "zero-one"}}, 4, state, IDENTITY)
+    model = load_model(tmp_path / "model", "cpu")
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    replica = Replica(model, None, 1, 32)
+    whole, tiny = replica._compute([_Query(model.view(made.files[0]), 0), _Query(model.view(file.getvalue()), 0)])
+    np.testing.assert_allclose(whole.row, model.embed(made.files[0])[0], rtol=0, atol=1e-5)
+    assert tiny.refused is not None
+    assert tiny.refused.startswith("the network does not take its 1 x 1 pixels (")
+
+
+def test_whether_an_image_needs_a_direction_is_decided_by_the_index(made: Made, tmp_path: Path) -> None:
+    """An index keeps its metric when the network's is changed in params.yaml; both have the same identity."""
+    weights = torch.load(made.model / WEIGHTS_FILE)
+    state = {f"model.{name}": torch.zeros_like(value) for name, value in weights.items()}
+    save_network(tmp_path / "model", {"model": MODEL, "transform": {"scaling": "zero-one"}}, 4, state, IDENTITY, metric="euclidean")
+    model = load_model(tmp_path / "model", "cpu")
+    replica = Replica(model, Index.open(made.index), 1, 32)
+    assert replica._compute([_Query(model.view(made.files[0]), 3)])[0].refused == "its embedding is zero and has no cosine similarity"

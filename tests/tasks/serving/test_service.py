@@ -19,6 +19,7 @@ import psutil
 import pytest
 from fastapi import FastAPI
 
+from dml_core.errors import ConfigError
 from tasks.serving.replicas import ServiceError
 from tasks.serving.service import listen, serve_http
 from tests.conftest import ROOT
@@ -64,6 +65,13 @@ def test_an_http_server_that_does_not_start_is_told_and_not_waited_for() -> None
     with pytest.raises(ServiceError, match=r"cannot listen \(Bad file descriptor\); start it again"):
         asyncio.run(asyncio.wait_for(serve_http(FastAPI(), listener, said.append), 10))
     assert said == []
+
+
+@pytest.mark.parametrize("token", ["a token of letters enough\n", " a token of letters enough"])
+def test_a_token_that_no_client_can_send_is_refused(token: str) -> None:
+    """As a secret of Kubernetes that was made from a line of text: every request would be refused."""
+    with pytest.raises(ConfigError, match="begins or ends with white space"):
+        listen("127.0.0.1", 0, token)
 
 
 def test_answers_are_sent_without_delay() -> None:
