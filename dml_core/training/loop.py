@@ -195,12 +195,12 @@ def fit(
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_decoder(config.transform, device)
-    with without_tf32() if config.precision == "float32" else contextlib.nullcontext():
+    arithmetic = without_tf32() if config.precision == "float32" else contextlib.nullcontext()
+    with arithmetic, contextlib.closing(Loader(dataset, num_loader_workers, device)) as loader:
         system = build_system(config, len(dataset.class_names), seed, device)
         _check_fit(config, dataset, system)
         failures = Failures()
         checkpoint, is_resumed = _read_checkpoint(folder, identity, config, report, failures)
-        loader = Loader(dataset, num_loader_workers, device)
         if not is_resumed:
             prepare(system, dataset, config, seed, loader, failures)
         if config.shard_classes and world_size() > 1:
@@ -244,7 +244,6 @@ def _train(run: _Run, start: int, under_way: _Epoch | None) -> TrainingSystem:
         _finish_writing(run)
     finally:
         run.writer.close()
-        run.loader.close()
     from_rank_zero(lambda: _check_kept(run))
     run.result.loss.join_classes()
     return run.result.eval()

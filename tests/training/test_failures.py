@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,3 +167,11 @@ def test_what_fails_on_one_worker_is_raised_on_all(packed: Path, tmp_path: Path)
             assert case.text in other[2], (name, other)
             assert other[1] == error[1], f"{name}: a mistake of the user on one worker and a fault on another"
         assert saved == SAVED.get(name), name
+
+
+def test_a_run_that_fails_before_its_first_epoch_ends_its_loader_processes(packed: Path, tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    damaged = BadImages(packed, "train", 3, DataError("image 5 is damaged"))
+    with pytest.raises(DataError, match="image 5") as error:  # kept, so that no garbage collection ends the processes
+        loop.fit(PLACED, damaged, 0, tmp_path, CPU, num_loader_workers=1)
+    assert set(multiprocessing.active_children()) == before, error
