@@ -28,6 +28,7 @@ from dml_core.evaluation.threads import is_large, one_thread
 from dml_core.float32 import without_tf32
 
 PRODUCTS_ON_GPU = 2**26  # at once: 256 MB
+SEED_STEP = 2**32  # between the seeds of one call's runs: above any seed of an experiment
 Search = Callable[[NDArray[np.bool_], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.int64]]]  # some points, centres
 
 
@@ -36,11 +37,11 @@ def kmeans(
 ) -> tuple[NDArray[np.int64], float]:
     """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
-    Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine, and
-    run r of a seed does not depend on the number of runs.
+    Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine; a
+    run depends neither on how many there are nor shares its first centres with a run of another seed.
     """
     points_ND = centred(points, origin(points))
-    seeds = range(seed, seed + config.num_runs)
+    seeds = (seed + run * SEED_STEP for run in range(config.num_runs))
     runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s, device), config.num_iterations, device) for s in seeds)
     with one_thread(not is_large(points_ND.size * num_clusters)), without_tf32():
         return min(runs, key=lambda run: run[1])

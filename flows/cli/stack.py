@@ -49,7 +49,7 @@ def doctor() -> None:
 @app.command(epilog=examples("dml gc --days 30", "dml gc --delete"))
 def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete the listed steps. Default: only list them.")] = False,
-    days: Annotated[float, typer.Option(help="Keep steps written or used within this many days.")] = 7.0,
+    days: Annotated[float, typer.Option(min=0.0, help="Keep steps written or used within this many days.")] = 7.0,
 ) -> None:
     """List finished steps that nothing uses, or delete them.
 

@@ -60,12 +60,12 @@ class LocalState:
         counts = {role: part.num_images for role, part in published.items()}
         return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)
 
-    def imported(self, table: str) -> dict[Facts, dict[str, dict[str, Any]]]:
-        """Return `TableResult.imported` of a table; none of a damaged result, which the next command that uses it rebuilds."""
+    def imported(self, table: str) -> frozenset[Facts]:
+        """Return the facts of a table's imported runs; none of a damaged result, which the next command that uses it rebuilds."""
         try:
             return read_result(self.project, table).imported
         except DamagedError:
-            return {}
+            return frozenset()
 
     def is_finished(self, step: str, identity: str) -> bool:
         """Return whether a step's record and, in a local store, its folder exist; a flow checks their bytes when it reuses them."""
@@ -135,13 +135,11 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
     return plans
 
 
-def _planned(
-    local: LocalState, table: TableFile, dataset: str, spec: RunSpec, planned: set[str], imported: dict[Facts, dict[str, dict[str, Any]]]
-) -> PlannedRun:
+def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, planned: set[str], imported: frozenset[Facts]) -> PlannedRun:
     record = local.dataset(dataset, table)
     spec = spec.model_copy(update={"dataset": record.name})
     identities = step_identities(spec, record)
-    is_imported = imported.get(facts_of(spec, record.digest)) == spec.measurements
+    is_imported = facts_of(spec, record.digest) in imported
     steps: dict[str, Will] = {
         step: "reused" if is_imported or local.is_finished(step, identity) else "shared" if identity in planned else "run"
         for step, identity in identities.items()

@@ -26,13 +26,16 @@ NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
 T = TypeVar("T")
 
 
-def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None) -> str:
-    """Return a hash of everything that runs of one mean share: training and evaluation settings without the seed, and the digest.
+def settings_identity(
+    training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None, measurements: Mapping[str, Any] | None = None
+) -> str:
+    """Return a hash of everything that runs of one mean share: all settings without the seed, and the digest.
 
     Args:
         training, evaluation: as in a `RunSpec`, as plain values. A missing setting has its default, so settings recorded before an option
             existed equal today's with its default.
         digest: digest of the dataset's content; None if not recorded.
+        measurements: name -> options.
     """
     try:
         trained = parse(TrainingConfig, dict(training), "training").model_dump(mode="json")
@@ -46,13 +49,15 @@ def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any]
         {name: value for name, value in trained.items() if name not in left_out},
         {name: value for name, value in scored.items() if name not in NEUTRAL_EVALUATION},
         digest,
+        *([measurements] if measurements else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def spec_settings(spec: RunSpec, digest: str | None) -> str:
     """Return the settings identity of a run on a dataset with this digest."""
-    return settings_identity(spec.training.model_dump(mode="json"), spec.evaluation.model_dump(mode="json"), digest)
+    training, evaluation = spec.training.model_dump(mode="json"), spec.evaluation.model_dump(mode="json")
+    return settings_identity(training, evaluation, digest, spec.measurements)
 
 
 def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[int, float]]:

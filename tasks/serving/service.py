@@ -66,16 +66,20 @@ def run_service(
         ServiceError: Ray or the replicas do not start.
     """
     with listen(host, port, token) as listener, _replicas(folder, model, index, num_replicas, max_batch) as replicas:
-        served = Served(
-            model=model.identity,
-            title=model.title,
-            num_dimensions=model.num_dimensions,
-            metric=model.metric if index is None else index.metric,
-            num_items=index.num_items if index is not None else None,
-        )
-        app = make_app(served, replicas, has_token=token is not None)
+        app = make_app(describe_service(model, index), replicas, has_token=token is not None)
         hosts = LOCAL_NAMES | {host} if token is None else None
         asyncio.run(serve_http(Guard(app, token, hosts), listener, report))
+
+
+def describe_service(model: TrainedModel, index: Index | None) -> Served:
+    """Return facts about a service; an index keeps its metric when that of the network is changed in params.yaml."""
+    return Served(
+        model=model.identity,
+        title=model.title,
+        num_dimensions=model.num_dimensions,
+        metric=model.metric if index is None else index.metric,
+        num_items=None if index is None else index.num_items,
+    )
 
 
 @contextmanager

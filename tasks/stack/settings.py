@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,16 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
 
 
 def run_folder(state: Path) -> Path:
-    """Return a folder with a short path that depends on the state: sockets allow 107 letters, and PostgreSQL's user must reach it."""
-    return Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{_short_digest(str(state))}"
+    """Return a folder with a short path that depends on the state: sockets allow 107 letters, and PostgreSQL's user must reach it.
+
+    Raises:
+        ConfigError: another user has made it, whose supervisor the stack would be controlled by.
+    """
+    folder = Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{_short_digest(str(state))}"
+    with suppress(FileNotFoundError):
+        if folder.lstat().st_uid != os.geteuid():
+            raise ConfigError(f"{folder}: another user's; remove it, or set TMPDIR to a folder of your own")
+    return folder
 
 
 def write_private(path: Path, text: str) -> None:

@@ -132,7 +132,7 @@ class MeasuredRun(TableRun):
     @property
     def facts(self) -> Facts:
         """Facts that decide which other runs it may be averaged and compared with."""
-        settings = settings_identity(self.training, self.evaluation, self.digest)
+        settings = settings_identity(self.training, self.evaluation, self.digest, self.measurements)
         return Facts(self.dataset, self.label, self.seed, self.digest, settings)
 
 
@@ -160,9 +160,9 @@ class TableResult(Record):
     made: str | None = None
 
     @property
-    def imported(self) -> dict[Facts, dict[str, dict[str, Any]]]:
-        """Facts of the imported runs -> their measurements: a run with the same of both need not be measured here."""
-        return {run.facts: run.measurements for run in self.runs if run.is_imported}
+    def imported(self) -> frozenset[Facts]:
+        """Facts of the imported runs: a run with the same facts need not be measured here."""
+        return frozenset(run.facts for run in self.runs if run.is_imported)
 
     @model_validator(mode="before")
     @classmethod

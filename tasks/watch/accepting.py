@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
+from tasks.locks import alone
 from tasks.runs.specs import RunSpec, load_params
 from tasks.watch.bands import level_of, seeds_needed
 from tasks.watch.candidates import candidate_evidence, find_candidates
@@ -34,14 +35,16 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
     specs = rows_today(load_params(project.params_file), name)
-    reference, accepted = verified_reference(project, name, why, rows, say), read_reference(project, name)
-    if rows and accepted is not None:
-        if accepted.protocol != reference.protocol:
-            raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
-        new = {one.row for one in reference.evidence}
-        evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
-        reference = reference.model_copy(update={"evidence": evidence})
-    return reference, write_reference(project, reference)
+    reference = verified_reference(project, name, why, rows, say)
+    with alone(project.state / ".accept.lock"):
+        accepted = read_reference(project, name)
+        if rows and accepted is not None:
+            if accepted.protocol != reference.protocol:
+                raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
+            new = {one.row for one in reference.evidence}
+            evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
+            reference = reference.model_copy(update={"evidence": evidence})
+        return reference, write_reference(project, reference)
 
 
 def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> Reference:

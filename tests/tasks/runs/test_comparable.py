@@ -48,6 +48,7 @@ def test_every_setting_but_those_that_change_no_result_makes_another_identity() 
         identity(evaluation=part) for part in ({"role": "train"}, {"recall_at": [1]}, {"metric": "euclidean"}, {"clustering": False})
     ]
     changed += [identity(), identity(digest="e"), identity(digest=None)]
+    changed += [settings_identity(TRAINING, EVALUATION, "d", {"m": options}) for options in ({}, {"count": 1}, {"count": 2})]
     assert len(set(changed)) == len(changed)
     assert identity({"checkpoint_every_epochs": 2}, {"device": "cuda", "max_block_bytes": 2**20}) == identity()
     keeping = {"validation": {"share": 0.25}, "keep_epochs": ["best_validation"]}
@@ -58,7 +59,7 @@ def test_every_setting_but_those_that_change_no_result_makes_another_identity() 
 
 def test_a_setting_that_did_not_exist_yet_has_its_default() -> None:
     older = {name: value for name, value in TRAINING.items() if name not in ("compile", "keep_every_epochs", "warm_up_batchnorm")}
-    assert settings_identity(older, {}, "d") == identity()
+    assert settings_identity(older, {}, "d") == identity() == settings_identity(TRAINING, EVALUATION, "d", {})
     assert settings_identity(TRAINING | {"gone": 1}, EVALUATION, "d") != identity(), "settings of a program that has others"
 
 

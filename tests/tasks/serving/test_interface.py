@@ -10,11 +10,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from dml_core.index.index import Index
-from tasks.serving.application import Served, make_app
+from dml_core.trained import TrainedModel
+from tasks.serving.application import make_app
+from tasks.serving.guard import Guard
 from tasks.serving.pages import interface_page
 from tasks.serving.replica import Replica
 from tasks.serving.replicas import OwnReplica
-from tests.tasks.serving.conftest import IDENTITY, Made
+from tasks.serving.service import describe_service
+from tests.tasks.serving.conftest import Made
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +26,25 @@ def client(made: Made) -> Callable[..., TestClient]:
     model, index = made.load(), Index.open(made.index)
 
     def make(has_index: bool = True, has_token: bool = False) -> TestClient:
-        num_items = index.num_items if has_index else None
-        served = Served(model=IDENTITY, title="small", num_dimensions=model.num_dimensions, metric="cosine", num_items=num_items)
-        return TestClient(make_app(served, OwnReplica(Replica(model, index if has_index else None, 1, 32)), has_token))
+        used = index if has_index else None
+        return TestClient(make_app(describe_service(model, used), OwnReplica(Replica(model, used, 1, 32)), has_token))
 
     return make
+
+
+def test_the_metric_of_the_search_is_the_index_s(made: Made) -> None:
+    model, index = made.load(), Index.open(made.index)
+    euclidean = TrainedModel(model.description.model_copy(update={"metric": "euclidean"}), model.identity, lambda views: views)
+    assert (describe_service(euclidean, None).metric, describe_service(euclidean, index).metric) == ("euclidean", "cosine")
+
+
+@pytest.mark.parametrize("token", ["letters and digits 1234", "ends with à", "ends with \u00a0"])
+def test_a_token_is_compared_byte_by_byte(client: Callable[..., TestClient], token: str) -> None:
+    """HTTP headers have bytes, and the last one of "à" is a space in Latin-1."""
+    guarded = TestClient(Guard(client().app, token, None))
+    for sent, status in ((token, 200), (f" {token} ", 200), (f"{token}x", 401), (token[:-1], 401)):
+        answer = guarded.get("/v1/neighbours", params={"position": 0}, headers={"Authorization": f"Bearer {sent}".encode()})
+        assert answer.status_code == status, sent
 
 
 def data_url(data: bytes, prefix: str) -> str:

@@ -1,14 +1,16 @@
 """Parts of the stack on this machine: with its own S3 server, and with the user's."""
 
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
-from tasks.stack.settings import load_stack
+from tasks.stack.settings import load_stack, run_folder
 from tests.conftest import ROOT
 
 OWN = "http://s3.example.invalid:9000"
@@ -34,6 +36,16 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
     assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
+
+
+def test_a_folder_that_another_user_has_made_is_refused(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_folder(project.state).mkdir()
+    load_stack(project)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(ConfigError, match="another user's; remove it"):
+        load_stack(project)
 
 
 def test_every_service_starts_after_those_that_it_names_and_all_start(project: Project) -> None:

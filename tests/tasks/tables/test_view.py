@@ -326,6 +326,13 @@ def test_seeds_of_other_settings_are_not_averaged():
     assert shown(*mixed).left_out == ("left out: ours as_published on cub200, seed 0: measured with other settings",)
 
 
+def test_seeds_with_other_options_of_a_measurement_are_not_averaged():
+    runs = [one.model_copy(update={"measurements": {"m": {"count": 9 if one.seed == 2 else 1}}}) for one in seeds("ours", recall_at_1=0.3)]
+    table = shown(*runs)
+    assert list(rows(table)["ours"].lines[0].cells[0].values) == [0, 1]
+    assert table.left_out == ("left out: ours as_published on cub200, seed 2: measured with other settings",)
+
+
 def test_claims_and_verdicts_are_over_the_same_runs():
     claims = [{"says": "ours is better", "row": "ours", "metric": "recall@1", "reference": "wide", "side": "above"}]
     runs = [*on("2", seeds("ours", recall_at_1=0.6)), *on("1", seeds("wide", recall_at_1=0.2))]

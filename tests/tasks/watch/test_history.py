@@ -1,5 +1,6 @@
 """The page of verifications answers: still reproduced, since when not, what changed."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,17 +12,20 @@ FIRST = datetime(2026, 11, 1, 4, tzinfo=UTC)
 SAME, BAND, DRIFT, FAILED, NEW = Verdict.IDENTICAL, Verdict.WITHIN_BAND, Verdict.DRIFTED, Verdict.FAILED, Verdict.NEW
 
 
-def history(*verdicts: Verdict) -> RowHistory:
-    """Return the history of a row with one verification each day, whose commits are 0000..., 1111..."""
+def history(*days: Sequence[Verdict]) -> RowHistory:
+    """Return the history of a row with one verification each day, whose commits are 0000..., 1111..., of seeds 0, 1 and so on."""
     past = [
         Verification(
             name="synthetic",
             started_at=FIRST + timedelta(days=day),
             seconds=1,
             commit=str(day) * 40,
-            rows=(RowVerdict(row="synthetic/sgsl", seed=0, verdict=verdict, reason="", changed=(f"torch {day}",)),),
+            rows=tuple(
+                RowVerdict(row="synthetic/sgsl", seed=seed, verdict=verdict, reason="", changed=(f"torch {day}",))
+                for seed, verdict in enumerate(verdicts)
+            ),
         )
-        for day, verdict in enumerate(verdicts)
+        for day, verdicts in enumerate(days)
     ]
     (row,) = rows_of(past, None, 0.01)
     return row
@@ -45,23 +49,14 @@ def history(*verdicts: Verdict) -> RowHistory:
     ],
 )
 def test_the_answer_is_of_the_newest_spell(verdicts: tuple[Verdict, ...], answer: str) -> None:
-    assert history(*verdicts).answer == answer
+    assert history(*([verdict] for verdict in verdicts)).answer == answer
 
 
 def test_a_row_is_reproduced_only_with_every_seed_of_a_verification() -> None:
-    past = [
-        Verification(
-            name="synthetic",
-            started_at=FIRST + timedelta(days=day),
-            seconds=1,
-            commit=str(day) * 40,
-            rows=tuple(RowVerdict(row="r", seed=seed, verdict=verdict, reason="") for seed, verdict in enumerate(verdicts)),
-        )
-        for day, verdicts in enumerate([(SAME, SAME), (SAME, DRIFT, SAME), (DRIFT, SAME)])
-    ]
-    (row,) = rows_of(past, None, 0.01)
+    row = history((SAME, SAME), (SAME, DRIFT, SAME), (DRIFT, SAME))
     assert row.is_bad
-    assert row.answer == ("NOT reproduced since 2026-11-02, commit 1111111111; reproduced before on 2026-11-01 at commit 0000000000")
+    since, before = "NOT reproduced since 2026-11-02, commit 1111111111", "reproduced before on 2026-11-01 at commit 0000000000"
+    assert row.answer == f"{since}; {before}; changed: torch 1"
 
 
 def test_rows_that_are_not_reproduced_come_first() -> None:

@@ -1,6 +1,8 @@
 """A project whose runs are trained: verification reproduces accepted runs, and finds injected faults."""
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,10 @@ from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import evidence, verifying
+from tasks.watch import accepting, evidence, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
-from tasks.watch.records import Verdict
+from tasks.watch.records import Reference, Verdict
 from tasks.watch.storage import read_reference, reference_path
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.tasks.watch.conftest import Say, commit, say, train_here, verified
@@ -59,6 +61,28 @@ def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project
     with pytest.raises(ConfigError, match="verified with other code than the present"):
         accept(project, "own", "first results", (), say)
     assert not reference_path(project, "own").exists()
+
+
+def test_rows_that_are_accepted_at_once_are_all_kept(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = read_reference(accepted, "own")
+    assert reference is not None
+
+    def of_row(row: str) -> Reference:
+        return reference.model_copy(update={"evidence": tuple(one.model_copy(update={"row": row}) for one in reference.evidence)})
+
+    def slowly(project: Project, name: str) -> Reference | None:
+        found = read_reference(project, name)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(accepting, "verified_reference", lambda project, name, why, rows, say: of_row(rows[0]))
+    monkeypatch.setattr(accepting, "read_reference", slowly)
+    rows = [f"own/row-{number}" for number in range(4)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda row: accept(accepted, "own", "more rows", [row], say), rows))
+    after = read_reference(accepted, "own")
+    assert after is not None
+    assert {one.row for one in after.evidence} == {"own/good", *rows}
 
 
 # ---------------------------------------------------------------- injected faults
