@@ -1,6 +1,7 @@
 """Helpers of several verbs: open the project, start Prefect's server during imports."""
 
 import atexit
+import gc
 import logging
 import os
 import sys
@@ -51,6 +52,17 @@ def prefect_starting(project: Project) -> Iterator[None]:
 
     Only Prefect learns the address of this server: `tasks.environment.prefect_server` still returns None.
     """
+    gc.disable()  # the libraries' million objects stay: looking through them again and again takes a tenth of the imports
+    try:
+        with _server_starting(project):
+            yield
+    finally:
+        gc.freeze()  # nor does a later collection look through them
+        gc.enable()
+
+
+@contextmanager
+def _server_starting(project: Project) -> Iterator[None]:
     starts = StartTimes(project.state, say)
     say(f"starting Prefect and loading the libraries{starts.about('Prefect')}")
     with starts.timed("Prefect"):

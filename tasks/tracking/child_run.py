@@ -16,6 +16,7 @@ Everything is plain values: `tasks.tracking.tracker` sends them, `tasks.tracking
 
 import getpass
 import json
+import math
 import os
 import shlex
 import socket
@@ -35,6 +36,7 @@ from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import RunReport, StepRecord
 from tasks.tracking.connection import EXPERIMENT_PREFIX
 
+MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an object, some ten thousand a run without this limit
 COMPARISON_TAG = "dml.comparison"  # of a parent run: its title
 PART_TAG = "dml.part_of"  # title of the parent run
 PARENT_TAG = "mlflow.parentRunId"
@@ -217,15 +219,22 @@ def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch:
 
 
 def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, int]]:
-    """Yield (metric, value, step or epoch) of a training history: each step's loss and its parts, and their means over each epoch."""
+    """Yield (metric, value, step or epoch) of a training history: loss and its parts at steps, and their means over each epoch.
+
+    Of a curve with more than `MAX_POINTS` steps every k-th is yielded, so that the last is one of them; the history itself has all.
+    """
+    curves: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     sums: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for row in history:
         for name, value in row.items():
             if name in ("epoch", "step"):
                 continue
-            yield f"train/{name}", value, int(row["step"])
+            curves[name].append((value, int(row["step"])))
             if name != "learning_rate_factor":
                 sums[name, int(row["epoch"])].append(value)
+    for name, points in curves.items():
+        every = math.ceil(len(points) / MAX_POINTS)
+        yield from ((f"train/{name}", value, step) for value, step in points[::-every])
     for (name, epoch), values in sums.items():
         yield f"epoch/{name}", sum(values) / len(values), epoch
 

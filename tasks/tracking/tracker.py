@@ -183,8 +183,9 @@ class Tracker:
             report = self._checked(report)
             history = read_history(self._store.pull(report.checkpoint.key))
             self._log_facts(run_id, report)
-            self._log_points(run_id, [*child_run.curve_points(history)])
+            # The model comes first: MLflow reads all points that a run has when it logs a model.
             model_id = None if report.scores_only else self._log_model(run_id, report, len(history))
+            self._log_points(run_id, [*child_run.curve_points(history)])
             self._log_scores(run_id, report, model_id)
             self._log_files(run_id, report)
             self._supersede_others(run_id, report)

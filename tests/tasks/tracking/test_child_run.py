@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 
+import numpy as np
 import pytest
 
 from tasks.tracking import child_run
@@ -23,6 +24,16 @@ def test_a_history_becomes_points_of_steps_and_means_of_epochs() -> None:
             *(("epoch/loss", 3.0, 0), ("epoch/loss", 1.0, 1), ("epoch/part", 1.0, 0)),
         ]
     )
+
+
+@pytest.mark.parametrize("num_steps", [1, 499, 500, 501, 1000, 1001, 99_999])
+def test_a_long_curve_has_its_last_step_and_evenly_spaced_earlier_ones(num_steps: int) -> None:
+    history = [{"epoch": step // 10, "step": step, "loss": float(step)} for step in range(num_steps)]
+    steps = sorted(step for name, value, step in child_run.curve_points(history) if name == "train/loss" and value == step)
+    (every,) = set(np.diff(steps)) or {1}
+    assert min(num_steps, 250) <= len(steps) <= 500
+    assert (steps[-1], steps[0] < every) == (num_steps - 1, True)
+    assert sum(name == "epoch/loss" for name, _, _ in child_run.curve_points(history)) == -(-num_steps // 10)
 
 
 def test_scores_are_parted_into_answers_and_what_explains_them() -> None:
