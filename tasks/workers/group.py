@@ -192,11 +192,10 @@ class WorkerGroup:
     def _start_fit(self) -> None:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from tasks.workers.board import Board
-        from tasks.workers.rendezvous import LocalTrainer, Rendezvous
+        from tasks.workers.rendezvous import LocalTrainer, Rendezvous, Trainer
 
         # Ray detects a process that does not answer at all, whatever the other workers do.
         os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(60 * self._scale.hang_minutes)
@@ -207,7 +206,7 @@ class WorkerGroup:
         num_threads = max(1, (os.cpu_count() or 1) // (self._num_workers * self._placement.num_groups))
         folder = self._folder.absolute()
         on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
-        trainer = (DataParallelTrainer if on_a_cluster else LocalTrainer)(
+        trainer = (Trainer if on_a_cluster else LocalTrainer)(
             _serve,
             train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": on_a_cluster},
             scaling_config=ScalingConfig(

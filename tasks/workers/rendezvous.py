@@ -1,4 +1,4 @@
-"""The rendezvous of a group's workers and their setup, and a trainer of one machine without Ray Train's unused processes.
+"""The rendezvous of a group's workers and their setup, and trainers without Ray Train's unused processes.
 
 Only this module is loaded in Ray Train's controller, which starts sooner because nothing here loads torch.
 
@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.train.backend import Backend, BackendConfig
@@ -80,16 +80,25 @@ def _join(backend: str, meeting_file: Path, rank: int, world_size: int, timeout_
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
-class LocalTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """A trainer of one machine, without three of Ray Train's processes: their starts take longer than that of the workers.
+class Trainer(DataParallelTrainer):  # type: ignore[misc]
+    """A trainer without the process that serves datasets of Ray Data.
 
-    They serve datasets of Ray Data, clusters that grow, and placement groups whose controller was killed, which `WorkerGroup` removes.
-    It overrides methods that Ray may rename: tests/tasks/workers/test_local_trainer.py names the processes of a group.
+    It overrides methods that Ray may rename: tests/tasks/workers/test_local_trainer.py and test_elastic.py name the processes of a group.
     """
 
+    unused: ClassVar[tuple[type, ...]] = (DatasetsCallback,)
+
     def _create_default_callbacks(self) -> list[Any]:
-        unused = (DatasetsCallback, PlacementGroupCleanerCallback)
-        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unused)]
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, self.unused)]
+
+
+class LocalTrainer(Trainer):
+    """A trainer of one machine, without three of Ray Train's processes: their starts take longer than that of the workers.
+
+    The other two serve clusters that grow, and placement groups whose controller was killed, which `WorkerGroup` removes.
+    """
+
+    unused = (DatasetsCallback, PlacementGroupCleanerCallback)
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         policy = _OneMachine(self.scaling_config, self.backend_config.board)

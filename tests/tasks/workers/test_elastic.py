@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from ray.cluster_utils import Cluster
@@ -110,6 +111,17 @@ def assert_near(state: Path, name: str, fixed: str) -> None:
     expected = weights(state, fixed)
     for key, value in weights(state, name).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_a_group_of_a_cluster_starts_no_process_for_datasets_of_ray(workers: WorkerGroup, two: str) -> None:
+    names = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
+    for part, is_there in (
+        ("RayTrainWorker", True),
+        ("PreemptionWatcher", True),
+        ("PlacementGroupCleaner", True),
+        ("DatasetManager", False),
+    ):
+        assert any(part in name for name in names) == is_there, names
 
 
 def test_a_run_whose_machine_dies_goes_on_with_fewer(workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, two: str) -> None:
