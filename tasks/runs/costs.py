@@ -9,7 +9,7 @@ A step's cost so far is in `state/costs/` until the step has finished. If its pr
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -92,15 +92,18 @@ class StepMeter:
     """Measures one step; thread-safe.
 
     Args:
+        kind: train, embed or evaluate.
         before: cost and positions of attempts whose process was killed or failed.
         predicted_seconds: estimate of the working time.
         waits: the step begins with its workers' first message, and waits for free ones until then.
 
     Attributes:
+        kind: as above.
         is_waiting: whether the step waits for workers.
     """
 
-    def __init__(self, before: "_Journal | None", predicted_seconds: float | None, waits: bool = False) -> None:
+    def __init__(self, kind: str, before: "_Journal | None", predicted_seconds: float | None, waits: bool = False) -> None:
+        self.kind = kind
         self._before = before or _Journal(cost=Cost())
         self._predicted = predicted_seconds
         self.is_waiting = waits
@@ -167,7 +170,8 @@ class Meter:
         self._folder = state / COSTS
         self._process = psutil.Process()
         self._energy = EnergyCounter(powercap)
-        self._active: dict[str, tuple[str, StepMeter | None]] = {}
+        self._active: dict[str, StepMeter] = {}  # path stem of a step's cost -> its meter
+        self._phases: Counter[str] = Counter()  # kind -> number in progress: publications mostly wait for each other
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._began = self._last_wall = time.monotonic()
@@ -183,7 +187,7 @@ class Meter:
         """Measure a step; its cost so far is kept until its record is stored.
 
         Args:
-            kind: train, embed, evaluate or publish.
+            kind: train, embed or evaluate.
             identity: identity of the step.
             predicted_seconds: estimate of its working time.
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
@@ -195,20 +199,36 @@ class Meter:
             if is_forced:
                 path.unlink(missing_ok=True)
             before = read_or_set_aside(path, _JOURNAL)
-        meter = StepMeter(before, predicted_seconds, waits)
-        with self._as_active(path.stem, kind, meter):
-            try:
-                yield meter
-            except BaseException:
-                self._share_out()
-                self._keep(path.stem, meter)
-                raise
+        meter = StepMeter(kind, before, predicted_seconds, waits)
+        self._share_out()
+        with self._lock:
+            self._active[path.stem] = meter
+            if self._ticking is None:
+                self._ticking = threading.Thread(target=self._tick, name="costs", daemon=True)
+                self._ticking.start()
+        try:
+            yield meter
+        except BaseException:
+            self._share_out()
+            self._keep(path.stem, meter)
+            raise
+        finally:
+            self._share_out()
+            with self._lock:
+                self._active.pop(path.stem, None)
 
     @contextmanager
     def phase(self, kind: str) -> Iterator[None]:
-        """Count time of the flow that belongs to no step, such as the preparation of datasets."""
-        with self._as_active(kind, kind, None):
+        """Count time of the flow that belongs to no step, such as publications; of those at the same time each kind counts as one step."""
+        self._share_out()
+        with self._lock:
+            self._phases[kind] += 1
+        try:
             yield
+        finally:
+            self._share_out()
+            with self._lock:
+                self._phases[kind] -= 1
 
     def facts(self, meter: StepMeter) -> dict[str, Any]:
         """Return the cost of a step up to now, as a fact for its record."""
@@ -229,21 +249,6 @@ class Meter:
             if (finished_records() / path.stem.partition("-")[2]).is_file():
                 path.unlink(missing_ok=True)
 
-    @contextmanager
-    def _as_active(self, key: str, kind: str, meter: StepMeter | None) -> Iterator[None]:
-        self._share_out()
-        with self._lock:
-            self._active[key] = kind, meter
-            if meter is not None and self._ticking is None:
-                self._ticking = threading.Thread(target=self._tick, name="costs", daemon=True)
-                self._ticking.start()
-        try:
-            yield
-        finally:
-            self._share_out()
-            with self._lock:
-                self._active.pop(key, None)
-
     def _path(self, kind: str, identity: str) -> Path:
         return self._folder / f"{kind}-{identity}.json"
 
@@ -251,8 +256,7 @@ class Meter:
         while not self._ended.wait(TICK_SECONDS):
             self._share_out()
             with self._lock:
-                active = [(key, meter) for key, (_, meter) in self._active.items() if meter is not None]
-                for key, meter in active:
+                for key, meter in self._active.items():
                     self._keep(key, meter)
 
     def _keep(self, key: str, meter: StepMeter) -> None:
@@ -267,15 +271,16 @@ class Meter:
             wall = now - self._last_wall
             self._last_wall = now
             energy = self._energy.joules()
-            working = [entry for entry in self._active.values() if entry[1] is None or not entry[1].is_waiting]
-            active = working or list(self._active.values())  # all wait while the first workers start
-            for kind, meter in active:
-                part = 1 / len(active)
+            phases = [kind for kind, number in self._phases.items() if number]
+            working = [meter for meter in self._active.values() if not meter.is_waiting]
+            steps = working or ([] if phases else list(self._active.values()))  # all wait while the first workers start
+            part = 1 / max(1, len(steps) + len(phases))
+            for kind in (*phases, *(meter.kind for meter in steps)):
                 self.shares[kind] += wall * part
-                if meter is not None:
-                    cpu, moved = (part * value for value in since)
-                    joules = None if energy is None else part * energy
-                    meter.share(Cost(cpu_seconds=cpu, moved_bytes=round(moved), peak_memory_bytes=memory, energy_joules=joules))
+            for meter in steps:
+                cpu, moved = (part * value for value in since)
+                joules = None if energy is None else part * energy
+                meter.share(Cost(cpu_seconds=cpu, moved_bytes=round(moved), peak_memory_bytes=memory, energy_joules=joules))
 
     def _reading(self) -> tuple[float, float]:
         times = self._process.cpu_times()

@@ -38,7 +38,7 @@ def lost(meter: StepMeter) -> float:
 
 
 def test_a_kill_loses_the_work_since_the_checkpoint_and_the_restart(clock: Clock) -> None:
-    meter = StepMeter(None, None)
+    meter = StepMeter("train", None, None)
     meter.workers(1, Cost())
     for position in range(1, 11):  # one step per second
         clock.now += 1
@@ -56,7 +56,7 @@ def test_a_kill_loses_the_work_since_the_checkpoint_and_the_restart(clock: Clock
 
 def test_the_positions_of_a_training_of_a_day_stay_few_and_what_a_kill_loses_is_known(clock: Clock) -> None:
     """Each second's tick writes all positions: 170,000 of them took a core and 5 MB a second."""
-    meter = StepMeter(None, None)
+    meter = StepMeter("train", None, None)
     meter.workers(1, Cost())
     for position in range(1, 24 * 3600 + 1):
         clock.now += 1
@@ -69,7 +69,7 @@ def test_the_positions_of_a_training_of_a_day_stay_few_and_what_a_kill_loses_is_
 
 
 def test_a_step_without_positions_loses_everything_before_its_last_attempt(clock: Clock) -> None:
-    meter = StepMeter(None, None)
+    meter = StepMeter("train", None, None)
     for attempt, seconds in ((1, 5), (2, 7), (3, 3)):
         meter.workers(attempt, Cost())
         clock.now += seconds
@@ -93,6 +93,24 @@ def test_waiting_for_workers_is_no_cost_of_a_step(clock: Clock, tmp_path: Path) 
         assert (one.elapsed, two.elapsed) == (15, 5)
     assert meter.shares["train"] == pytest.approx(1.5 + 10 + 2.5)
     assert meter.shares["embed"] == pytest.approx(1.5 + 2.5)
+
+
+def test_phases_of_a_kind_count_as_one_until_the_last_of_them_ends(clock: Clock, tmp_path: Path) -> None:
+    meter = Meter(tmp_path, tmp_path)
+    publications = [meter.phase("publish") for _ in range(3)]
+    with meter.step("evaluate", "one"):
+        for publication in publications:
+            publication.__enter__()
+        clock.now += 4
+        publications[0].__exit__(None, None, None)
+        clock.now += 4
+    clock.now += 4
+    publications[2].__exit__(None, None, None)
+    clock.now += 4
+    publications[1].__exit__(None, None, None)
+    clock.now += 4
+    meter.line()
+    assert {kind: meter.shares[kind] for kind in ("evaluate", "publish")} == {"evaluate": 4, "publish": 12}
 
 
 def test_the_next_process_adds_what_a_killed_one_used(clock: Clock, tmp_path: Path) -> None:
