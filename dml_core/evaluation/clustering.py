@@ -37,8 +37,8 @@ def kmeans(
 ) -> tuple[NDArray[np.int64], float]:
     """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
-    Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine; a
-    run depends neither on how many there are nor shares its first centres with a run of another seed.
+    Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine.
+    No run depends on the number of runs, and runs of different seeds do not begin with the same centres.
     """
     points_ND = centred(points, origin(points))
     seeds = (seed + run * SEED_STEP for run in range(config.num_runs))

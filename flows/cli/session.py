@@ -52,12 +52,12 @@ def prefect_starting(project: Project) -> Iterator[None]:
 
     Only Prefect learns the address of this server: `tasks.environment.prefect_server` still returns None.
     """
-    gc.disable()  # the libraries' million objects stay: looking through them again and again takes a tenth of the imports
+    gc.disable()  # what the libraries create stays, and garbage collection would search it again and again
     try:
         with _server_starting(project):
             yield
     finally:
-        gc.freeze()  # nor does a later collection look through them
+        gc.freeze()  # later collections do not search it either
         gc.enable()
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def settings_identity(
-    training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None, measurements: Mapping[str, Any] | None = None
+    training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None, measurements: Mapping[str, Any]
 ) -> str:
     """Return a hash of everything that runs of one mean share: all settings without the seed, and the digest.
 
@@ -35,7 +35,7 @@ def settings_identity(
         training, evaluation: as in a `RunSpec`, as plain values. A missing setting has its default, so settings recorded before an option
             existed equal today's with its default.
         digest: digest of the dataset's content; None if not recorded.
-        measurements: name -> options.
+        measurements: name -> options; without any, the hash is that of versions that did not know them.
     """
     try:
         trained = parse(TrainingConfig, dict(training), "training").model_dump(mode="json")

@@ -164,11 +164,11 @@ def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
     facts = {name: value for name, value in facts.items() if not name.endswith(f".{FACT}")}  # metrics: `cost_metrics`
     epoch = str(report.parameters["evaluation"].get("epoch", "last"))
     fields = report.tags | facts | {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
-    digest = report.dataset.digest
+    digest, settings = report.dataset.digest, report.parameters
     return {f"dml.{name}": str(value) for name, value in fields.items() if name not in ("command", "user")} | {
         TRAINED_TAG: report.checkpoint.identity,
         DIGEST_TAG: digest,
-        SETTINGS_TAG: settings_identity(report.parameters["training"], report.parameters["evaluation"], digest),
+        SETTINGS_TAG: settings_identity(settings["training"], settings["evaluation"], digest, settings.get("measurements", {})),
         NOTE_TAG: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
         **mlflow_tags(report.tags),
     }

@@ -61,7 +61,7 @@ def row_of(spec: RunSpec) -> str:
 
 def settings_hash(spec: RunSpec) -> str:
     """Return the hash of the settings of training, embedding and scoring, without the seed."""
-    without = spec.model_copy(update={"measurements": {}})  # which are listed as in the references that were accepted so far
+    without = spec.model_copy(update={"measurements": {}})  # they follow as text, as in the hashes of references accepted earlier
     return _sha256(f"{spec_settings(without, None)} {sorted(spec.measurements.items())}".encode())
 
 

@@ -84,6 +84,8 @@ def test_completion_offers_the_verbs() -> None:
         (["plan", "--colour"], ["--colour"]),
         (["tables", "show"], ["Missing argument"]),
         (["gc", "--days", "one"], ["--days", "valid number"]),
+        (["gc", "--delete", "--days", "-1"], ["--days", "greater than or equal to 0"]),
+        (["gc", "--delete", "--days", "nan"], ["--days", "greater than or equal to 0"]),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], parts: list[str], project: Path) -> None:

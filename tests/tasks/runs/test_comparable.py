@@ -39,7 +39,7 @@ def nested(name: str, value: Any) -> dict[str, Any]:
 
 
 def identity(training: dict[str, Any] | None = None, evaluation: dict[str, Any] | None = None, digest: str | None = "d") -> str:
-    return settings_identity(merge(TRAINING, training or {}), merge(EVALUATION, evaluation or {}), digest)
+    return settings_identity(merge(TRAINING, training or {}), merge(EVALUATION, evaluation or {}), digest, {})
 
 
 def test_every_setting_but_those_that_change_no_result_makes_another_identity() -> None:
@@ -59,8 +59,8 @@ def test_every_setting_but_those_that_change_no_result_makes_another_identity() 
 
 def test_a_setting_that_did_not_exist_yet_has_its_default() -> None:
     older = {name: value for name, value in TRAINING.items() if name not in ("compile", "keep_every_epochs", "warm_up_batchnorm")}
-    assert settings_identity(older, {}, "d") == identity() == settings_identity(TRAINING, EVALUATION, "d", {})
-    assert settings_identity(TRAINING | {"gone": 1}, EVALUATION, "d") != identity(), "settings of a program that has others"
+    assert settings_identity(older, {}, "d", {}) == identity()
+    assert settings_identity(TRAINING | {"gone": 1}, EVALUATION, "d", {}) != identity(), "settings of a program that has others"
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.floats(0, 1))))
@@ -134,5 +134,5 @@ def test_the_present_of_the_standing_comparison_has_every_variant_and_follows_it
 def test_a_specification_and_what_was_recorded_of_it_have_one_identity() -> None:
     spec = RunSpec(dataset="d", variant="a", seed=3, training=small_training(), evaluation=EvaluationConfig())
     recorded = spec.model_dump(mode="json")
-    assert settings_identity(recorded["training"], recorded["evaluation"], "d") == identity()
+    assert settings_identity(recorded["training"], recorded["evaluation"], "d", {}) == identity()
     assert flatten(recorded["training"]) == flatten(TRAINING)

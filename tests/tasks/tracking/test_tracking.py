@@ -112,7 +112,7 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
         dataset=DatasetRecord(name="d", folder=str(packed), digest="0123456789abcdef", counts={"train": 36}, source="synthetic"),
         variant=spec.variant,
         seed=0,
-        parameters=spec.model_dump(mode="json", include={"training", "evaluation"}),
+        parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
         tags={"git_commit": "abc", "git_dirty": "false"},
         dvc_digest="ffff.dir",
         checkpoint=CheckpointRecord(
@@ -510,16 +510,18 @@ def test_a_comparison_that_holds_out_no_classes_registers_no_model(tracker: Trac
 def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_view(tracker: Tracker, report: RunReport) -> None:
     newer = report.model_copy(update={"dataset": report.dataset.model_copy(update={"digest": "fedcba"})})
     longer = newer.model_copy(update={"parameters": {**report.parameters, "training": {**report.parameters["training"], "num_epochs": 9}}})
+    measured = newer.model_copy(update={"parameters": {**report.parameters, "measurements": {"pair_cosines": {"epsilon": 0.5}}}})
     made = {  # name -> (the run it copies, variant, seed, recall, validation)
         "old-0": (report, "a", 0, 0.9, 0.9),
         "old-1": (report, "b", 1, 0.8, 0.8),
         "new-1": (newer, "a", 1, 0.5, 0.5),
         "new-2": (newer, "b", 0, 0.4, 0.4),
         "longer": (longer, "b", 2, 0.7, 0.95),
+        "measured": (measured, "a", 2, 0.7, 0.95),
     }
     for identity, (of, *values) in made.items():
         tracker.publish(other(tracker, of, identity, *values))
-    settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], "fedcba")
+    settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], "fedcba", {})
     today = {"digest": "fedcba", "settings": {"a": settings, "b": settings}, "is_one_protocol": True}
     tracker.publish(comparison().model_copy(update=today))
     client, parent = client_of(tracker), parent_of(tracker)
@@ -528,6 +530,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
     for line in (
         "- left out: a on d, seed 0: measured on other data than the present",
         "- left out: b on d, seed 1: measured on other data than the present",
+        "- left out: a on d, seed 2: measured with other settings",
         "- left out: b on d, seed 2: measured with other settings",
     ):
         assert line in note
