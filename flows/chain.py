@@ -51,6 +51,7 @@ from tasks.runs.records import (
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
+from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
 
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
@@ -273,7 +274,7 @@ def train(
     key = f"train/{identity}"
     store = services.store
 
-    def work() -> CheckpointRecord:
+    def work(group: WorkerGroup) -> CheckpointRecord:
         with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew, waits=True) as meter:
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
             store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
@@ -287,14 +288,14 @@ def train(
                 live(message)
 
             with _of_same_data(dataset, store, key):
-                facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
+                facts = group.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
         if spec.training.num_epochs:
             note_rate(services.project.state, "train", spec, dataset, facts)
         return CheckpointRecord(step="train", identity=identity, key=key, files=files, facts=facts)
 
-    return lock.run_once(work, _worker_slots)
+    return lock.run_once(work, partial(_worker_turn, is_to_embed=False))
 
 
 @task(**_STEP_OPTIONS)
@@ -306,18 +307,18 @@ def embed(
     key = f"embed/{identity}"
     store = services.store
 
-    def work() -> EmbeddingRecord:
+    def work(group: WorkerGroup) -> EmbeddingRecord:
         store.clear(key)
         with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), waits=True) as meter:
             with _of_same_data(dataset, store, key):
                 job = _job("embed", spec, dataset, checkpoint.key, key, services)
-                facts = services.workers.run(job, lambda message: None, meter.workers)
+                facts = group.run(job, lambda message: None, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
         note_rate(services.project.state, "embed", spec, dataset, facts)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts)
 
-    return lock.run_once(work, _embedding_slots)
+    return lock.run_once(work, partial(_worker_turn, is_to_embed=True))
 
 
 @task(**_STEP_OPTIONS)
@@ -335,7 +336,7 @@ def evaluate(
     key = f"evaluate/{identity}"
     store = services.store
 
-    def work() -> ScoreRecord:
+    def work(_: object) -> ScoreRecord:
         with services.meter.step("evaluate", identity) as meter:
             # scikit-learn, matplotlib: only if something is scored
             from tasks.scores.drawing import Drawing, titled
@@ -436,17 +437,18 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
     )
 
 
-def _worker_slots(services: Services) -> AbstractContextManager[Any]:
-    """Return a context that holds one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
+@contextlib.contextmanager
+def _worker_turn(services: Services, is_to_embed: bool) -> Iterator[WorkerGroup]:
+    """Hold a worker group of this flow, then one slot of the server's `dml-workers` limit per worker; flows on one server share them.
 
-    Without a server this flow is the only one, and is limited by its number of concurrent runs.
+    The group comes first: the server grants slots in the order of requests, so that embeddings would wait behind all trainings.
     """
+    with services.workers.turn(is_to_embed) as group, _slots(services.scale.most_workers):
+        yield group
+
+
+def _slots(num_workers: int) -> AbstractContextManager[Any]:
+    """Return a context that holds slots of the server's limit; without a server this flow is the only one."""
     if prefect_server() is None:
-        return services.turns
-    occupied = services.scale.most_workers
-    return concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
-
-
-def _embedding_slots(services: Services) -> AbstractContextManager[Any]:
-    """Return `_worker_slots` with a server. Without one `Workers` prefers embeddings, which must not queue behind trainings here."""
-    return contextlib.nullcontext() if prefect_server() is None else _worker_slots(services)
+        return contextlib.nullcontext()
+    return concurrency(WORKERS_LIMIT, num_workers, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)

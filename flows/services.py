@@ -48,7 +48,6 @@ class Services(Backends):
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.earlier_figures = EarlierFigures(project.state, self.store)
-        self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)  # scoring uses this process's memory and cores
         if prefect_server() is not None:
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)

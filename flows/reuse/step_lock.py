@@ -8,6 +8,7 @@ write the same files.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from flows.reuse.planned import finished_record
@@ -21,7 +22,7 @@ from tasks.storage import LOCKS
 POLL_SECONDS = 0.2
 DOING = {"train": "training", "embed": "embedding", "evaluate": "evaluating"}
 AnyRecord = TypeVar("AnyRecord", bound=StepRecord)
-Slots = Callable[[Services], AbstractContextManager[Any]]
+Held = TypeVar("Held")
 
 
 class StepLock:
@@ -45,29 +46,29 @@ class StepLock:
         self._has_said = False
         self.taken_over = False
 
-    def run_once(self, work: Callable[[], AnyRecord], slots: Slots) -> AnyRecord:
+    def run_once(self, work: Callable[[Held], AnyRecord], turn: Callable[[Services], AbstractContextManager[Held]]) -> AnyRecord:
         """Return the record of `work`, or that of another process which did the same meanwhile.
 
         The lock is still held on return: `release` it when the record is stored.
 
         Args:
-            work: the step; called with the lock and the slots held.
-            slots: the step's share of the machine's workers; not held while waiting for another process.
+            work: the step; called with what `turn` yields, while the lock is held too.
+            turn: the step's share of the machine; not held while waiting for another process.
 
         Raises:
             TrainingError: the flow is stopping.
         """
         while True:
-            with slots(self._services):
+            with turn(self._services) as held:
                 if self._lock.acquire(wait=False):
-                    return self._turn(work)
+                    return self._do(partial(work, held))
             self._wait()
 
     def release(self, *_: object) -> None:
         """Release the lock."""
         self._lock.release()
 
-    def _turn(self, work: Callable[[], AnyRecord]) -> AnyRecord:
+    def _do(self, work: Callable[[], AnyRecord]) -> AnyRecord:
         try:
             finished: Any = None
             if not self._anew:  # damage was reported when the step was submitted

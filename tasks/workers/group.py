@@ -78,7 +78,12 @@ class WorkerGroup:
             self._start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the workers do a job, and return its facts.
+        """Have the workers do a job, and return its facts: device, num_workers, seconds, attempts.
+
+        Args:
+            job: the job.
+            watch: receives every progress message.
+            spent: receives about twice a second what the workers have used.
 
         Raises:
             TrainingError: the job failed, or more than `scale.max_failures` groups ended.

@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from tasks.environment import ray_cluster
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers.connection import start_ray, stop_ray
-from tasks.workers.group import WORKERS, Say, Spent, Watch, WorkerGroup
-from tasks.workers.jobs import Job
+from tasks.workers.group import WORKERS, Say, WorkerGroup
 
 RAY = "Ray"  # name of its start in `StartTimes`
 
@@ -59,23 +58,17 @@ class Workers:
             start = partial(inside.run, self._start_groups, num_jobs, meanwhile)
             threading.Thread(target=start, name="workers-start", daemon=True).start()
 
-    def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the next free group do a job: embeddings before trainings, otherwise in the order of calls.
-
-        Returns its facts: device, num_workers, seconds, attempts.
-
-        Args:
-            job: the job.
-            watch: receives every progress message.
-            spent: receives about twice a second what the workers have used.
+    @contextlib.contextmanager
+    def turn(self, is_to_embed: bool) -> Iterator[WorkerGroup]:
+        """Hold the next free group: embeddings before trainings, otherwise in the order of calls.
 
         Raises:
-            TrainingError: the job failed, or its workers cannot be started.
+            TrainingError: Ray cannot be started, has no room for the workers, or the flow is ending.
         """
         self._open()
-        group = self._take(job.step == "embed")
+        group = self._take(is_to_embed)
         try:
-            return group.run(job, watch, spent)
+            yield group
         finally:
             self._put_back(group)
 

@@ -8,9 +8,10 @@ import itertools
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from prefect import flow, get_client
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from rich.console import Console
 
 import flows.chain
@@ -37,10 +38,13 @@ from tasks.runs.identity import evaluate_identity, train_identity
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing, figures
+from tasks.start_times import StartTimes
 from tasks.storage import Store
-from tasks.workers import work
-from tasks.workers.group import Spent
+from tasks.workers import pool, work
+from tasks.workers.group import Spent, WorkerGroup
 from tasks.workers.jobs import Job
+from tasks.workers.placement import Placement
+from tasks.workers.pool import Workers
 from tasks.workers.progress import ProgressDisplay
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
@@ -65,10 +69,16 @@ def each(now: Sequence[str], *later: str) -> list[Any]:
 class InProcess:
     """A worker group in this process, which can be stopped after an epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        self._free = threading.BoundedSemaphore(num_groups)
         self.notes: list[str] = []
         self.num_epochs = 0
         self.stop_after: int | None = None
+
+    @contextmanager
+    def turn(self, is_to_embed: bool) -> Iterator["InProcess"]:
+        with self._free:
+            yield self
 
     def run(self, job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
         def tell(message: Progress) -> None:
@@ -106,7 +116,6 @@ class Place:
             fail_fast=False,
             code="strict",
             must_publish=lambda spec, identity: False,
-            turns=threading.BoundedSemaphore(),
             scorings=threading.BoundedSemaphore(),
             check_going_on=lambda: None,
             store=self.store,
@@ -440,12 +449,43 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
     assert place.run(code="keep") == place.run() != strict
 
 
+def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_begun(
+    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server grants its one slot in the order of requests, and six trainings are requested before the first embedding."""
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+    place, steps, slots = Place(tmp_path, packed), list[str](), list[int]()
+    in_process = place.workers.run
+
+    def run(_: WorkerGroup, job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
+        with get_client(sync_client=True) as client:
+            slots.append(client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).active_slots)
+        steps.append(job.step)
+        time.sleep(0.3)
+        return in_process(job, watch, spent)
+
+    monkeypatch.setattr(WorkerGroup, "run", run)
+    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: Placement("cpu", 1, 1, (1, 1)))
+    place.services.workers = Workers(place.services.scale, tmp_path, str, StartTimes(tmp_path, str))
+
+    @flow(task_runner=STEPS_AT_ONCE)
+    def six() -> list[Exception | None]:
+        chains = [Chain(SPEC.model_copy(update={"seed": seed}), place.dataset, place.services) for seed in range(6)]
+        return [chain.wait() for chain in chains]
+
+    with records_in(tmp_path / "kept"):
+        assert six() == [None] * 6
+    assert (steps.count("train"), steps.count("embed"), slots) == (6, 6, [1] * 12)
+    assert "train" in steps[steps.index("embed") :], steps
+
+
 def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all six have started."""
-    monkeypatch.setattr(flows.chain, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
+    monkeypatch.setattr(flows.chain, "_slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
+    place.workers = place.services.workers = InProcess(6)
     train = place.workers.run
 
     def meet(job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
@@ -454,7 +494,6 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
         return train(job, watch, spent)
 
     place.workers.run = meet  # type: ignore[method-assign]
-    place.services.turns = threading.BoundedSemaphore(6)
     specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(6)]
 
     @flow(task_runner=STEPS_AT_ONCE)

@@ -44,7 +44,7 @@ class Asking:
         self.locks.append(StepLock(SimpleNamespace(name="train"), OF, "d / v / seed 0", self.services, anew))
         return self.locks[-1]
 
-    def work(self) -> StepRecord:
+    def work(self, _: object = None) -> StepRecord:
         self.num_runs += 1
         return RECORD
 
@@ -121,7 +121,7 @@ def test_what_was_finished_before_the_turn_came_is_taken_and_forced_is_run_all_t
 
 
 def test_a_step_that_fails_lets_the_next_one_in(asking: Asking) -> None:
-    def fail() -> StepRecord:
+    def fail(_: object) -> StepRecord:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):

@@ -4,8 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -80,27 +78,23 @@ def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
     monkeypatch.setattr(pool, "start_ray", fails)
     workers.start_early(1)
     until(lambda: calls == ["fails"])
-    job: Any = object()
-    with pytest.raises(TrainingError, match="Ray did not start"):
-        workers.run(job, lambda message: None)
+    with pytest.raises(TrainingError, match="Ray did not start"), workers.turn(is_to_embed=False):
+        pass
     assert calls == ["fails", "fails"]
 
 
-def test_an_embedding_comes_before_the_trainings_that_wait_in_their_order(
-    calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_embedding_comes_before_the_trainings_that_wait_in_their_order(calls: list[str], workers: Workers) -> None:
     """Two groups are busy, six trainings wait, then comes an embedding: it takes the first group that is free."""
     began: list[str] = []
     go_on = threading.Semaphore(0)
 
-    def run(self: WorkerGroup, job: Any, watch: Any, spent: Any) -> dict[str, object]:
-        began.append(job.step)
-        go_on.acquire()
-        return {}
+    def hold(step: str) -> None:
+        with workers.turn(is_to_embed=step == "embed"):
+            began.append(step)
+            go_on.acquire()
 
-    monkeypatch.setattr(WorkerGroup, "run", run)
     steps = [f"train {number}" for number in range(8)] + ["embed"]
-    threads = [threading.Thread(target=workers.run, args=(SimpleNamespace(step=step), print)) for step in steps]
+    threads = [threading.Thread(target=hold, args=(step,)) for step in steps]
     for thread in threads:
         thread.start()
         time.sleep(0.05)
