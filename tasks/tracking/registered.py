@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import mlflow
 import yaml
@@ -37,7 +38,8 @@ from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Vers
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 BEST = "best"
-LOCK_TAG, LOCK_SECONDS, LOOK_SECONDS = "dml.locked_until", 600.0, 0.5
+LOCK_TAG, HOLDER_TAG = "dml.locked_until", "dml.locked_by"
+LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
 CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
 EMBEDDINGS = "steps/embed"
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
@@ -71,6 +73,7 @@ class Registry:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
+        self._holder = uuid4().hex  # of the locks that this object takes
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -214,13 +217,21 @@ class Registry:
         return next((version for version in self.versions(name) if version.name == name and alias in version.aliases), None)
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
-        """Point the alias to a network's version, created if missing, with its card and the reason for the promotion."""
+        """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`.
+
+        Raises:
+            TrackingError: the lock was lost, or the registry cannot be used.
+        """
         with one_line_errors(self.uri):
             client = self._client
             number = register(client, name, network.run_id, network.model_id)
             client.update_model_version(name, number, description=card)
             client.set_model_version_tag(name, number, GATE_TAG, gate)
             client.log_text(network.run_id, card, CARD_FILE)
+            if not self._holds(f"{name}{LOCK_SUFFIX}"):
+                raise TrackingError(
+                    f"{name}: this promotion took longer than {LOCK_SECONDS / 60:.0f} minutes, and others may go on; run it again"
+                )
             client.set_registered_model_alias(name, alias, number)
             return Version(name, number, (alias,), network.model_id, network.run_id, gate)
 
@@ -236,7 +247,7 @@ class Registry:
     def promoting(self, name: str) -> Iterator[None]:
         """Allow one promotion of a registered model at a time among all users of this registry; the others wait.
 
-        The lock of a killed process is removed after ten minutes.
+        A lock is removed by those who wait for it after ten minutes, as its process may have been killed; a slower promotion is refused.
 
         Raises:
             TrackingError: the registry cannot be queried.
@@ -249,12 +260,15 @@ class Registry:
             yield
         finally:
             with one_line_errors(self.uri):
-                self._client.delete_registered_model(lock)
+                if self._holds(lock):
+                    self._client.delete_registered_model(lock)
 
     def _take(self, lock: str) -> bool:
         try:
             self._client.create_registered_model(
-                lock, tags={LOCK_TAG: str(time.time() + LOCK_SECONDS)}, description="A promotion is under way; this goes with its end."
+                lock,
+                tags={LOCK_TAG: str(time.time() + LOCK_SECONDS), HOLDER_TAG: self._holder},
+                description="A promotion is under way; this goes with its end.",
             )
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
@@ -262,6 +276,15 @@ class Registry:
             self._break_if_old(lock)
             return False
         return True
+
+    def _holds(self, lock: str) -> bool:
+        """Return whether a lock exists and was taken by this object."""
+        try:
+            return bool(self._client.get_registered_model(lock).tags.get(HOLDER_TAG) == self._holder)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            return False
 
     def _break_if_old(self, lock: str) -> None:
         try:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from dml_core.evaluation.evaluator import ClassRecall
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from tasks.environment import Project
-from tasks.models import listing, lookup
+from tasks.models import listing, lookup, promotion
 from tasks.models.listing import Listing, list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.promotion import gain_by_class, level_of, promote
@@ -38,7 +39,7 @@ from tasks.runs.records import RunReport
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
 from tasks.tracking.child_run import TRAINED_TAG
-from tasks.tracking.registered import LOCK_TAG, Registry
+from tasks.tracking.registered import HOLDER_TAG, LOCK_TAG, Registry
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import make_run
@@ -219,6 +220,25 @@ def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project) -> None:
     client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() - 1)})
     assert promote(fresh, "own/good/0").version.number == "1"
     assert [model.name for model in client.search_registered_models()] == [NAME]
+
+
+def test_a_promotion_whose_lock_was_taken_away_changes_no_alias_and_leaves_the_new_lock(
+    fresh: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a promotion that took longer than its lock, while another one waited."""
+    client, lock = MlflowClient(fresh.tracking_uri), f"{NAME}.promotion"
+    compute = promotion.class_recalls
+
+    def slow(*arguments: Any) -> promotion.ClassRecalls:
+        client.delete_registered_model(lock)
+        client.create_registered_model(lock, tags={LOCK_TAG: str(time.time() + 600), HOLDER_TAG: "another"})
+        return compute(*arguments)
+
+    monkeypatch.setattr(promotion, "class_recalls", slow)
+    with pytest.raises(TrackingError, match=f"^{NAME}: this promotion took longer than 10 minutes, and others may go on; run it again$"):
+        promote(fresh, "own/good/0")
+    assert Registry(fresh.tracking_uri).holder(NAME, "champion") is None
+    assert client.get_registered_model(lock).tags[HOLDER_TAG] == "another"
 
 
 PROMOTE = """
