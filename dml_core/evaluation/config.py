@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from dml_core.config import Config
-from dml_core.training.epochs import Epoch
+from dml_core.epochs import Epoch
 
 Positive = Annotated[int, Field(ge=1)]
 Metric = Literal["cosine", "euclidean"]

@@ -8,9 +8,9 @@ from dml_core.config import Config
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
+from dml_core.epochs import KeptEpoch
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
-from dml_core.training.epochs import KeptEpoch
 from dml_core.training.optimisation.config import AverageConfig, OptimiserConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
 

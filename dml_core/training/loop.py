@@ -26,6 +26,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
+from dml_core.epochs import RECALL, KeptEpoch
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.float32 import without_tf32
 from dml_core.losses.class_shards import ClassShard
@@ -35,7 +36,6 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoints.file import copied, resumable_checkpoint, save_checkpoint
 from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.optimisation.averaging import WeightAverage

@@ -24,6 +24,7 @@ from dml_core.data.store.rows import Box
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Batch, Indices, Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
+from dml_core.epochs import CURVE, RECALL
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.inputs import checked_embeddings
@@ -31,7 +32,6 @@ from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.sweep import Shard, score_queries
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import CURVE, RECALL
 from dml_core.training.parallel.workers import Failures, rank, sum_over_workers, world_size
 
 METRIC = RECALL["best_validation"]

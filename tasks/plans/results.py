@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dml_core.config import located, unknown_name
+from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DataError, DmlError
-from dml_core.training.epochs import EPOCHS
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.locks import alone

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.config import flatten
+from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import Epoch
 from tasks.reports.pictures import KeptPictures, Picture, load_picture, picture_files
 from tasks.runs.tuned import TUNED, read_tuned
 from tasks.storage import Store

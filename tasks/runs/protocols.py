@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from dml_core.config import Config, Name, parse, read_yaml, unknown_name
+from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
 from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import Epoch
 
 TABLES = Path(__file__).parents[2] / "flows" / "tables"
 COMMON = "common"

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
+from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
@@ -22,7 +23,6 @@ from dml_core.models.backbones.registry import backbone_module
 from dml_core.overrides import override, parse_overridden
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import Epoch
 from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 

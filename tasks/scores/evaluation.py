@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
+from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
-from dml_core.training.epochs import CURVE, RECALL
 from tasks.files import write_whole, writing_scores
 from tasks.runs.best import VALIDATION
 from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery

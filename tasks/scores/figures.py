@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dml_core.data.store.packed import PackedDataset
+from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.figures.curves import plot_training_curves
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.figures.histograms import plot_similarity_histogram
 from dml_core.figures.maps import plot_map
-from dml_core.training.epochs import CURVE, RECALL
 
 CURVE_FILE, HISTOGRAM_FILE, GALLERY_FILE, MAP_FILE = "curve.png", "similarities.png", "gallery.png", "map.png"
 MAX_QUERIES, MIN_PER_CLASS = 1000, 25

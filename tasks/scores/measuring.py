@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from dml_core.data.store.splits import open_role
+from dml_core.epochs import Epoch
 from dml_core.errors import StoreError
 from dml_core.measurements.contract import FinishedRun, Scored
 from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import Epoch
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.parallel.workers import TrainingSystem

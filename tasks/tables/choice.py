@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dml_core.config import refuse_repeats
-from dml_core.training.epochs import Epoch
+from dml_core.epochs import Epoch
 
 Track = Literal["paper", "common"]
 

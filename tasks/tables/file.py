@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from dml_core.config import Config, Name, parse, read_yaml
+from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import HEADLINES
 from dml_core.search_space import Search
-from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant
 from tasks.runs.specs import Params, load_params, row_name, variants_on

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
+from dml_core.epochs import Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, Scores, compare, tested_on
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 from dml_core.evaluation.statistics.paired import MIN_SEEDS, holm, paired_difference
-from dml_core.training.epochs import Epoch
 from tasks.runs.comparable import scores_by_seed
 from tasks.tables.file import Claim, Column, TableFile
 from tasks.tables.result import MeasuredRun, TableResult

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, model_validator
 
-from dml_core.training.epochs import Epoch
+from dml_core.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity, spec_settings
 from tasks.runs.costs import Cost

@@ -10,12 +10,12 @@ from typing import Any
 
 from dml_core.config import refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
+from dml_core.epochs import EPOCHS, Epoch
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import metric_info, recall_k
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
 from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds

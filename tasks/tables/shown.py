@@ -5,11 +5,11 @@ The JSON of a table is the record `ShownTable`, described in docs/reference/tabl
 
 from typing import Literal, get_args
 
+from dml_core.epochs import Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import Comparison
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.evaluation.statistics.mean_ranks import Ranking
-from dml_core.training.epochs import Epoch
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.file import Value

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from math import floor, log10
 
+from dml_core.epochs import EPOCHS, Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import tested_on
 from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
-from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
 from tasks.tables.file import Row, TableFile, Value

@@ -19,9 +19,9 @@ from torch import Tensor
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.samplers import epoch_batches
+from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
-from dml_core.training.epochs import CURVE, RECALL
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.mining import nearest_of_other_classes

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
+from dml_core.epochs import RECALL
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.validation import HeldOutRecall, scorers

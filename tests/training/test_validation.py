@@ -14,10 +14,10 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
+from dml_core.epochs import RECALL
 from dml_core.evaluation.evaluator import evaluate
 from dml_core.training import validation
 from dml_core.training.checkpoints.file import load_checkpoint
-from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit
 from dml_core.training.validation import METRIC, HeldOutRecall, ScoredImages, bounded_rows, scorers

@@ -15,9 +15,9 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from dml_core.epochs import Epoch
 from dml_core.errors import StoreError
 from dml_core.files import set_aside, writing
-from dml_core.training.epochs import Epoch
 
 CHECKPOINT_FILE = "checkpoint.pt"
 _PROOF = b"sha256:"

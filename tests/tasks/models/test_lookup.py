@@ -18,9 +18,9 @@ from dml_core import load_model
 from dml_core.config import merge
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
+from dml_core.epochs import RECALL
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import SEAL, sealed
-from dml_core.training.epochs import RECALL
 from dml_core.training.loop import fit
 from tasks.data import read_dataset
 from tasks.environment import Project

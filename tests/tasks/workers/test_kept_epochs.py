@@ -15,10 +15,10 @@ import torch.distributed as dist
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Loader, TestView
+from dml_core.epochs import EPOCHS, RECALL, Epoch
 from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
-from dml_core.training.epochs import EPOCHS, RECALL, Epoch
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from tasks.runs.embeddings import KEPT_EPOCH, KEPT_EPOCH_FILE, load_embeddings
