@@ -32,9 +32,10 @@ PATIENT_SECONDS = 1800.0
 ANSWER_SECONDS = 60
 CLOSE_SECONDS = 30
 END_SECONDS = 15.0
+STARTING_SECONDS = 120.0  # to end a group that is starting: its controller can be killed only once it runs, a minute on busy cores
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
-WORKERS = "the workers"  # name of their start in `StartTimes`
+WORKERS, TIMED = "the workers", "workers-timed"  # names of their start in `StartTimes`, and of the thread that measures it
 Watch = Callable[[Progress], None]
 Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
 Say = Callable[[str], None]
@@ -102,9 +103,10 @@ class WorkerGroup:
             with contextlib.suppress(Exception):  # if the board is gone, its workers end too
                 self._board.close.remote()
             self._thread.join(CLOSE_SECONDS)
-        self._kill()
+        patience = STARTING_SECONDS if self._is_starting() else END_SECONDS
+        self._kill(patience)
         for thread in self._threads:
-            thread.join(END_SECONDS)
+            thread.join(patience)
         self._idle.wait(END_SECONDS)
 
     def _run(self, job: Job, watch: Watch, spent: Spent) -> dict[str, object]:
@@ -229,7 +231,7 @@ class WorkerGroup:
         self._error = None
         self._thread = threading.Thread(target=self._fit, args=(trainer,), name="worker-group", daemon=True)
         inside = contextvars.copy_context()  # of the flow, for its log
-        timed = threading.Thread(target=inside.run, args=(self._time_start, self._board), name="workers-timed", daemon=True)
+        timed = threading.Thread(target=inside.run, args=(self._time_start, self._board), name=TIMED, daemon=True)
         self._threads = [thread for thread in self._threads if thread.is_alive()] + [self._thread, timed]
         for thread in (self._thread, timed):
             thread.start()
@@ -257,15 +259,23 @@ class WorkerGroup:
         if held is not None and thread.is_alive():
             with contextlib.suppress(Exception):  # its controller may be gone
                 ray.get(held[0].abort.remote(), timeout=END_SECONDS)
-        self._kill()
+        self._kill(END_SECONDS)
         thread.join(END_SECONDS)
         self._board = self._held = self._thread = None
 
-    def _kill(self) -> None:
-        """Kill the group's controller, with which its workers end, and the board; threads that wait for them receive an error."""
+    def _is_starting(self) -> bool:
+        """Return whether the workers have not yet asked for a job, for which the thread that measures their start waits."""
+        return any(thread.name == TIMED and thread.is_alive() for thread in self._threads)
+
+    def _kill(self, patience: float) -> None:
+        """Kill the group's controller, with which its workers end, and the board; threads that wait for them receive an error.
+
+        Args:
+            patience: seconds to wait for the start of the controller.
+        """
         import ray
 
-        board, thread, until = self._board, self._thread, time.monotonic() + END_SECONDS
+        board, thread, until = self._board, self._thread, time.monotonic() + patience
         while thread is not None and thread.is_alive() and time.monotonic() < until:
             with contextlib.suppress(Exception):  # what has ended needs no end
                 held = self._held or ray.get(board.held.remote(), timeout=END_SECONDS)
