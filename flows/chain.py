@@ -48,16 +48,15 @@ from tasks.runs.records import (
     describe_folder,
     read_scores,
 )
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
 from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
 
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
-# A step that waits for the previous one also holds a thread: four for each of 16 concurrent runs. `Services` limits how many train and are
-# scored at the same time.
-STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
+# A step that waits for the previous one also holds a thread. Worker groups and `Services` limit how many train and are scored at a time.
+STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * MOST_CONCURRENT_RUNS)
 logger = logging.getLogger(__name__)
 
 

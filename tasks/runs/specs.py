@@ -61,6 +61,9 @@ class DatasetSpec(Config):
     options: dict[str, Any] = {}
 
 
+MOST_CONCURRENT_RUNS = 64  # each needs four threads of the flow (`flows.chain.STEPS_AT_ONCE`)
+
+
 class ScaleSpec(Config):
     """Resources that a run may use. Nothing here changes its result.
 
@@ -82,7 +85,7 @@ class ScaleSpec(Config):
 
     num_workers: int | tuple[int, int] = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    concurrent_runs: int = Field(default=1, ge=1)
+    concurrent_runs: int = Field(default=1, ge=1, le=MOST_CONCURRENT_RUNS)
     num_loader_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     max_failures: int = Field(default=2, ge=0)
     hang_minutes: float = Field(default=2.0, gt=0)

@@ -68,6 +68,7 @@ class Workers:
         self._open()
         group = self._take(is_to_embed)
         try:
+            self._check_going_on()
             yield group
         finally:
             self._put_back(group)
@@ -81,6 +82,10 @@ class Workers:
             self._waiting.remove(turn)
             self._change.notify_all()  # another group may be free for the next
             return self._free.pop()
+
+    def _check_going_on(self) -> None:
+        if self._closed:
+            raise TrainingError("the flow is ending; no new jobs are accepted")
 
     def _put_back(self, *groups: WorkerGroup) -> None:
         with self._change:
@@ -112,8 +117,7 @@ class Workers:
     def _open(self) -> None:
         """Start Ray and create the groups that fit, on the first call."""
         with self._lock:
-            if self._closed:
-                raise TrainingError("the flow is ending; no new jobs are accepted")
+            self._check_going_on()
             if self._groups:
                 return
             with self._starts.timed(RAY) if ray_cluster() is None else contextlib.nullcontext():

@@ -482,10 +482,10 @@ def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_be
 def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run waits in its training until all six have started."""
+    """Each run waits in its training until all 24 have started."""
     monkeypatch.setattr(flows.chain, "_slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
-    place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
-    place.workers = place.services.workers = InProcess(6)
+    place, together = Place(tmp_path, packed), threading.Barrier(24, timeout=300)
+    place.workers = place.services.workers = InProcess(24)
     train = place.workers.run
 
     def meet(job: Job, watch: Callable[[Progress], None], spent: Spent) -> dict[str, object]:
@@ -494,12 +494,12 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
         return train(job, watch, spent)
 
     place.workers.run = meet  # type: ignore[method-assign]
-    specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(6)]
+    specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(24)]
 
     @flow(task_runner=STEPS_AT_ONCE)
-    def six() -> list[Exception | None]:
+    def all_runs() -> list[Exception | None]:
         chains = [Chain(spec, place.dataset, place.services) for spec in specs]
         return [chain.wait() for chain in chains]
 
     with records_in(tmp_path / "kept"):
-        assert six() == [None] * 6
+        assert all_runs() == [None] * 24

@@ -1,5 +1,6 @@
 """Workers that start while datasets are prepared: the starting thread stays until the end; the first job reports errors."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -107,3 +108,24 @@ def test_an_embedding_comes_before_the_trainings_that_wait_in_their_order(calls:
     for thread in threads:
         thread.join(20)
     assert began == order
+
+
+def test_who_waits_for_a_group_when_the_flow_ends_gets_none(calls: list[str], workers: Workers) -> None:
+    refused = list[str]()
+
+    def wait() -> None:
+        try:
+            with workers.turn(is_to_embed=False):
+                refused.append("no")
+        except TrainingError as error:
+            refused.append(str(error))
+
+    with contextlib.ExitStack() as both:
+        for _ in range(2):
+            both.enter_context(workers.turn(is_to_embed=False))
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: bool(workers._waiting))
+        workers.close()
+    thread.join(20)
+    assert refused == ["the flow is ending; no new jobs are accepted"]
