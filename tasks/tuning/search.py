@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dml_core.config import located, refuse_repeats, unknown_name
+from dml_core.config import located, parse, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import read_info
 from dml_core.data.store.split_config import ValidationConfig, check_folds, num_held_out
@@ -24,7 +24,7 @@ from tasks.environment import Project
 from tasks.runs.identity import evaluate_identity, source_digest
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params as ProjectParams
-from tasks.runs.specs import RunSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
+from tasks.runs.specs import RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
@@ -179,7 +179,8 @@ def planned(
     searches = [search for row in rows for search in plan_searches(params, row, datasets, folds, seed, metric)]
     params = at_scale(params, [load_table(search.table) for search in searches])
     if parallel is not None:
-        params = params.model_copy(update={"scale": params.scale.model_copy(update={"concurrent_runs": parallel})})
+        scale = parse(ScaleSpec, params.scale.model_dump() | {"concurrent_runs": parallel}, "--parallel")
+        params = params.model_copy(update={"scale": scale})
     for search in searches:
         packed = prepared_folder(project, params, search.dataset)
         if packed is not None:
