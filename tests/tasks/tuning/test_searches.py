@@ -8,7 +8,7 @@ import tasks.tuning.search
 from dml_core.errors import ConfigError
 from dml_core.search_space import Search as Range
 from tasks.checks import loss_learns
-from tasks.environment import project_at
+from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import load_params
 from tasks.tuning.halving import SearchResult, measure_gain
@@ -57,8 +57,8 @@ def test_rates_of_the_losss_group_are_searched_where_it_has_parameters() -> None
 
 
 def test_more_runs_at_a_time_than_a_flow_has_threads_for_are_refused() -> None:
-    with pytest.raises(ConfigError, match="^--parallel: concurrent_runs: Input should be less than or equal to 64, found 65$"):
-        tasks.tuning.search.planned(project_at(ROOT), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65)
+    with pytest.raises(ConfigError, match=r"^--parallel: concurrent_runs: Input should be less than or equal to 64, found 65$"):
+        tasks.tuning.search.planned(Project(ROOT, ROOT / "state", "", ""), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65)
 
 
 def test_what_makes_another_search_and_what_does_not() -> None:
