@@ -13,6 +13,7 @@ import pytest
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
+from tasks.workers import group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tests.tasks.workers.conftest import job
@@ -32,9 +33,9 @@ def workers(ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_thread_that_waits_for_ray(
-    workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes
+    workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting."""
+    """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting, the last on a busy machine."""
     facts = workers.run(replace(job(many_images, tmp_path, "idle", 1), deterministic=True), lambda message: None)
     assert facts["deterministic"], "torch's setting was on in the workers"
     actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
@@ -60,6 +61,8 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     assert len(ended) == 1
 
     starting = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
+    for limit in ("CLOSE_SECONDS", "END_SECONDS"):
+        monkeypatch.setattr(group, limit, 0.5)  # as if the start took a hundred times as long
     starting.start()
     starting.close()
     assert threads_of_groups() == []
