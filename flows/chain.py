@@ -2,7 +2,7 @@
 
 A finished step (`flows.reuse.planned`) has no task: its record takes the place of the task's result. Others run, all with `force`. A step
 shared by several chains runs once: chains of one flow wait for the same task, and flows of several processes for its lock
-(`flows.step_lock`).
+(`flows.reuse.step_lock`).
 """
 
 import contextlib
@@ -25,11 +25,10 @@ from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Failure, Outcome
-from flows.reuse.earlier_figures import CONTENT
 from flows.reuse.planned import PlannedStep, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
+from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
-from flows.step_lock import StepLock
 from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, prefect_server
@@ -49,6 +48,7 @@ from tasks.runs.records import (
     read_scores,
 )
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
+from tasks.scores.earlier_figures import CONTENT
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
 from tasks.workers.group import WorkerGroup

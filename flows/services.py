@@ -11,11 +11,11 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
-from flows.reuse.earlier_figures import EarlierFigures
 from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
 from tasks.tracking.published import current_identities
 from tasks.workers.pool import RAY, Workers

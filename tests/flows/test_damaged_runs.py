@@ -29,7 +29,6 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
-from flows.reuse.earlier_figures import EarlierFigures
 from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
@@ -38,6 +37,7 @@ from tasks.runs.identity import evaluate_identity, train_identity
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing, figures
+from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
 from tasks.storage import Store
 from tasks.workers import pool, work

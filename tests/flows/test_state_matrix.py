@@ -22,7 +22,7 @@ from dml_core.training.checkpoints.file import load_checkpoint
 from flows import chain
 from flows.outcomes import Outcome
 from flows.reuse.step_cache import SealedJSON
-from flows.step_lock import StepLock
+from flows.reuse.step_lock import StepLock
 from tasks import gc
 from tasks.environment import STACK_ENV, Project, stack_environment, stack_text
 from tasks.files import files_set_aside, write_whole

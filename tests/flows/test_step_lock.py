@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dml_core.errors import TrainingError
-from flows import step_lock
-from flows.step_lock import StepLock
+from flows.reuse import step_lock
+from flows.reuse.step_lock import StepLock
 from tasks.locks import FileLock
 from tasks.runs.identity import StepIdentity
 from tasks.runs.records import StepRecord

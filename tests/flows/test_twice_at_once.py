@@ -28,8 +28,8 @@ from dml_core.trained import load_model
 from dml_core.training.history import Progress
 from flows import chain
 from flows.reuse.step_cache import SealedJSON
+from flows.reuse.step_lock import StepLock
 from flows.services import Services
-from flows.step_lock import StepLock
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
