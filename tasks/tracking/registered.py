@@ -224,14 +224,15 @@ class Registry:
         """
         with one_line_errors(self.uri):
             client = self._client
+            if not self._holds(f"{name}{LOCK_SUFFIX}"):
+                limit = f"{LOCK_SECONDS / 60:.0f} minutes"
+                raise TrackingError(
+                    f"{name}: the comparison took longer than {limit}, so its lock was removed; nothing was promoted; run it again"
+                )
             number = register(client, name, network.run_id, network.model_id)
             client.update_model_version(name, number, description=card)
             client.set_model_version_tag(name, number, GATE_TAG, gate)
             client.log_text(network.run_id, card, CARD_FILE)
-            if not self._holds(f"{name}{LOCK_SUFFIX}"):
-                raise TrackingError(
-                    f"{name}: this promotion took longer than {LOCK_SECONDS / 60:.0f} minutes, and others may go on; run it again"
-                )
             client.set_registered_model_alias(name, alias, number)
             return Version(name, number, (alias,), network.model_id, network.run_id, gate)
 
