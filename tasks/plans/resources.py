@@ -124,7 +124,8 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     memory, run = max(memories, key=lambda of_run: of_run[0].total)
     backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
     memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"
-    memory_here = _memory_here(device, local.placement.num_groups * local.placement.num_workers)
+    at_once = local.placement.runs_per_gpu if device == "cuda" else local.placement.num_groups * local.placement.num_workers
+    memory_here = _memory_here(device, at_once)
     return Resources(tuple(disk), disk_free, memory, memory_of, memory_here, device)
 
 
@@ -179,12 +180,12 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
-    """Return the bytes available to a training: one GPU's, or this machine's memory divided by the number of training processes."""
+    """Return the bytes available to a training: one GPU's, or this machine's memory, divided by the training processes that share it."""
     if device == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, num_processes)
     import torch
 
-    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+    return int(torch.cuda.get_device_properties(0).total_memory) // num_processes if torch.cuda.is_available() else None
 
 
 def _shown_bytes(num_bytes: int) -> str:

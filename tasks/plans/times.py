@@ -205,7 +205,7 @@ def _cost(seconds: float, rate: Rate, placement: Placement) -> Cost:
     return Cost(
         wall_seconds=seconds,
         cpu_seconds=seconds * (placement.num_workers if rate.cores is None else rate.cores),
-        gpu_seconds=seconds * placement.num_workers if placement.device == "cuda" else 0.0,
+        gpu_seconds=seconds * placement.num_workers * placement.resources.get("GPU", 0.0),
         energy_joules=None if rate.watts is None else seconds * rate.watts,
     )
 

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
@@ -71,6 +71,8 @@ class ScaleSpec(Config):
         num_workers: most training processes of one run; two numbers are the fewest and the most of a run that may lose and gain workers.
         device: "cuda" fails without a GPU; "auto" uses GPUs if there are any, one per worker. The device used is recorded.
         concurrent_runs: number of runs that train at the same time, each with its own workers.
+        runs_per_gpu: runs that share a GPU, each with one worker, its part of the time and its own memory: small networks leave most of a
+            large GPU idle.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
             loaders would take cores from training, and on GPUs one per further core available to a training process.
         max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start.
@@ -86,6 +88,7 @@ class ScaleSpec(Config):
     num_workers: int | tuple[int, int] = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     concurrent_runs: int = Field(default=1, ge=1, le=MOST_CONCURRENT_RUNS)
+    runs_per_gpu: int = Field(default=1, ge=1, le=MOST_CONCURRENT_RUNS)
     num_loader_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     max_failures: int = Field(default=2, ge=0)
     hang_minutes: float = Field(default=2.0, gt=0)
@@ -116,6 +119,12 @@ class ScaleSpec(Config):
         if len(ends) != 2 or not all(type(end) is int for end in ends) or not 1 <= ends[0] <= ends[1]:
             raise ValueError(f"expected an integer of at least 1, or a minimum and a maximum such as [1, 4]; found {given}")
         return given
+
+    @model_validator(mode="after")
+    def _one_worker_on_a_shared_gpu(self) -> "ScaleSpec":
+        if self.runs_per_gpu > 1 and self.num_workers != 1:
+            raise ValueError("runs_per_gpu above 1 needs num_workers 1: NCCL connects no two workers of a run on the same GPU")
+        return self
 
 
 class ComparisonSpec(Config):

@@ -215,7 +215,12 @@ class WorkerGroup:
         on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
         trainer = (Trainer if on_a_cluster else LocalTrainer)(
             _serve,
-            train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": on_a_cluster},
+            train_loop_config={
+                "board": self._board,
+                "num_threads": num_threads,
+                "gpu_share": self._placement.resources.get("GPU", 0.0),
+                "on_a_cluster": on_a_cluster,
+            },
             scaling_config=ScalingConfig(
                 num_workers=self._num_workers,
                 use_gpu=self._placement.device == "cuda",

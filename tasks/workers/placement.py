@@ -19,13 +19,14 @@ class Placement:
     """Placement of a flow's training runs.
 
     Attributes:
-        device: "cuda" (one GPU per worker) or "cpu".
+        device: "cuda" or "cpu".
         num_workers: training processes of one run; for an elastic run, as many as there is room for now.
         num_groups: runs that train at the same time.
         limits: the parameters' limits on workers per run and on concurrent runs.
         model: name of the GPUs; empty on CPUs, and if Ray does not know it.
         num_loaders: image-loading processes of each worker.
         num_cores: CPUs that Ray reserves for each worker, its loaders included.
+        runs_per_gpu: workers that share a GPU.
     """
 
     device: str
@@ -35,16 +36,18 @@ class Placement:
     model: str = ""
     num_loaders: int = 0
     num_cores: int = 1
+    runs_per_gpu: int = 1
 
     @property
-    def resources(self) -> dict[str, int]:
+    def resources(self) -> dict[str, float]:
         """Resources requested from Ray for each worker."""
-        return {"CPU": self.num_cores} | ({"GPU": 1} if self.device == "cuda" else {})
+        return {"CPU": self.num_cores} | ({"GPU": _gpu_share(self.runs_per_gpu)} if self.device == "cuda" else {})
 
     @property
     def text(self) -> str:
         """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
-        devices = _count(self.num_workers * self.num_groups, self.device) + (f" ({self.model})" if self.model else "")
+        num_devices = -(-self.num_workers * self.num_groups // self.runs_per_gpu)
+        devices = _count(num_devices, self.device) + (f" ({self.model})" if self.model else "")
         fewer = f" ({self.limits[0]} allowed)" if self.num_workers < self.limits[0] else ""
         loaders = f", {_count(self.num_loaders, 'loader')} each" if self.num_loaders else ""
         line = f"training on {devices}: {_count(self.num_workers, 'worker')} a run{fewer}{loaders}"
@@ -73,7 +76,8 @@ def choose(
     if scale.device == "cuda" and num_gpus == 0:
         raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")
     device = "cuda" if scale.device != "cpu" and num_gpus > 0 else "cpu"
-    num_devices = num_gpus if device == "cuda" else num_cpus
+    runs_per_gpu = scale.runs_per_gpu if device == "cuda" else 1
+    num_devices = num_gpus * runs_per_gpu if device == "cuda" else num_cpus
     if num_devices == 0:
         raise TrainingError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
     num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
@@ -84,7 +88,12 @@ def choose(
     limits = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
-    return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores)
+    return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores, runs_per_gpu)
+
+
+def _gpu_share(runs_per_gpu: int) -> float:
+    """Return a worker's part of a GPU, rounded down to the four decimals that Ray counts, so that all parts fit."""
+    return 1 if runs_per_gpu == 1 else 10_000 // runs_per_gpu / 10_000
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:
@@ -93,7 +102,7 @@ def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Ma
     def places(num_cores: int) -> int:
         """Return the number of workers with this many CPUs that fit on the machines."""
         by_cores = [int(node.get("CPU", 0)) // num_cores for node in nodes]
-        by_device = by_cores if device == "cpu" else [int(node.get("GPU", 0)) for node in nodes]
+        by_device = by_cores if device == "cpu" else [scale.runs_per_gpu * int(node.get("GPU", 0)) for node in nodes]
         return sum(map(min, by_cores, by_device))
 
     requested = scale.num_loader_workers

@@ -18,10 +18,12 @@ class WorkerMeter:
 
     Args:
         gpu: UUID of the worker's GPU, as "GPU-..."; None on a CPU.
+        gpu_share: the worker's part of that GPU, which others may share: its time and energy are counted by it.
     """
 
-    def __init__(self, gpu: str | None = None) -> None:
+    def __init__(self, gpu: str | None = None, gpu_share: float = 1.0) -> None:
         self._process = psutil.Process()
+        self._gpu_share = gpu_share
         self._gpu = None if gpu is None else GpuEnergy(gpu)
         self._has_gpu = gpu is not None
         self._began = time.monotonic()
@@ -35,10 +37,10 @@ class WorkerMeter:
         seconds = time.monotonic() - self._began
         cpu, moved = (now - first for now, first in zip(self._used(), self._first, strict=True))
         joules = None if self._gpu is None else self._gpu.joules()
-        energy = None if joules is None or self._first_joules is None else joules - self._first_joules
+        energy = None if joules is None or self._first_joules is None else self._gpu_share * (joules - self._first_joules)
         return Cost(
             cpu_seconds=max(0.0, cpu),
-            gpu_seconds=seconds if self._has_gpu else 0.0,
+            gpu_seconds=self._gpu_share * seconds if self._has_gpu else 0.0,
             peak_memory_bytes=peak_memory(self._process),
             moved_bytes=max(0, round(moved)),
             energy_joules=energy,

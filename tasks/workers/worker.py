@@ -41,14 +41,14 @@ def serve(config: dict[str, Any]) -> None:
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has its own environment
     board = config["board"]
     device = ray.train.torch.get_device()
-    if device.type == "cpu":
-        torch.set_num_threads(config["num_threads"])
-    else:
+    torch.set_num_threads(config["num_threads"])
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     heart = _Heart(board, config["on_a_cluster"])
     pulse.listen(heart.beat)
     while (job := _next_job(board)) != STOP:
         if isinstance(job, Job):
+            heart.meter = WorkerMeter(_gpu(device), config["gpu_share"])
             _do(job, device, board, heart)
 
 
@@ -92,7 +92,6 @@ class _Heart:
 def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
-    heart.meter = WorkerMeter(_gpu(device))
     try:
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else fastest_convolutions():

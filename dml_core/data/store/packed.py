@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from torch import Tensor
 
 from dml_core.data.store.decode import decode_rgb, decode_upright, for_nvjpeg
@@ -45,7 +46,8 @@ class PackedDataset:
     """The images of one role, in packing order.
 
     It opens its files at first use and pickles as its arguments, so it can be sent to a worker process or inherited by a forked one.
-    Up to 64 MiB of decoded pixels are cached, so a dataset of small images is decoded only once for all epochs.
+    Up to 64 MiB of decoded pixels are cached, so a dataset of small images is decoded only once for all epochs; gray images are cached
+    as one channel.
 
     Args:
         folder: folder written by `prepare`.
@@ -119,8 +121,9 @@ class PackedDataset:
         except ValueError as error:
             raise DataError(f"{self.folder}: image {index} of {self.role} is {error}; run `dml data prepare` again") from None
         if self._num_decoded_bytes + pixels.nbytes <= _KEPT_BYTES:
+            pixels = _without_equal_channels(pixels)
             self._decoded[index] = pixels
-            self._num_decoded_bytes += pixels.nbytes
+            self._num_decoded_bytes += pixels.untyped_storage().nbytes()
         return pixels
 
     def encoded(self, index: int) -> tuple[Tensor, int]:
@@ -132,7 +135,7 @@ class PackedDataset:
 
     def box(self, index: int) -> Box | None:
         """Return the box (left, top, right, bottom) in pixels, or None if the dataset has no boxes."""
-        box = self._boxes[int(index)].as_py()
+        box = self._boxes[int(index)].as_py() if self._has_boxes else None
         return None if box is None else (box[0], box[1], box[2], box[3])
 
     @cached_property
@@ -171,5 +174,15 @@ class PackedDataset:
         return self._rows["box"]  # a million tuples would take 180 MB in each process
 
     @cached_property
+    def _has_boxes(self) -> bool:
+        return bool(self._boxes.null_count < len(self._boxes))
+
+    @cached_property
     def _images(self) -> Any:
         return pa.ipc.open_file(pa.memory_map(str(self.folder / IMAGES_FILE))).read_all()["image"]
+
+
+def _without_equal_channels(pixels: Tensor) -> Tensor:
+    """Return the same pixels (3, H, W) in a third of the memory if the image is gray: a view of one channel."""
+    is_gray = torch.equal(pixels[0], pixels[1]) and torch.equal(pixels[0], pixels[2])
+    return pixels[:1].clone().expand(pixels.shape) if is_gray else pixels

@@ -7,7 +7,7 @@ separate stream, one batch ahead of training.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -253,10 +253,14 @@ class _Batches(Dataset[Any]):
 def _stacked(views: Iterator[Tensor], num_images: int) -> Tensor:
     """Return views as one tensor (num_images, 3, H, W); if there are none, a first one gives their shape."""
     first = next(views)
-    # Written in place: stacking a list of views would hold the batch twice and exceed the cache.
+    # Stacked in parts that stay in a CPU's cache: a list of all views would hold the batch twice.
     images = first.new_empty((num_images, *first.shape))
-    for position, pixels in zip(range(num_images), chain((first,), views), strict=False):
-        if pixels.shape != first.shape:
-            raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop_size or a fixed resize")
-        images[position] = pixels
+    rest = chain((first,), views)
+    for places in torch.split(images, max(1, _PART_PIXELS // max(1, first.numel()))):
+        part = [*islice(rest, len(places))]
+        for pixels in part:
+            if pixels.shape != first.shape:
+                raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop_size or a fixed resize")
+        if part:
+            torch.stack(part, out=places)
     return images

@@ -36,8 +36,10 @@ def train_pixels(
             occurrences in the epoch.
         box: the image's box, used if the configuration crops to it.
     """
-    rng = view_generator(seed, epoch, index, copy)
     image = _resize(_cut_to_box(image, config, box), config.train_resize, config)
+    if not _is_random(config):
+        return image
+    rng = view_generator(seed, epoch, index, copy)
     if config.jitter_first:
         image = _jitter(image, config.jitter, rng)
     image = _random_crop(image, config, rng)
@@ -85,6 +87,11 @@ def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, 
         "minus-one-one": (ones * 127.5, ones * 127.5),
     }[scaling]
     return (1 / std)[:, None, None].to(device), (-mean / std)[:, None, None].to(device)
+
+
+def _is_random(config: TransformConfig) -> bool:
+    jitter = config.jitter
+    return config.crop != "none" or config.flip or any((jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue))
 
 
 def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tensor:

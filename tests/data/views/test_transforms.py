@@ -67,6 +67,16 @@ CROPS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("options", [{}, {"train_resize": [40, 40], "interpolation": "lanczos"}, {"flip": True}, *CROPS])
+def test_views_of_a_gray_image_kept_as_one_channel_are_those_of_three(options: dict[str, Any]) -> None:
+    one = picture()[:1]
+    whole, kept, views = one.repeat(3, 1, 1), one.expand(3, 60, 80), config(**({"crop_size": 32} if "crop" in options else {}) | options)
+    for index in range(5):
+        drawn = [transforms.train_pixels(image, views, 0, 0, index) for image in (whole, kept)]
+        assert torch.equal(*drawn)
+        assert torch.equal(*(transforms.test_pixels(image, views) for image in (whole, kept)))
+
+
 @pytest.mark.parametrize(("crop", "last"), [("random", 4), ("random_exclusive", 3)])
 def test_a_random_crop_takes_every_offset_and_an_exclusive_one_all_but_the_last(crop: str, last: int) -> None:
     """The released code of heated-up softmax draws offsets 0 to 31, although offset 32 fits too."""

@@ -220,6 +220,13 @@ def test_workers_are_a_number_or_the_fewest_and_the_most(given: object, ends: tu
     assert ((scale.fewest_workers, scale.most_workers), scale.is_elastic) == (ends, is_elastic)
 
 
+@pytest.mark.parametrize("num_workers", [2, [1, 4]])
+def test_a_shared_gpu_has_one_worker_a_run(num_workers: object) -> None:
+    with pytest.raises(ConfigError, match=r"^test: runs_per_gpu above 1 needs num_workers 1: NCCL connects no two workers[^\n]*$"):
+        parse(ScaleSpec, {"num_workers": num_workers, "runs_per_gpu": 2}, "test")
+    assert parse(ScaleSpec, {"num_workers": 1, "runs_per_gpu": 2}, "test").runs_per_gpu == 2
+
+
 @pytest.mark.parametrize("given", [0, [4, 1], [1], [0, 2], "2", 1.0, True])
 def test_other_numbers_of_workers_are_refused(given: object) -> None:
     with pytest.raises(

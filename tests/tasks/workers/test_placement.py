@@ -82,6 +82,35 @@ def test_loaders_are_as_many_as_every_worker_has_cores_for(
     assert chosen.resources == {"CPU": num_cores} | ({"GPU": 1} if whole["GPU"] else {})
 
 
+@pytest.mark.parametrize(
+    ("concurrent_runs", "runs_per_gpu", "num_gpus", "num_groups", "num_loaders", "text"),
+    [
+        (12, 12, 1, 12, 0, "training on 1 GPU: 1 worker a run, 12 runs at a time"),
+        (8, 4, 2, 8, 1, "training on 2 GPUs: 1 worker a run, 1 loader each, 8 runs at a time"),
+        (3, 4, 1, 3, 3, "training on 1 GPU: 1 worker a run, 3 loaders each, 3 runs at a time"),
+        (64, 7, 2, 14, 0, "training on 2 GPUs: 1 worker a run, 14 runs at a time (64 allowed)"),
+        (5, 4, 2, 5, 1, "training on 2 GPUs: 1 worker a run, 1 loader each, 5 runs at a time"),
+    ],
+)
+def test_runs_share_a_gpu(concurrent_runs: int, runs_per_gpu: int, num_gpus: int, num_groups: int, num_loaders: int, text: str) -> None:
+    scale = ScaleSpec(concurrent_runs=concurrent_runs, runs_per_gpu=runs_per_gpu)
+    chosen = choose(scale, {"CPU": 16.0, "GPU": float(num_gpus)})
+    assert (chosen.device, chosen.num_workers, chosen.num_groups, chosen.num_loaders, chosen.text) == (
+        "cuda",
+        1,
+        num_groups,
+        num_loaders,
+        text,
+    )
+    assert 0 < chosen.resources["GPU"] * runs_per_gpu <= 1, "Ray places all runs of a GPU"
+    assert chosen.resources["GPU"] == pytest.approx(1 / runs_per_gpu, abs=1e-4)
+
+
+def test_a_machine_without_gpus_ignores_how_many_runs_share_one() -> None:
+    chosen = choose(ScaleSpec(concurrent_runs=8, runs_per_gpu=8), {"CPU": 2.0})
+    assert (chosen.device, chosen.num_groups, chosen.resources) == ("cpu", 2, {"CPU": 1})
+
+
 def test_fewer_than_the_fewest_are_waited_for() -> None:
     assert choose(ScaleSpec(num_workers=(3, 4), concurrent_runs=2), {"CPU": 2.0}).num_workers == 3
 
@@ -102,11 +131,16 @@ def test_only_what_was_asked_for_by_name_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu() -> None:
-    """Ray reports the machine's resources, including a simulated GPU, as in a flow."""
+def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs_a_part() -> None:
+    """Ray reports the machine's resources, including a simulated GPU, as in a flow, and grants seven parts of it at a time."""
     code = (
         "import json, ray\n"
+        "from tasks.runs.specs import ScaleSpec\n"
+        "from tasks.workers.placement import choose\n"
         "ray.init('local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "share = choose(ScaleSpec(concurrent_runs=7, runs_per_gpu=7, num_loader_workers=0), {'CPU': 7.0, 'GPU': 1.0}).resources['GPU']\n"
+        "groups = [ray.util.placement_group([{'GPU': share}]) for _ in range(7)]\n"  # as Ray Train reserves each worker's part
+        "ray.get([group.ready() for group in groups], timeout=60)\n"
         "print(json.dumps(ray.cluster_resources()))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
