@@ -2,6 +2,9 @@
 
 import hashlib
 import io
+import random
+import re
+import resource
 import tarfile
 import threading
 import zipfile
@@ -17,7 +20,7 @@ from dml_core.data.readers.cub200 import Cub200
 from dml_core.data.readers.shared.archives import Archive, check_md5, download, unpack
 from dml_core.data.readers.synthetic import Synthetic, draw_pictures
 from dml_core.data.registry import fetch
-from dml_core.errors import DataError
+from dml_core.errors import DataError, StoreError
 
 CONTENT = bytes(range(256)) * 1000
 
@@ -113,6 +116,83 @@ def test_unpacks_all_or_nothing(kind: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="damaged or truncated"):
         unpack(archive, tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def packed_by(kind: str, members: dict[str, bytes]) -> bytes:
+    """Return a zip of a compression method's number, or a tar compressed by gz, bz2 or xz."""
+    archive = io.BytesIO()
+    if kind.startswith("zip"):
+        with zipfile.ZipFile(archive, "w", int(kind[3:])) as zipped:
+            for name, data in members.items():
+                zipped.writestr(name, data)
+    else:
+        with tarfile.open(fileobj=archive, mode=f"w:{kind}") as tarred:  # type: ignore[call-overload]
+            for name, data in members.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tarred.addfile(entry, io.BytesIO(data))
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["zip0", "zip8", "zip12", "zip14", "gz", "bz2", "xz"])
+def test_a_damaged_archive_is_refused_or_has_lost_nothing(kind: str, tmp_path: Path) -> None:
+    """A flipped bit in a compressed file is seen by its checksum, which may be after everything that tar reads.
+
+    A zip's directory, which has no checksum, is left whole.
+    """
+    rng = random.Random(kind)
+    members = {f"top/{number}": rng.randbytes(700) + bytes(300) for number in range(3)}
+    whole, num_refused = packed_by(kind, members), 0
+    end = whole.index(b"PK\x01\x02") if kind.startswith("zip") else len(whole)
+    for number in range(100):
+        damaged = bytearray(whole)
+        if number % 4 == 0:
+            del damaged[rng.randrange(len(whole)) :]
+        else:
+            damaged[rng.randrange(end)] ^= 1 << rng.randrange(8)
+        (tmp_path / "archive").write_bytes(damaged)
+        folder = tmp_path / str(number)
+        refusal = ""
+        try:
+            unpack(tmp_path / "archive", folder)
+        except DataError as error:
+            refusal = str(error)
+        if refusal:
+            assert re.fullmatch(r"[^\n]*(damaged or truncated|cannot be unpacked here) \([^\n]*\)[^\n]*", refusal), "blames the archive"
+            assert list(folder.iterdir()) == []
+            num_refused += 1
+        else:
+            assert {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == members
+    assert num_refused > 80
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [(6, 1, "File .* is encrypted, password required for extraction"), (8, 99, "That compression method is not supported")],
+)
+def test_a_zip_that_python_does_not_unpack_says_so(place: int, value: int, reason: str, tmp_path: Path) -> None:
+    data = bytearray(packed_by("zip0", {"one": b"1"}))
+    central = data.index(b"PK\x01\x02")
+    data[place], data[central + place + 2] = value, value
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(
+        DataError, match=rf"^{re.escape(str(tmp_path / 'a.zip'))}: cannot be unpacked here \({reason}\); unpack it by another program$"
+    ):
+        unpack(tmp_path / "a.zip", tmp_path / "in")
+    assert list((tmp_path / "in").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["zip8", "zip12", "gz", "bz2"])
+def test_a_full_disk_is_not_called_damage(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(packed_by(kind, {"one": b"1" * 500_000}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot be written"):
+            unpack(tmp_path / "archive", tmp_path / "in")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "in").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -1,7 +1,7 @@
 """Publishers' files: download where a link works, verification by the published checksum, safe unpacking."""
 
-import gzip
 import hashlib
+import lzma
 import shutil
 import tarfile
 import urllib.error
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from dml_core.errors import DataError, StoreError
 
@@ -111,14 +111,29 @@ def _extract(archive: Path, folder: Path) -> None:
         for name, content in _members(archive):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise DataError(f"{archive}: refused, '{name}' would be written outside its folder")
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with content, path.open("wb") as file:
-                shutil.copyfileobj(content, file, _CHUNK_BYTES)
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            with content:
+                _write(folder / name, content)
+    except RuntimeError as error:  # of a zip: encrypted, or compressed in a way that Python does not know
+        raise DataError(f"{archive}: cannot be unpacked here ({error}); unpack it by another program") from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None
+
+
+def _write(path: Path, content: IO[bytes]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            while chunk := _read(content):
+                file.write(chunk)
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+        raise StoreError(f"{path.parent}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+
+
+def _read(content: IO[bytes]) -> bytes:
+    try:
+        return content.read(_CHUNK_BYTES)
+    except OSError as error:  # damage in gzip and bzip2
+        raise EOFError(str(error)) from None
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -134,3 +149,5 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, content
             elif not member.isdir():
                 raise DataError(f"{archive}: refused, '{member.name}' is a link or device, which a dataset does not need")
+        while _read(cast(IO[bytes], tarred.fileobj)):  # a compressed file's checksum is at its end, after what tar reads
+            pass
