@@ -25,11 +25,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Classifier:
-    """Linear classifier with logits z = W f + b.
+    """Linear classifier with logits z = W f + b; heated-up softmax trains alpha z.
 
     Attributes:
         weight: W, (C, D), with rows of unit length if the loss uses them so.
-        bias: b, (C,); zeros if the loss has none.
+        bias: b, (C,); zeros if the loss has none. A bias that is added to alpha W f is divided by the last epoch's alpha.
     """
 
     weight: Floats
@@ -65,7 +65,10 @@ def classifier_of(run: FinishedRun) -> Classifier:
     """
     loss = run.system.loss
     if isinstance(loss, HeatedUpSoftmax):
-        classifier = _classifier(functional.normalize(loss.classifier.weight), loss.classifier.bias)
+        bias_C: Tensor | None = loss.classifier.bias
+        if bias_C is not None and not loss.config.bias_inside_alpha:
+            bias_C = bias_C / loss.alpha
+        classifier = _classifier(functional.normalize(loss.classifier.weight), bias_C)
     elif isinstance(loss, Softmax):
         classifier = _classifier(loss.classifier.weight, loss.classifier.bias)
     elif isinstance(loss, SGSL):

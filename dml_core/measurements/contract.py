@@ -69,8 +69,11 @@ class FinishedRun:
 
     @cached_property
     def system(self) -> "TrainingSystem":
-        """The trained model and loss, loaded on first use."""
-        return self.load()
+        """The trained model and loss, loaded on first use; the loss as in the last epoch, for those that change (heating)."""
+        system, num_epochs = self.load(), self.training.num_epochs
+        if num_epochs:
+            system.loss.start_epoch(num_epochs - 1, num_epochs)
+        return system
 
     @cached_property
     def training_images(self) -> Scored:

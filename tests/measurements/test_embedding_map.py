@@ -37,7 +37,7 @@ def run_with(packed: Path, embeddings: np.ndarray, labels: list[int], directions
     loss = build_loss("softmax", {"bias": False}, 2, embeddings.shape[1])
     loss.get_parameter("classifier.weight").data = torch.tensor(directions)
     scored = Scored("test", embeddings, np.array(labels))
-    training: Any = SimpleNamespace(loss=SimpleNamespace(name="softmax"), validation=None)
+    training: Any = SimpleNamespace(loss=SimpleNamespace(name="softmax"), validation=None, num_epochs=1)
     load: Any = lambda: SimpleNamespace(loss=loss)  # noqa: E731
     return FinishedRun("a run", training, 0, packed, scored, scored, [], {}, load)
 

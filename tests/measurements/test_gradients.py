@@ -22,7 +22,7 @@ LABELS = RNG.integers(0, 5, 40)
 def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray = LABELS, name: str = "softmax") -> FinishedRun:
     """Return a run with this loss and these embeddings, without images."""
     scored = Scored("train", embeddings.astype(np.float32), labels)
-    training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None)
+    training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None, num_epochs=80)
     run: Any = FinishedRun("a run", training, 0, Path(), scored, scored, [], {}, lambda: SimpleNamespace(loss=loss))  # type: ignore[return-value, arg-type]
     return run
 
@@ -41,18 +41,57 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "draw_samples", lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("name", "alpha", "options"),
-    [("heated_up_softmax", alpha, {"alpha": alpha, "heated_alpha": None, "bias": False}) for alpha in (0.25, 4.0, 64.0)]
-    + [("softmax", 1.0, {}), ("sgsl", 1.0, {"weight": 0, "label_smoothing": 0})],
-)
-def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, Any]) -> None:
+BIASES: list[dict[str, bool]] = [{"bias": False}, {"bias_inside_alpha": True}, {"bias_inside_alpha": False}]
+CLASSIFIERS: list[tuple[str, float, dict[str, Any]]] = [
+    *(("heated_up_softmax", alpha, {"alpha": alpha, "heated_alpha": None, **bias}) for alpha in (0.25, 4.0, 64.0) for bias in BIASES),
+    *(
+        ("heated_up_softmax", 4.0, {"alpha": 16, "heated_alpha": 4, "schedule": how, **bias})
+        for how in ("step", "gentle")
+        for bias in BIASES
+    ),
+    ("heated_up_softmax", 16.0, {"alpha": 16, "heated_alpha": 4, "heat_from": 1.0, "bias_inside_alpha": False}),
+    ("softmax", 1.0, {}),
+    ("sgsl", 1.0, {"weight": 0, "label_smoothing": 0}),
+]
+
+
+def loss_at_the_end(name: str, options: dict[str, Any]) -> torch.nn.Module:
+    """Return a loss with random biases, of the size that those outside of alpha grow to, as in the last of 80 epochs."""
     loss = build_loss(name, options, 5, 3).double()
+    for parameter, value in loss.named_parameters():
+        if parameter.endswith("bias"):
+            value.data.copy_(3 * torch.randn(len(value)))
+    return loss
+
+
+@pytest.mark.parametrize(("name", "alpha", "options"), CLASSIFIERS)
+def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, Any]) -> None:
+    loss = loss_at_the_end(name, options)
     units_ND = torch.tensor(unit_length(RNG.standard_normal((40, 3))), requires_grad=True)
+    classifier = classifier_of(finished(loss, units_ND.detach().numpy()))  # which puts the loss into its last epoch
     (expected_ND,) = torch.autograd.grad(40 * loss(units_ND, torch.tensor(LABELS)).total, units_ND)
-    classifier = classifier_of(finished(loss, units_ND.detach().numpy()))
     found = classifier.gradient_norms(units_ND.detach().numpy(), LABELS, alpha)
     np.testing.assert_allclose(found, expected_ND.norm(dim=1).numpy(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "alpha", "options"), CLASSIFIERS)
+def test_an_embedding_is_classified_as_the_class_with_the_smallest_loss(name: str, alpha: float, options: dict[str, Any]) -> None:
+    loss = loss_at_the_end(name, options)
+    units_ND = unit_length(RNG.standard_normal((40, 3)))
+    classifier = classifier_of(finished(loss, units_ND))
+    losses_NC = np.array(
+        [[float(loss(torch.tensor(unit_D)[None], torch.tensor([label])).total) for label in range(5)] for unit_D in units_ND]
+    )
+    for label in range(5):
+        is_right = classifier.margins(units_ND, np.full(40, label)) > 0
+        np.testing.assert_array_equal(is_right, losses_NC.argmin(axis=1) == label)
+
+
+def test_the_classifier_of_an_untrained_network_is_not_heated() -> None:
+    loss = loss_at_the_end("heated_up_softmax", {"schedule": "gentle", "bias_inside_alpha": False})
+    run = finished(loss, RNG.standard_normal((40, 3)))
+    run.training.num_epochs = 0
+    assert classifier_of(run).bias == pytest.approx(loss.get_parameter("classifier.bias").detach().numpy() / 16)
 
 
 def test_two_opposite_classes_by_hand() -> None:
