@@ -124,8 +124,8 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     memory, run = max(memories, key=lambda of_run: of_run[0].total)
     backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
     memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"
-    at_once = local.placement.runs_per_gpu if device == "cuda" else local.placement.num_groups * local.placement.num_workers
-    memory_here = _memory_here(device, at_once)
+    num_processes = local.placement.num_groups * local.placement.num_workers
+    memory_here = _memory_here(device, min(num_processes, local.placement.runs_per_gpu) if device == "cuda" else num_processes)
     return Resources(tuple(disk), disk_free, memory, memory_of, memory_here, device)
 
 

@@ -69,10 +69,11 @@ class ScaleSpec(Config):
 
     Attributes:
         num_workers: most training processes of one run; two numbers are the fewest and the most of a run that may lose and gain workers.
-        device: "cuda" fails without a GPU; "auto" uses GPUs if there are any, one per worker. The device used is recorded.
+        device: "cuda" fails without a GPU; "auto" uses GPUs if there are any, one per worker unless runs share them. The device used is
+            recorded.
         concurrent_runs: number of runs that train at the same time, each with its own workers.
-        runs_per_gpu: runs that share a GPU, each with one worker, its part of the time and its own memory: small networks leave most of a
-            large GPU idle.
+        runs_per_gpu: number of runs that share a GPU, each with one worker; small networks leave most of a large GPU idle. More than one
+            needs `num_workers: 1`.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
             loaders would take cores from training, and on GPUs one per further core available to a training process.
         max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start.

@@ -176,7 +176,7 @@ def test_a_zip_that_python_does_not_unpack_says_so(place: int, value: int, reaso
     data[place], data[central + place + 2] = value, value
     (tmp_path / "a.zip").write_bytes(data)
     with pytest.raises(
-        DataError, match=rf"^{re.escape(str(tmp_path / 'a.zip'))}: cannot be unpacked here \({reason}\); unpack it by another program$"
+        DataError, match=rf"^{re.escape(str(tmp_path / 'a.zip'))}: cannot be unpacked here \({reason}\); unpack it with another program$"
     ):
         unpack(tmp_path / "a.zip", tmp_path / "in")
     assert list((tmp_path / "in").iterdir()) == []

@@ -55,18 +55,19 @@ def test_pixels_are_kept_up_to_a_limit_and_are_the_same_either_way(packed_synthe
 def test_gray_images_are_kept_as_one_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     gray = [Image.fromarray(rng.integers(0, 256, (28, 28), dtype=np.uint8)) for _ in range(6)]
-    nearly_gray = np.asarray(gray[0].convert("RGB")).copy()
-    nearly_gray[27, 27, 2] ^= 1
-    images = [encoded(image, "PNG") for image in [*gray, Image.fromarray(nearly_gray)]]
+    nearly_gray = [np.asarray(gray[0].convert("RGB")).copy() for _ in range(3)]
+    for channel, pixels in enumerate(nearly_gray):
+        pixels[27, 27, channel] ^= 1
+    images = [encoded(image, "PNG") for image in [*gray, *map(Image.fromarray, nearly_gray)]]
     rows = [Row(f"{number}.png", 0, "a", "train") for number in range(len(images))]
     pack("folder", {}, Manifest(rows, lambda row: images[int(row.path[0])]), tmp_path / "out")
-    monkeypatch.setattr("dml_core.data.store.packed._KEPT_BYTES", 9 * 28 * 28)
+    monkeypatch.setattr("dml_core.data.store.packed._KEPT_BYTES", 12 * 28 * 28)
     dataset = PackedDataset(tmp_path / "out", "train")
     for _ in range(2):  # decoded, then kept
         for number, data in enumerate(images):
             assert torch.equal(dataset.image(number), decode_rgb(data))
     is_kept = [dataset.image(number) is dataset.image(number) for number in range(len(images))]
-    assert is_kept == [True] * 6 + [True], "six of one channel and one of three fill nine channels"
+    assert is_kept == [True] * 8 + [False], "six of one channel and two of three fill twelve channels"
 
 
 def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Path) -> None:

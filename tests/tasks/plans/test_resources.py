@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from tasks.plans.memory import Memory
 from tasks.plans.plan import plan_tables
 from tasks.plans.resources import DiskNeed, Resources, dataset_disk, resources_of
 from tasks.tables.choice import Choice
+from tasks.workers.placement import Placement
 from tests.tasks.plans.conftest import DRAWN, look
 
 CUB_ARCHIVE = 1_150_585_339
@@ -45,6 +47,19 @@ def test_a_plan_of_a_table_counts_each_run_and_each_dataset_once(project: Projec
     assert others.memory is not None
     assert others.memory.num_images == 32
     assert others.memory_of == "bn_inception, 32 images of 224 pixels at a time"
+
+
+@pytest.mark.parametrize(
+    ("runs_per_gpu", "num_groups", "memory"), [(1, 1, 80 * 10**9), (1, 2, 80 * 10**9), (8, 8, 10**10), (8, 16, 10**10), (8, 2, 40 * 10**9)]
+)
+def test_runs_that_share_a_gpu_divide_its_memory(
+    runs_per_gpu: int, num_groups: int, memory: int, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = look(project)
+    vars(here)["placement"] = Placement("cuda", 1, num_groups, (1, num_groups), runs_per_gpu=runs_per_gpu)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+    assert resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(seeds=(0,)))).memory_here == memory
 
 
 def test_what_is_said_and_what_to_do_where_it_is_short() -> None:

@@ -83,3 +83,12 @@ def test_where_runs_would_train() -> None:
     here = placement_here(ScaleSpec(num_workers=1, device="cpu"))
     assert (here.device, here.num_workers, here.num_groups) == ("cpu", 1, 1)
     assert placement_here(ScaleSpec(device="cuda")).device == "cuda"
+
+
+@pytest.mark.parametrize(("runs_per_gpu", "part"), [(1, 1.0), (4, 0.25)])
+def test_a_planned_run_counts_its_part_of_a_gpu(spec: RunSpec, runs_per_gpu: int, part: float) -> None:
+    placement = Placement("cuda", 1, runs_per_gpu, (1, runs_per_gpu), runs_per_gpu=runs_per_gpu)
+    estimate = step_estimate("train", spec, COUNTS, [rate(device="cuda", num_workers=1)], placement)
+    assert estimate.seconds is not None
+    assert estimate.cost is not None
+    assert estimate.cost.gpu_seconds == pytest.approx(part * estimate.seconds)

@@ -114,7 +114,7 @@ def _extract(archive: Path, folder: Path) -> None:
             with content:
                 _write(folder / name, content)
     except RuntimeError as error:  # of a zip: encrypted, or compressed in a way that Python does not know
-        raise DataError(f"{archive}: cannot be unpacked here ({error}); unpack it by another program") from None
+        raise DataError(f"{archive}: cannot be unpacked here ({error}); unpack it with another program") from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None
 
