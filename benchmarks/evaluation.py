@@ -4,13 +4,11 @@
     python benchmarks/evaluation.py clustering --size sop    # k-means against FAISS's and scikit-learn's
     python benchmarks/evaluation.py whole --size cub         # every metric
     python benchmarks/evaluation.py million                  # a gallery of a million items, exact and approximate
-    python benchmarks/evaluation.py retrieval --neighbour    # the same while another process keeps one core busy
 
 The embeddings are generated: Gaussian classes of unequal sizes, wide enough that some of the nearest neighbours are wrong.
 """
 
 import argparse
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -42,7 +40,6 @@ SIZES = {  # samples and classes of the test sets, width of a class
 }
 NUM_LLOYD_ITERATIONS = 10
 PAGE_BYTES = 4096
-SECONDS_TO_START = 5  # of the neighbour
 
 
 def main() -> None:
@@ -51,11 +48,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="sop")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
     parser.add_argument("--limit", type=float, default=240, help="seconds for scikit-learn's k-means with its own first centres")
-    parser.add_argument("--neighbour", action="store_true", help="keep one core busy by another process meanwhile")
     arguments = parser.parse_args()
-    if arguments.neighbour:
-        get_context("spawn").Process(target=_keep_one_core_busy, daemon=True).start()
-        time.sleep(SECONDS_TO_START)
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {load}")
     if arguments.question == "million":
@@ -66,12 +59,6 @@ def main() -> None:
             clustering(arrays, SIZES[arguments.size][1], arguments.size, arguments.limit)
         else:
             {"retrieval": retrieval, "whole": whole}[arguments.question](*arrays)
-
-
-def _keep_one_core_busy() -> None:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    while True:
-        pass
 
 
 def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0) -> Arrays:
