@@ -29,7 +29,7 @@ class Classifier:
 
     Attributes:
         weight: W, (C, D), with rows of unit length if the loss uses them so.
-        bias: b, (C,); zeros if the loss has none. A bias that is added to alpha W f is divided by the last epoch's alpha.
+        bias: b, (C,); zeros if the loss has none. A bias that is added to alpha W f is divided by the alpha of the weights' epoch.
     """
 
     weight: Floats

@@ -54,7 +54,8 @@ class FinishedRun:
         queries, gallery: the scored roles; the same object if a role is searched in itself.
         history: one row per step.
         facts: facts of the training: seconds, device.
-        load: loads the trained model and loss on the CPU, in evaluation mode; `system` caches them.
+        load: loads the trained model and loss on the CPU, in evaluation mode, with the loss as in the epoch of the weights; `system` caches
+            them.
     """
 
     title: str
@@ -69,11 +70,8 @@ class FinishedRun:
 
     @cached_property
     def system(self) -> "TrainingSystem":
-        """The trained model and loss, loaded on first use; the loss as in the last epoch, for those that change (heating)."""
-        system, num_epochs = self.load(), self.training.num_epochs
-        if num_epochs:
-            system.loss.start_epoch(num_epochs - 1, num_epochs)
-        return system
+        """The trained model and loss, loaded on first use."""
+        return self.load()
 
     @cached_property
     def training_images(self) -> Scored:

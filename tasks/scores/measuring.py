@@ -65,7 +65,7 @@ def measure_run(
 
 
 def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Path, epoch: Epoch = "last") -> TrainingSystem:
-    """Load the model and loss of a run with the weights of an epoch, on the CPU, in evaluation mode.
+    """Load the model and loss of a run with the weights of an epoch, on the CPU, in evaluation mode; a heated loss is as hot as then.
 
     Raises:
         StoreError: `trained` has no complete checkpoint, or the checkpoint does not have the epoch.
@@ -75,5 +75,8 @@ def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Pat
         raise StoreError(f"{trained}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
     num_classes = len(open_role(dataset, "train", training.validation).class_names)
     system = build_system(training.without_weights(), num_classes, seed, torch.device("cpu"))
-    system.load_state_dict(weights_of(checkpoint, epoch)[0])
+    weights, num_epochs_done = weights_of(checkpoint, epoch)
+    system.load_state_dict(weights)
+    if num_epochs_done:
+        system.loss.start_epoch(num_epochs_done - 1, training.num_epochs)
     return system.eval()
