@@ -48,6 +48,7 @@ class Rate(Record):
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
         device, num_workers: hardware and number of workers that it ran on.
+        runs_per_gpu: number of runs that shared its GPU.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
         cores: processors that it kept busy, on average; None if it was not recorded.
@@ -59,14 +60,15 @@ class Rate(Record):
     crop_size: int
     device: str
     num_workers: int
+    runs_per_gpu: int = 1
     images_per_second: float
     cores: float | None = None
     watts: float | None = None
 
     @property
-    def of(self) -> tuple[str, str, int, str, int]:
+    def of(self) -> tuple[str, str, int, str, int, int]:
         """Key of the rate: a later rate with the same key replaces it."""
-        return self.step, self.backbone, self.crop_size, self.device, self.num_workers
+        return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.runs_per_gpu
 
 
 _RATE = TypeAdapter(Rate)
@@ -115,6 +117,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         crop_size=input_size(spec),
         device=facts["device"],
         num_workers=facts["num_workers"],
+        runs_per_gpu=facts.get("runs_per_gpu", 1),
         images_per_second=round(num_images(step, dataset.counts, spec.training.num_epochs) / seconds, 2),
         cores=round(cost.cpu_seconds / seconds, 3),
         watts=None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2),
@@ -180,15 +183,18 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
         return Estimate(None, "no time estimate (not measured here)")
 
     def distance(rate: Rate, ratio: float) -> float:
-        return abs(math.log(ratio)) + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
+        other_share = abs(math.log(rate.runs_per_gpu / placement.runs_per_gpu))
+        return abs(math.log(ratio)) + other_share + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
 
     nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
     seconds = num_images(step, counts, spec.training.num_epochs) * ratio / nearest.images_per_second
     cost = _cost(seconds, nearest, placement)
-    if (nearest.backbone, nearest.crop_size, nearest.num_workers) == (backbone, size, placement.num_workers):
+    same_hardware = (nearest.num_workers, nearest.runs_per_gpu) == (placement.num_workers, placement.runs_per_gpu)
+    if same_hardware and (nearest.backbone, nearest.crop_size) == (backbone, size):
         return Estimate(seconds, "measured", cost)
-    workers = "" if nearest.num_workers == placement.num_workers else f" with {nearest.num_workers} workers"
-    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}", cost)
+    workers = "" if nearest.num_workers == placement.num_workers else f" with {nearest.num_workers} worker{'s' * (nearest.num_workers > 1)}"
+    runs = "" if nearest.runs_per_gpu == placement.runs_per_gpu else f", {nearest.runs_per_gpu} run{'s' * (nearest.runs_per_gpu > 1)} a GPU"
+    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}{runs}", cost)
 
 
 def total(estimates: Sequence[Estimate], num_parallel: int = 1) -> Estimate:

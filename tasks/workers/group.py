@@ -79,7 +79,7 @@ class WorkerGroup:
             self._start()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the workers do a job, and return its facts: device, num_workers, seconds, attempts.
+        """Have the workers do a job, and return its facts: device, num_workers, runs_per_gpu, seconds, attempts.
 
         Args:
             job: the job.
@@ -129,7 +129,7 @@ class WorkerGroup:
                 self._end()
                 raise
             else:
-                return {**facts, "attempts": num_attempts}
+                return {**facts, "runs_per_gpu": self._placement.runs_per_gpu, "attempts": num_attempts}
 
     def _attempt(self, job: Job, watch: Watch, spent: Callable[[Cost], None]) -> dict[str, object]:
         """Have one group do the job.

@@ -38,7 +38,21 @@ def test_the_nearest_network_that_was_measured(spec: RunSpec) -> None:
     assert found.seconds == pytest.approx(50 * 5_864 / 10 * (2.0 * 224**2) / (4.1 * 112**2))
     assert found.basis == "from resnet50 at 112 pixels"
     alone = step_estimate("train", spec, COUNTS, [rate(num_workers=1)], TWO)
-    assert alone == Estimate(50 * 5_864 / 10, "from bn_inception at 224 pixels with 1 workers")
+    assert alone == Estimate(50 * 5_864 / 10, "from bn_inception at 224 pixels with 1 worker")
+
+
+def test_a_shared_gpu_has_rates_of_its_own(spec: RunSpec, tmp_path: Path) -> None:
+    """Eighteen runs that share a GPU are each many times slower than one alone."""
+    record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
+    for seconds, runs_per_gpu in ((1_000.0, 1), (9_000.0, 18)):
+        facts = {"device": "cuda", "num_workers": 1, "runs_per_gpu": runs_per_gpu, "cost": {"wall_seconds": seconds}}
+        note_rate(tmp_path, "train", spec, record, facts)
+    rates = read_rates(tmp_path)
+    alone, shared = (Placement("cuda", 1, runs_per_gpu, (1, 18), runs_per_gpu=runs_per_gpu) for runs_per_gpu in (1, 18))
+    assert step_estimate("train", spec, COUNTS, rates, alone) == Estimate(pytest.approx(1_000, rel=1e-3), "measured")
+    assert step_estimate("train", spec, COUNTS, rates, shared) == Estimate(pytest.approx(9_000, rel=1e-3), "measured")
+    assert step_estimate("train", spec, COUNTS, rates[1:], alone).basis == "from bn_inception at 224 pixels, 18 runs a GPU"
+    assert step_estimate("train", spec, COUNTS, rates[:1], shared).basis == "from bn_inception at 224 pixels, 1 run a GPU"
 
 
 @pytest.mark.parametrize("other", [rate(device="cuda"), rate(step="embed"), rate(backbone="small_cnn", crop_size=48)])
