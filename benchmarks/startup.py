@@ -9,6 +9,8 @@ separate process:
   Prefect    a flow with one empty task, the start and end of its server included
   MLflow     a client that publishes the same files and scores of one run, in a new local database and once more
 
+Other commands are timed in the project of the first number of runs, `dml serve` until its answer to one image.
+
     python benchmarks/startup.py                                           # 1 and 11 runs
     python benchmarks/startup.py --runs 1 11 132 --timeline startup.png    # with a picture of all phases and steps
 """
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -155,6 +158,8 @@ def main() -> None:
             print_phases(num_runs, first, again, measure_command(project))
             measured[num_runs] = first
             print_parts(num_runs, first, functions, measure_mlflow(project))
+            if num_runs == arguments.runs[0]:
+                print_other_commands(project)
     if arguments.timeline is not None:
         draw_timeline(measured, arguments.timeline)
 
@@ -188,14 +193,19 @@ def change_scores(project: Path) -> None:
     path.write_text(yaml.safe_dump(merge(read_yaml(path), {"evaluation": {"recall_at": [1, 2]}}), sort_keys=False))
 
 
-def measure_command(project: Path) -> Measured:
-    """Run `dml reproduce` in the project, as a separate process, and measure its phases and steps."""
+def start_command(project: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start `dml` with these words in the project, as a separate process."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "flows.cli", "reproduce"]
+    command = [sys.executable, "-m", "flows.cli", *words]
+    return subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def measure_command(project: Path) -> Measured:
+    """Run `dml reproduce` in the project and measure its phases and steps."""
     began = time.time()
     lines: list[tuple[float, str]] = []
-    with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with start_command(project, "reproduce") as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append((time.time() - began, line))
@@ -231,6 +241,33 @@ def read_bars(project: Path, began: float) -> Iterator[Bar]:
                 begin = end - record.facts["seconds"]
             if begin >= 0:
                 yield Bar(number, step, begin, end)
+
+
+def measure_words(project: Path, *words: str) -> float:
+    """Return the seconds of another command."""
+    began = time.perf_counter()
+    with start_command(project, *words) as process:
+        printed, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(printed)
+    return time.perf_counter() - began
+
+
+def measure_serve(project: Path) -> float:
+    """Return the seconds from the start of `dml serve` to its answer to one image."""
+    image = next((project / "data/raw/synthetic").rglob("*.jpg")).read_bytes()
+    began = time.perf_counter()
+    with start_command(project, "serve", f"synthetic/{VARIANT}", "--port", "0") as service:
+        assert service.stdout is not None
+        try:
+            url = next(found[0] for line in service.stdout if (found := re.search(r"http://[\d.:]+", line)))
+            head = b'--part\r\nContent-Disposition: form-data; name="image"; filename="one.jpg"\r\n\r\n'
+            form = {"Content-Type": "multipart/form-data; boundary=part"}
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/embed", head + image + b"\r\n--part--\r\n", form)) as answer:
+                answer.read()
+            return time.perf_counter() - began
+        finally:
+            service.terminate()
 
 
 # ---------------------------------------------------------------- the peers
@@ -306,6 +343,13 @@ def print_parts(num_runs: int, first: Measured, functions: float, mlflow: Sequen
     print(f"{'part':40} {'here':>8} {'bare':>8} {'ratio':>8}")
     for part, (here, bare) in parts.items():
         print(f"{part:40} {here:8.1f} {bare:8.1f} {here / bare:8.1f}", flush=True)
+
+
+def print_other_commands(project: Path) -> None:
+    """Print the seconds of commands that read finished runs."""
+    for words in (["models"], ["compare", "synthetic"], ["report"]):
+        print(f"{'dml ' + ' '.join(words):40} {measure_words(project, *words):8.1f}", flush=True)
+    print(f"{f'dml serve synthetic/{VARIANT}':40} {measure_serve(project):8.1f}", flush=True)
 
 
 def _first(measured: Measured, step: str) -> float:

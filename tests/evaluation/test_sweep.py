@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from dml_core.evaluation.config import Metric
+from dml_core.evaluation.retrieval import sweep
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
@@ -92,11 +94,52 @@ def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards
         ]
 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
+    monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.MOST_UNDECIDED", 1.0)
     found = []
     for work in (2**62, 1):
         monkeypatch.setattr("dml_core.evaluation.threads.SMALLEST_WORK", work)
         found.append(scores())
     np.testing.assert_array_equal(np.concatenate(found[1]), np.concatenate(found[0]))
+
+
+@pytest.fixture
+def pairs_by_themselves(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Count the pairs that tiles leave undecided, by the function that computes them; bfloat16 is used for any work."""
+    counts = {"_cosines": 0, "squared_distances": 0}
+
+    def count(name: str, compute: Callable[..., Any]) -> None:
+        def counting(left: object, left_P: NDArray[np.int64], *rest: object) -> Any:
+            counts[name] += len(left_P)
+            return compute(left, left_P, *rest)
+
+        monkeypatch.setattr(sweep, name, counting)
+
+    for name in counts:
+        count(name, getattr(sweep, name))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("dml_core.evaluation.threads.SMALLEST_WORK", 1)
+    return counts
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-2, 1e-4, 1e-6])
+def test_directions_that_are_much_alike_are_told_apart_by_tiles(noise: float, pairs_by_themselves: dict[str, int]) -> None:
+    """As of an untrained network: their cosines are nearly equal, and computed pair by pair they took up to 50 times as long."""
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 100, 400)
+    embeddings = (generator.standard_normal(16) + noise * generator.standard_normal((400, 16))).astype(np.float32)
+    found = rows_of(self_retrieval(embeddings, codes))
+    assert sum(pairs_by_themselves.values()) < 0.01 * 400**2
+    np.testing.assert_allclose(found, np.array(slow_scores(embeddings, codes, metric="cosine")), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("spread", "is_narrow"), [(0.8, True), (4.0, False)])
+def test_tiles_are_of_bfloat16_only_if_it_decides_most_pairs(spread: float, is_narrow: bool, pairs_by_themselves: dict[str, int]) -> None:
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 500, 2000)
+    embeddings = (generator.standard_normal((500, 64))[codes] + spread * generator.standard_normal((2000, 64))).astype(np.float32)
+    self_retrieval(embeddings, codes)
+    assert (pairs_by_themselves["_cosines"] > 0) == is_narrow
+    assert sum(pairs_by_themselves.values()) < 0.005 * 2000**2
 
 
 @pytest.mark.parametrize("kind", KINDS)

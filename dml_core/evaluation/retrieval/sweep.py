@@ -30,20 +30,33 @@ from dml_core.evaluation.retrieval.geometry import (
     NARROW_ROUNDING,
     Points,
     all_squared_distances,
+    around_mean,
     blocks,
     load_points,
     narrow_error,
-    origin,
     rounding_error,
     squared_distances,
 )
 from dml_core.evaluation.retrieval.metrics import QueryScores, concatenate
 from dml_core.evaluation.retrieval.ranking import RankCounter
 from dml_core.evaluation.retrieval.sorted_rows import score_rows
-from dml_core.evaluation.retrieval.tiles import OFFSET, STRIP, Side, as_side, common_classes, compare, part, tile, usable_device
+from dml_core.evaluation.retrieval.tiles import (
+    OFFSET,
+    STRIP,
+    Side,
+    as_side,
+    common_classes,
+    compare,
+    part,
+    tile,
+    usable_device,
+    without_narrow,
+)
 from dml_core.evaluation.threads import BlockThreads, is_large, one_thread
 
 NUM_SAMPLE_ITEMS = 256
+NUM_SAMPLE_QUERIES = 512
+MOST_UNDECIDED = 0.005  # share of pairs above which narrow tiles take longer, since each of these is computed again by itself
 BYTES_PER_POSITIVE = 72  # state of a query
 BYTES_PER_ENTRY = 64  # of a tile, if every entry must be placed among the positives
 BYTES_PER_ENTRY_ON_GPU = 16  # of its memory; few entries are placed, so larger tiles wait less often
@@ -118,19 +131,22 @@ def score_queries(
         return score_rows(items, gallery[0].codes, queries, codes_Q, self_index_Q, max_block_bytes)
     groups = _groups(codes_Q, num_positives_Q, max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
-    origin_D = origin(queries)
+    queries, origin_D = around_mean(queries)
     dtype = tile_dtype(device, float(num_positives_Q.mean()))
     is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    # narrow tiles are torch's products; those of numpy have threads of their own, and torch's would busy-wait on the cores needed by them
-    with BlockThreads(is_narrow) as threads, one_thread(not is_narrow):
-        for index in groups:
-            group = as_side(queries, index, codes_Q[index], origin_D, device, dtype, is_narrow)
+    for index in groups:
+        group = as_side(queries, index, codes_Q[index], origin_D, device, dtype, is_narrow)
+        with one_thread(not is_narrow):
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
-            counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
-            sides = [group] if is_symmetric else (_side(shard, origin_D, device, dtype, is_narrow) for shard in gallery)
+        counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
+        if is_narrow and _undecided_share(group, counter) > MOST_UNDECIDED:
+            is_narrow, group = False, without_narrow(group)
+        sides = [group] if is_symmetric else (_side(shard, origin_D, device, dtype, is_narrow) for shard in gallery)
+        # narrow tiles are torch's products; numpy's have threads of their own, and torch's would busy-wait on the cores needed by them
+        with BlockThreads(is_narrow) as threads, one_thread(not is_narrow):
             _sweep(sides, group, counter, max_block_bytes, threads)
-            first_rank[index], average_precision[index], r_precision[index] = counter.scores()
+        first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
 
 
@@ -144,6 +160,20 @@ def _can_be_narrow(queries: Points, num_items: int, device: torch.device) -> boo
     work, num_dimensions = len(queries) * num_items * queries.raw.shape[1], queries.raw.shape[1]
     has_instructions = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
     return queries.metric == "cosine" and has_instructions and is_large(work) and num_dimensions <= 2**14
+
+
+def _undecided_share(queries: Side, counter: RankCounter) -> float:
+    """Return the share of pairs whose order to the query's first positive narrow tiles leave open, from a sample of queries as both sides.
+
+    It is near 0 if positives are among the nearest items, as after training.
+    """
+    rows = np.unique(np.linspace(0, len(queries.codes) - 1, min(len(queries.codes), NUM_SAMPLE_QUERIES), dtype=np.int64))
+    sample = part(queries, rows)
+    near_QQ = (sample.vectors @ sample.vectors.T).numpy()
+    first_Q = counter.distances[counter.starts[:-1][rows]]
+    error_Q = narrow_error(sample.losses, float(sample.losses.max()), sample.vectors.shape[1])
+    is_open_QQ = np.abs(near_QQ - (OFFSET["cosine"] - first_Q[:, None] / 2)) <= error_Q[:, None] + NARROW_ROUNDING * np.abs(near_QQ)
+    return float((is_open_QQ & (sample.codes[:, None] != sample.codes)).mean())
 
 
 def _check_dimensions(queries: Points, items: Points) -> None:
