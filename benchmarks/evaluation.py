@@ -4,6 +4,7 @@
     python benchmarks/evaluation.py clustering --size sop    # k-means against FAISS's and scikit-learn's
     python benchmarks/evaluation.py whole --size cub         # every metric
     python benchmarks/evaluation.py million                  # a gallery of a million items, exact and approximate
+    python benchmarks/evaluation.py retrieval --alike        # all embeddings in nearly one direction, as of an untrained network
 
 The embeddings are generated: Gaussian classes of unequal sizes, wide enough that some of the nearest neighbours are wrong.
 """
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="sop")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
     parser.add_argument("--limit", type=float, default=240, help="seconds for scikit-learn's k-means with its own first centres")
+    parser.add_argument("--alike", action="store_true", help="add a direction that all embeddings have in common, ten times their length")
     arguments = parser.parse_args()
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {load}")
@@ -55,6 +57,8 @@ def main() -> None:
         million(arguments.gallery)
     else:
         arrays = generate(*SIZES[arguments.size], num_dimensions=512)
+        if arguments.alike:
+            arrays[0][:] = (arrays[0] + 10 / 512**0.5) / np.linalg.norm(arrays[0] + 10 / 512**0.5, axis=1, keepdims=True)
         if arguments.question == "clustering":
             clustering(arrays, SIZES[arguments.size][1], arguments.size, arguments.limit)
         else:

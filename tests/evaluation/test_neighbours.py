@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.retrieval.geometry import all_squared_distances, as_points, squared_distances
+from dml_core.evaluation.retrieval import neighbours
+from dml_core.evaluation.retrieval.geometry import Points, all_squared_distances, as_points, squared_distances
 from dml_core.evaluation.retrieval.neighbours import nearest
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
@@ -71,6 +74,22 @@ def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, exclude_self
     np.testing.assert_array_equal(indices[asked], expected)
     near = np.take_along_axis(exact, expected, axis=1)
     np.testing.assert_array_equal(similarities[asked], 1 - near / 2 if metric == "cosine" else -np.sqrt(near))
+
+
+def test_directions_that_are_much_alike_need_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an untrained network. Float32 products of the directions leave every query open."""
+    searched_again: list[int] = []
+    search = neighbours._among_all
+
+    def counting(gallery: Points, queries: Points, which_I: NDArray[np.int64], *rest: Any) -> Any:
+        searched_again.extend(which_I)
+        return search(gallery, queries, which_I, *rest)
+
+    monkeypatch.setattr(neighbours, "_among_all", counting)
+    generator = np.random.default_rng(0)
+    gallery = (generator.standard_normal(16) + 1e-3 * generator.standard_normal((3000, 16))).astype(np.float32)
+    nearest(gallery, gallery, 5, exclude_self=True)
+    assert len(searched_again) < 30
 
 
 def test_the_memory_of_a_search_does_not_grow_with_the_square_of_a_collapsed_gallery() -> None:

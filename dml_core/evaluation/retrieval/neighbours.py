@@ -18,12 +18,12 @@ from dml_core.evaluation.config import Device, Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import (
     Points,
+    around_mean,
     as_points,
     as_similarities,
     blocks,
     bracketed,
     centred,
-    origin,
     rounding_error,
     squared_distances,
 )
@@ -68,7 +68,7 @@ def nearest(
 
 
 def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    origin_D = origin(gallery)
+    _, origin_D = around_mean(gallery)
     centred_ND = centred(gallery, origin_D)
     num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
     index = _flat_index(centred_ND.shape[1], device, num_candidates)
