@@ -21,8 +21,8 @@ BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
 NARROW_ROUNDING = 1.02 * 2.0**-8  # maximum rounding error of bfloat16, relative to the rounded number
 SMALLEST_NORM = 1e-150  # of an embedding for cosine; below it the squares lose digits in float64 or are 0
-ALIKE = 0.9  # squared norm of the mean direction above which products of directions lose digits: their mean cosine
-NUM_ROWS_OF_MEAN = 4096
+ALIKE = 0.9  # mean cosine between embeddings from which their products lose digits: the squared norm of the mean direction
+NUM_ROWS_OF_MEAN = 4096  # that are enough to know it
 SMALLEST_PRODUCT = 2**12  # pairs in a block from which a matrix product is worth its preparation
 
 
@@ -136,12 +136,12 @@ def origin(points: Points) -> NDArray[np.float64]:
 
 
 def around_mean(points: Points) -> tuple[Points, NDArray[np.float64]]:
-    """Return the points as products of their coordinates tell their distances best, and the point to subtract (D,).
+    """Return points with the same distances, and the point to subtract from them (D,) so that products have small errors.
 
-    Directions that are much alike, as those of an untrained network, have cosines near 1, which hardly differ in float32. Their distances
-    are those of Euclidean points, and around their mean these have small norms and so small errors.
+    Directions that are much alike, as those of an untrained network, have cosines near 1, which hardly differ in float32. As Euclidean
+    points around their mean they have small norms, and so small errors.
     """
-    if points.metric == "cosine":
+    if points.metric == "cosine" and len(points) > 0:
         rows = np.unique(np.linspace(0, len(points) - 1, min(len(points), NUM_ROWS_OF_MEAN), dtype=np.int64))
         mean_D: NDArray[np.float64] = points.rows(rows).mean(axis=0)
         if mean_D @ mean_D > ALIKE:
