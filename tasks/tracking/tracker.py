@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, Run, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -142,7 +142,7 @@ class Tracker:
         """
         settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
-            return self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings)
+            return str(self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings).info.run_id)
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
         """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.
@@ -151,7 +151,7 @@ class Tracker:
             TrackingError: MLflow does not accept them.
         """
         with one_line_errors(self.uri):
-            self._log_points(run_id, points)
+            self._log_points(self._client.get_run(run_id), points)
 
     def _runs_wait(self) -> bool:
         """Return whether a run's record waits in the outbox, after any deliveries in progress."""
@@ -176,31 +176,32 @@ class Tracker:
 
     def _complete_run(self, report: RunReport) -> str:
         with alone(self._lock):
-            run_id = self._find_or_create_run(
+            run = self._find_or_create_run(
                 report.comparison, report.identity, report.dataset.name, report.variant, report.seed, report.parameters
             )
-        if self._client.get_run(run_id).data.tags.get(PUBLISHED_TAG) != "true":
+        run_id = str(run.info.run_id)
+        if run.data.tags.get(PUBLISHED_TAG) != "true":
             report = self._checked(report)
             history = read_history(self._store.pull(report.checkpoint.key))
-            self._log_facts(run_id, report)
+            self._log_facts(run, report)
             # The model comes first: MLflow reads all points that a run has when it logs a model.
             model_id = None if report.scores_only else self._log_model(run_id, report, len(history))
-            self._log_points(run_id, [*child_run.curve_points(history)])
-            self._log_scores(run_id, report, model_id)
+            self._log_points(run, [*child_run.curve_points(history)])
+            self._log_scores(run, report, model_id)
             self._log_files(run_id, report)
             self._supersede_others(run_id, report)
             self._client.set_terminated(run_id, "FINISHED")
             self._client.delete_tag(run_id, PROCESS_TAG)
             self._client.set_tag(run_id, PUBLISHED_TAG, "true")
-        self._mark_older_code(run_id, report.tags.get("older_code"))
+        self._mark_older_code(run, report.tags.get("older_code"))
         return run_id
 
-    def _mark_older_code(self, run_id: str, files: str | None) -> None:
+    def _mark_older_code(self, run: Run, files: str | None) -> None:
         """Tag a run with the source files that differ from those that made it; remove the tag if none does."""
         if files is not None:
-            self._client.set_tag(run_id, OLDER_CODE_TAG, files)
-        elif OLDER_CODE_TAG in self._client.get_run(run_id).data.tags:
-            self._client.delete_tag(run_id, OLDER_CODE_TAG)
+            self._client.set_tag(run.info.run_id, OLDER_CODE_TAG, files)
+        elif OLDER_CODE_TAG in run.data.tags:
+            self._client.delete_tag(run.info.run_id, OLDER_CODE_TAG)
 
     def _checked(self, report: RunReport) -> RunReport:
         """Return the report with scores read again from the recorded file, after checking the files of all its steps.
@@ -212,26 +213,27 @@ class Tracker:
             self._store.checked(record)
         return report.model_copy(update={"scores": read_scores(report.scores, self._store.pull(report.scores.key))})
 
-    def _log_facts(self, run_id: str, report: RunReport) -> None:
+    def _log_facts(self, run: Run, report: RunReport) -> None:
         """Log tags, description and dataset."""
-        run = self._client.get_run(run_id)
         parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])
-        set_tags(self._client, run_id, child_run.published_tags(report, parent_link))
+        set_tags(self._client, run.info.run_id, child_run.published_tags(report, parent_link))
         dataset = Dataset(**child_run.dataset_input(report))
-        self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        self._client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
-    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
+    def _log_points(self, run: Run, points: Sequence[tuple[str, float, int]]) -> None:
         """Log metrics at their steps; skip points that MLflow has already, streamed or from an interrupted publication."""
-        now, names = int(time.time() * 1000), {name for name, _, _ in points} & self._client.get_run(run_id).data.metrics.keys()
+        run_id, now = run.info.run_id, int(time.time() * 1000)
+        names = {name for name, _, _ in points} & run.data.metrics.keys()
         logged = {(name, metric.step) for name in names for metric in self._client.get_metric_history(run_id, name)}
         log_metrics(self._client, run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in logged])
 
-    def _log_scores(self, run_id: str, report: RunReport, model_id: str | None) -> None:
+    def _log_scores(self, run: Run, report: RunReport, model_id: str | None) -> None:
         """Log the final scores; those that compare losses are linked to the model and the dataset."""
+        run_id = run.info.run_id
         main, detail = child_run.score_metrics(report.scores.metrics)
         dataset = child_run.dataset_input(report)
         linked = {"model_id": model_id, "dataset_name": dataset["name"], "dataset_digest": dataset["digest"], "run_id": run_id}
-        now, logged = int(time.time() * 1000), self._client.get_run(run_id).data.metrics
+        now, logged = int(time.time() * 1000), run.data.metrics
         metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items() if name not in logged]
         metrics += [Metric(name, value, now, 0) for name, value in (detail | child_run.cost_metrics(report)).items() if name not in logged]
         log_metrics(self._client, run_id, metrics)
@@ -272,8 +274,8 @@ class Tracker:
 
     # ------------------------------------------------------------ finding and creating
 
-    def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> str:
-        """Return the run with this identity: restored if superseded, running again if killed, created if missing.
+    def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> Run:
+        """Return the run with this identity as found or created: restored if superseded, running again if killed, created if missing.
 
         If MLflow died between a run's creation and its parameters, they are added now.
         """
@@ -289,7 +291,7 @@ class Tracker:
             self._client.update_run(run.info.run_id, "RUNNING")
             self._client.set_tag(run.info.run_id, PROCESS_TAG, child_run.process_tag())
             self._log_parameters(run.info.run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
-        return str(run.info.run_id)
+        return run
 
     def _log_parameters(self, run_id: str, parameters: dict[str, str]) -> None:
         self._client.log_batch(run_id, params=[Param(name, value) for name, value in parameters.items()])
