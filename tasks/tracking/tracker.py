@@ -281,7 +281,7 @@ class Tracker:
         """
         parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
         experiment = self._experiment(dataset)
-        run = self._find({IDENTITY_TAG: identity})
+        run: Run | None = self._find({IDENTITY_TAG: identity})
         if run is None:
             parent = self._find_or_create_parent(comparison, experiment)
             tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
