@@ -162,7 +162,7 @@ class Reader:
         note_rate(self.state, "embed", SPEC, dataset(self.place), rate_facts(9, 9.0))
         record_provenance(self.state, self.step)
         found = self.plan()
-        assert [found.pop(rate) for rate in list(found) if rate[-1] == 9] == [9.0]
+        assert [found.pop(rate) for rate in list(found) if 9 in rate] == [9.0]
         assert finished_identities(self.state, self.step) == {self.step.identity: ()}
         return found
 
