@@ -56,16 +56,17 @@ def main() -> None:
     if arguments.question == "million":
         million(arguments.gallery)
     else:
-        arrays = generate(*SIZES[arguments.size], num_dimensions=512)
-        if arguments.alike:
-            arrays[0][:] = (arrays[0] + 10 / 512**0.5) / np.linalg.norm(arrays[0] + 10 / 512**0.5, axis=1, keepdims=True)
+        if arguments.alike and arguments.question != "retrieval":
+            parser.error("--alike is for retrieval")
+        arrays = generate(*SIZES[arguments.size], num_dimensions=512, common=10.0 * arguments.alike)
         if arguments.question == "clustering":
             clustering(arrays, SIZES[arguments.size][1], arguments.size, arguments.limit)
         else:
             {"retrieval": retrieval, "whole": whole}[arguments.question](*arrays)
 
 
-def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0) -> Arrays:
+def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0, common: float = 0.0) -> Arrays:
+    """Return embeddings of length 1 and their classes; `common` is the length of a direction that is added to all of them."""
     generator = np.random.default_rng(seed)
     labels_N = np.concatenate([np.arange(num_classes).repeat(2), generator.integers(0, num_classes, num_samples - 2 * num_classes)])
     generator.shuffle(labels_N)
@@ -73,6 +74,9 @@ def generate(num_samples: int, num_classes: int, width: float, num_dimensions: i
     embeddings_ND = centres_CD[labels_N]
     embeddings_ND += np.float32(width) * generator.standard_normal(embeddings_ND.shape, dtype=np.float32)
     embeddings_ND /= np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
+    if common:
+        embeddings_ND += np.float32(common / num_dimensions**0.5)
+        embeddings_ND /= np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
     return embeddings_ND, labels_N
 
 

@@ -6,7 +6,7 @@ written. The first night finds a new project; the second has nothing to do.
 
     PYTHONPATH=. python benchmarks/schedule.py
 
-Of an older commit: the same in a checkout of it.
+For an older commit, copy this file into a checkout of it.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ def main() -> None:
             for night in ("first night", "second night, nothing to do"):
                 due = datetime.now(UTC) + timedelta(seconds=AHEAD_SECONDS)
                 replace_schedules(project, "nightly", due)
-                print_night(project, night, due, wait_for_run(project, due))
+                print_night(project, night, wait_for_run(project, due))
 
 
 def replace_schedules(project: Project, name: str, due: datetime | None) -> None:
@@ -64,7 +64,7 @@ def wait_for_run(project: Project, due: datetime) -> dict[str, Any]:
     raise SystemExit("the scheduled run did not end")
 
 
-def print_night(project: Project, night: str, due: datetime, run: dict[str, Any]) -> None:
+def print_night(project: Project, night: str, run: dict[str, Any]) -> None:
     """Print the seconds from the due time to each state and event."""
     print(f"\n{night}: {run['state']['name']}; seconds after the due time")
     due = datetime.fromisoformat(run["expected_start_time"])
