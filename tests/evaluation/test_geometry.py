@@ -12,6 +12,7 @@ from dml_core.evaluation.retrieval.geometry import (
     as_similarities,
     blocks,
     centred,
+    mean,
     narrow_error,
     origin,
     rounding_error,
@@ -29,6 +30,14 @@ def test_the_origin_is_the_mean_in_float64_and_for_angles_zero() -> None:
     embeddings = np.array([[2.0**24, 1], [1, 1], [1, 4]], dtype=np.float32)
     assert origin(as_points(embeddings, "euclidean")).tolist() == [(2**24 + 2) / 3, 2]
     assert origin(as_points(embeddings, "cosine")).tolist() == [0, 0]
+
+
+def test_the_mean_is_exact_in_coordinates_that_do_not_vary() -> None:
+    """The sum of seven tenths is not seven times a tenth."""
+    embeddings = np.array([[0.1, row] for row in range(7)])
+    assert sum(embeddings[:, 0]) / 7 != 0.1
+    assert mean(as_points(embeddings, "euclidean")).tolist() == [0.1, 3]
+    assert mean(as_points(embeddings, "euclidean"), 2).tolist() == [0.1, 3]  # of the first and the last
 
 
 @pytest.mark.parametrize("num_rows_at_once", [4096, 7])

@@ -141,12 +141,27 @@ def around_mean(points: Points) -> tuple[Points, NDArray[np.float64]]:
     Directions that are much alike, as those of an untrained network, have cosines near 1, which hardly differ in float32. As Euclidean
     points around their mean they have small norms, and so small errors.
     """
-    if points.metric == "cosine" and len(points) > 0:
-        rows = np.unique(np.linspace(0, len(points) - 1, min(len(points), NUM_ROWS_OF_MEAN), dtype=np.int64))
-        mean_D: NDArray[np.float64] = points.rows(rows).mean(axis=0)
-        if mean_D @ mean_D > ALIKE:
-            return replace(points, metric="euclidean"), mean_D
+    if points.metric == "euclidean":
+        return points, mean(points)
+    mean_D = mean(points, NUM_ROWS_OF_MEAN)
+    if mean_D @ mean_D > ALIKE:
+        return replace(points, metric="euclidean"), mean_D
     return points, origin(points)
+
+
+def mean(points: Points, num_rows: int | None = None) -> NDArray[np.float64]:
+    """Return the mean (D,) of all points, or of `num_rows` evenly spaced ones; exact in coordinates that are the same in all of them.
+
+    So points that are all the same, as those of a collapsed network, are exactly 0 around it, and their distances need no second look.
+    """
+    index = np.unique(np.linspace(0, len(points) - 1, min(len(points), num_rows or len(points)), dtype=np.int64))
+    sums_D = np.zeros(points.raw.shape[1])
+    lowest_D, highest_D = np.full_like(sums_D, np.inf), np.full_like(sums_D, -np.inf)
+    for some in blocks(len(index), NUM_ROWS_AT_ONCE):
+        rows_ID = points.rows(index[some])
+        sums_D += rows_ID.sum(axis=0)
+        lowest_D, highest_D = np.minimum(lowest_D, rows_ID.min(axis=0)), np.maximum(highest_D, rows_ID.max(axis=0))
+    return np.where(lowest_D == highest_D, lowest_D, sums_D / len(index))
 
 
 def centred(
@@ -193,7 +208,7 @@ def rounding_error(
     the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most |a| |b|,
     or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53; the
     directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51. The last term is for products that
-    are too small for a normal float32.
+    are too small for a normal float32; between zeros there is none.
 
     Args:
         metric: cosine (of vectors of norm 1) or euclidean.
@@ -205,4 +220,4 @@ def rounding_error(
     relative = (num_dimensions + 16) * (2.0**-51 if dtype == np.float64 else 2.0**-24)
     queries = norms.astype(np.float64)
     magnitudes: NDArray[np.float64] = np.ones_like(queries) if metric == "cosine" else np.square(queries + largest_norm) / 2
-    return relative / (1 - relative) * magnitudes + num_dimensions * 2.0**-126
+    return relative / (1 - relative) * magnitudes + num_dimensions * 2.0**-126 * (queries + largest_norm > 0)

@@ -24,6 +24,7 @@ from dml_core.evaluation.retrieval.geometry import (
     blocks,
     bracketed,
     centred,
+    mean,
     rounding_error,
     squared_distances,
 )
@@ -98,8 +99,7 @@ def _among_all(
     Distances are bounded by float64 products around the gallery's mean, where points close together have small norms and so small errors;
     pairs that may be among the first k are computed exactly.
     """
-    sums_D = sum((gallery.rows(rows).sum(axis=0) for rows in blocks(len(gallery), NUM_ITEMS_AT_ONCE)), np.zeros(gallery.raw.shape[1]))
-    origin_D = sums_D / len(gallery)
+    origin_D = mean(gallery)
     asked_ID = queries.rows(which_I) - origin_D
     indices_Ik, distances_Ik = np.full((len(which_I), k), len(gallery)), np.full((len(which_I), k), np.inf, dtype=np.float32)
     for columns in blocks(len(gallery), NUM_ITEMS_AT_ONCE):

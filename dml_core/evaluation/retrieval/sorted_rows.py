@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml_core.evaluation.retrieval.geometry import Points, blocks, rounding_error, squared_distances
+from dml_core.evaluation.retrieval.geometry import Points, blocks, mean, rounding_error, squared_distances
 from dml_core.evaluation.retrieval.metrics import QueryScores
 from dml_core.evaluation.retrieval.tiles import common_classes
 
@@ -32,8 +32,7 @@ def score_rows(
     """Return the scores of every query, in order; arguments as in `sweep.score_queries`, with `max_bytes` the limit per block."""
     order_N, order_Q = np.argsort(codes_N, kind="stable"), np.argsort(codes_Q, kind="stable")
     sorted_N = codes_N[order_N]
-    sums_D = sum((gallery.rows(rows).sum(axis=0) for rows in blocks(len(gallery), NUM_COLUMNS_AT_ONCE)), np.zeros(gallery.raw.shape[1]))
-    origin_D = sums_D / len(gallery)
+    origin_D = mean(gallery)
     items_NF, norms_N = _factors(gallery, order_N, origin_D, is_query=False)
     num_positives, first_rank = np.zeros((2, len(queries)), dtype=np.int64)
     average_precision, r_precision = np.zeros((2, len(queries)))

@@ -52,7 +52,7 @@ class Side:
 
 
 class Found(NamedTuple):
-    """Result of `compare`: the number of entries above the upper bound of each query, and the entries between its bounds."""
+    """Result of `compare`: the number of entries of at least the upper bound of each query, and the entries between its bounds."""
 
     num_above: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -138,7 +138,7 @@ def _half_squares(side: Side) -> Tensor:
 
 
 def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
-    """Count entries above `upper` and find those from `lower` to `upper`, with bounds for each row (`axis` 0) or column (1) of the tile."""
+    """Count entries of at least `upper` and find the others of at least `lower`; each row (`axis` 0) or column (1) has its bounds."""
     return _compare_on_cpu(near_IJ, upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
 
 
@@ -157,7 +157,7 @@ def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], a
     lines_S, strips_S = np.nonzero(is_wanted_IJ if axis == 0 else is_wanted_IJ.T)
     lines, strips = torch.from_numpy(lines_S), torch.from_numpy(strips_S)
     near_SE = (strips_IJ[lines, strips] if axis == 0 else strips_IJ[strips, :, lines]).to(exact).numpy()
-    above_SE, wanted_SE = near_SE > upper[lines_S, None], near_SE >= lower[lines_S, None]
+    above_SE, wanted_SE = near_SE >= upper[lines_S, None], near_SE >= lower[lines_S, None]
     num_above = np.bincount(lines_S, np.count_nonzero(above_SE, axis=1), minlength=near_IJ.shape[axis]).astype(np.int64)
     found_E, within_E = np.nonzero(wanted_SE ^ above_SE)
     lines_E, others_E = lines_S[found_E], strips_S[found_E] * STRIP + within_E
@@ -166,7 +166,7 @@ def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], a
 
 
 def _compare_all(near_IJ: NDArray[Any], upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
-    above_IJ = near_IJ > np.expand_dims(upper, 1 - axis)
+    above_IJ = near_IJ >= np.expand_dims(upper, 1 - axis)
     between_IJ = near_IJ >= np.expand_dims(lower, 1 - axis)
     between_IJ ^= above_IJ
     rows_E, columns_E = np.divmod(np.flatnonzero(between_IJ), near_IJ.shape[1])
@@ -186,7 +186,7 @@ def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
 def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
     """Copy the counts, and only the few entries found: the CPU waits once for their number and then for three copies."""
     bounds = torch.from_numpy(np.stack([upper, lower])).to(near_IJ.device)
-    above_IJ, between_IJ = (near_IJ > bounds[0].unsqueeze(1 - axis)), (near_IJ >= bounds[1].unsqueeze(1 - axis))
+    above_IJ, between_IJ = (near_IJ >= bounds[0].unsqueeze(1 - axis)), (near_IJ >= bounds[1].unsqueeze(1 - axis))
     flat_E = (between_IJ ^ above_IJ).view(-1).nonzero().squeeze(1)
     num_above, flat, near = (part.cpu().numpy() for part in (above_IJ.sum(dim=1 - axis), flat_E, near_IJ.view(-1)[flat_E]))
     return Found(num_above, *np.divmod(flat, near_IJ.shape[1]), near)
