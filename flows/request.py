@@ -124,7 +124,9 @@ NEEDS_AUTO = "--resolve and --max-seeds require --seeds auto, which adds seeds u
 REQUEST = TypeAdapter(Request)
 
 
-def requested_runs(project: Project, request: Request, say: Callable[[str], None] = lambda line: None) -> tuple[Params, list[RunSpec]]:
+def requested_runs(
+    project: Project, request: Request, say: Callable[[str], None] = lambda line: None, before_first: Callable[[], None] = lambda: None
+) -> tuple[Params, list[RunSpec]]:
     """Return the parameters and the runs of a request, checked as far as possible before anything starts.
 
     If seeds are added until differences are precise enough, each run is returned with one seed.
@@ -133,13 +135,14 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
         project: the project.
         request: the request.
         say: reports what follows, a line at a time.
+        before_first: called before the first loss or network is built to be checked, so only if a run has to be trained.
 
     Raises:
         ConfigError: a name is unknown, or settings do not fit.
         DataError: raw files are missing.
     """
     if request.is_standing:
-        return _standing(project, request, say)
+        return _standing(project, request, say, before_first)
     from tasks.plans.needs import check_tables
 
     names = chosen_tables(request.tables)
@@ -147,7 +150,7 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
     say(f"checking the rows of {what}")
     params = at_scale(load_params(project.params_file), map(load_table, names))
     table_runs = chosen_runs(params, names, request)
-    runs = check_tables(project, params, table_runs, request)
+    runs = check_tables(project, params, table_runs, request, before_first)
     for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")
     if not (request.force or request.smoke or request.until):
@@ -169,7 +172,9 @@ def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str]
     return unmeasured.runs
 
 
-def _standing(project: Project, request: Request, say: Callable[[str], None]) -> tuple[Params, list[RunSpec]]:
+def _standing(
+    project: Project, request: Request, say: Callable[[str], None], before_first: Callable[[], None]
+) -> tuple[Params, list[RunSpec]]:
     params = load_params(project.params_file, request.overrides)
     for line in dropped_options(project.params_file, request.overrides):
         say(f"note: {line}")
@@ -184,7 +189,7 @@ def _standing(project: Project, request: Request, say: Callable[[str], None]) ->
         say(f"{runs[0].comparison}: {_count(runs, request)}")
     say("checking losses and networks")
     for name, runs in by_dataset.items():
-        check_parts(runs, packed[name])
+        check_parts(runs, packed[name], before_first)
     return params, [spec for runs in by_dataset.values() for spec in runs]
 
 

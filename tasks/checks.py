@@ -85,17 +85,27 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
                 _check_sizes(run, scale, read_sizes(packed, run.training.validation, run.evaluation.role))
 
 
-def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
+def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Callable[[], None] = lambda: None) -> None:
     """Build the loss, sampler and network of every run that was not trained with these settings and this code, to check them.
 
     Imports torch and the libraries of the losses and networks.
 
+    Args:
+        runs: runs of one dataset.
+        packed: folder of the prepared dataset, or None.
+        before_first: called before anything is built, so only if a run has to be trained.
+
     Raises:
         ConfigError: a loss has wrong options, or parts do not fit each other.
     """
-    for run in _one_of_each_variant(runs):
-        if packed is not None and (finished_records() / train_step(run, read_packed(packed, run.dataset)).identity).is_file():
-            continue
+    to_build = [
+        run
+        for run in _one_of_each_variant(runs)
+        if packed is None or not (finished_records() / train_step(run, read_packed(packed, run.dataset)).identity).is_file()
+    ]
+    if to_build:
+        before_first()
+    for run in to_build:
         with located(run.where):
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))

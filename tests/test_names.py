@@ -215,8 +215,7 @@ def test_no_verb_touches_anything_outside_for_any_name(verb: str, project: Proje
     shutil.copy(ROOT / "params.yaml", project.params_file)
     monkeypatch.chdir(project.root)
     monkeypatch.setattr(Flow, "__call__", began)
-    for module in ("run", "tune"):
-        monkeypatch.setattr(f"flows.cli.{module}.prefect_starting", contextlib.nullcontext)
+    monkeypatch.setattr("flows.cli.session.PrefectStart.begin", lambda _: None)
     monkeypatch.setattr("tasks.own_images.add.guess_reader", began)
     kept, before = dict(os.environ), tree(project)
     try:

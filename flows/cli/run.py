@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import print_page
-from flows.cli.session import open_project, prefect_starting, say
+from flows.cli.session import PrefectStart, open_project, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
@@ -86,11 +86,12 @@ def reproduce(
         code=code,
     )
     project = open_project()
-    params, runs = _check("reproduce", project, request)
+    prefect = PrefectStart(project)
+    params, runs = _check("reproduce", project, request, prefect)
     if not runs:
         print("nothing to run: all runs were imported; show them with: dml tables show TABLE")
     elif force or request.until or not _print_reused(project, params, runs):
-        _run(request, project)
+        _run(request, project, prefect)
 
 
 @app.command(epilog=examples("dml run synthetic softtriple --seed 3"))
@@ -107,22 +108,23 @@ def run(
     Finished work is reused.
     """
     project = open_project()
-    _, runs = _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
+    prefect = PrefectStart(project)
+    _, runs = _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_), prefect)
     outcome = None
     if not force:
         from flows.reuse.reused import reused_run
 
         outcome = reused_run(project, runs[0])
     if outcome is None:
-        with prefect_starting(project):
+        with prefect.loading():
             from flows.reproduce import run as flow
         outcome = flow(dataset, variant, seed, force, set_, code)
     _print_outcome(outcome, project)
 
 
-def _run(request: "Request", project: "Project") -> None:
+def _run(request: "Request", project: "Project", prefect: PrefectStart) -> None:
     """Run the flow, and print its reports even if runs failed."""
-    with prefect_starting(project):
+    with prefect.loading():
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
@@ -159,13 +161,13 @@ def _print_outcome(outcome: "Outcome", project: "Project") -> None:
     _print_mlflow(project)
 
 
-def _check(verb: str, project: "Project", request: "Request") -> "tuple[Params, list[RunSpec]]":
-    """Return the parameters and the runs, checked before anything heavy is loaded or started; print what follows."""
+def _check(verb: str, project: "Project", request: "Request", prefect: PrefectStart) -> "tuple[Params, list[RunSpec]]":
+    """Return the parameters and the runs, checked; print what follows. Prefect starts while the losses and networks are checked."""
     from flows.request import requested_runs
     from tasks.checks import check_places
 
     say(f"dml {verb}: checking parameters")
-    params, runs = requested_runs(project, request, say)
+    params, runs = requested_runs(project, request, say, prefect.begin)
     for note in check_places(project, params.scale):
         say(f"note: {note}")
     return params, runs

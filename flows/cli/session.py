@@ -46,42 +46,52 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def prefect_starting(project: Project) -> Iterator[None]:
-    """Start Prefect's server, unless one is named, while the body imports what the flow needs, on another core.
+class PrefectStart:
+    """The start of Prefect's server, unless one is named, on another core than the command's imports.
 
     Only Prefect learns the address of this server: `tasks.environment.prefect_server` still returns None.
     """
-    gc.disable()  # what the libraries create stays, and garbage collection would search it again and again
-    try:
-        with _server_starting(project):
-            yield
-    finally:
-        gc.freeze()  # later collections do not search it either
-        gc.enable()
 
+    def __init__(self, project: Project) -> None:
+        self._starts = StartTimes(project.state, say)
+        self._server: LocalServer | None = None
+        self._is_copied = False
 
-@contextmanager
-def _server_starting(project: Project) -> Iterator[None]:
-    starts = StartTimes(project.state, say)
-    say(f"starting Prefect and loading the libraries{starts.about('Prefect')}")
-    with starts.timed("Prefect"):
-        if prefect_server() is not None:
-            yield
-            return
-        home = Path(os.environ["PREFECT_HOME"])
-        set_aside_if_damaged(home)
-        is_copied = copy_empty_database(home)
-        server = LocalServer()
-        os.environ["PREFECT_API_URL"] = server.url
+    def begin(self) -> None:
+        """Start the server's process, once."""
+        if self._server is None and prefect_server() is None:
+            home = Path(os.environ["PREFECT_HOME"])
+            set_aside_if_damaged(home)
+            self._is_copied = copy_empty_database(home)
+            self._server = LocalServer()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load what the flow needs, in the body, then wait for the server."""
+        say(f"starting Prefect and loading the libraries{self._starts.about('Prefect')}")
+        gc.disable()  # what the libraries create stays, and garbage collection would search it again and again
         try:
-            from prefect.context import refresh_global_settings_context
-
-            refresh_global_settings_context()  # if an earlier import has read the environment
+            with self._starts.timed("Prefect"):
+                self.begin()
+                if self._server is not None:
+                    _name_to_prefect(self._server.url)
+                yield
+                if self._server is not None:
+                    self._server.wait()
         finally:
-            del os.environ["PREFECT_API_URL"]
-        yield
-        server.wait()
-        atexit.register(watch_children(PREFECT_SERVER))  # called before the server is stopped
-        if not is_copied:
-            keep_empty_database(home)
+            gc.freeze()  # later collections do not search it either
+            gc.enable()
+        if self._server is not None:
+            atexit.register(watch_children(PREFECT_SERVER))  # called before the server is stopped
+            if not self._is_copied:
+                keep_empty_database(Path(os.environ["PREFECT_HOME"]))
+
+
+def _name_to_prefect(url: str) -> None:
+    os.environ["PREFECT_API_URL"] = url
+    try:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()  # if an earlier import has read the environment
+    finally:
+        del os.environ["PREFECT_API_URL"]

@@ -6,7 +6,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_project, prefect_starting
+from flows.cli.session import PrefectStart, open_project
 
 if TYPE_CHECKING:
     from flows.tune import Tuned
@@ -40,7 +40,7 @@ def tune(
         typer.echo(f"note: {note}", err=True)
     for search in searches:
         typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)
-    with prefect_starting(project):
+    with PrefectStart(project).loading():
         from flows.tune import tune as flow
 
     for tuned in flow(rows, dataset, trials, folds, parallel, seed, metric):

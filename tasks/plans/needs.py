@@ -1,6 +1,6 @@
 """Missing requirements of the runs of tables, and how to meet them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -73,8 +73,10 @@ def weights_need(backbone: BackboneConfig) -> Need | None:
     return Need(what, f"put the file at {weights}", stops=True)
 
 
-def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choice) -> list[RunSpec]:
-    """Check the chosen runs as far as possible before anything starts, and return them.
+def check_tables(
+    project: Project, params: Params, chosen: Chosen, choice: Choice, before_first: Callable[[], None] = lambda: None
+) -> list[RunSpec]:
+    """Check the chosen runs as far as possible before anything starts, and return them; `before_first` as in `check_parts`.
 
     Raises:
         ConfigError: something is missing or does not fit; one line lists every problem.
@@ -88,7 +90,7 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
         if choice.prepared_only and not _is_prepared(project, params, runs[0].dataset):
             continue
         try:
-            check_parts(runs, None if choice.smoke else check_before(project, params, runs))
+            check_parts(runs, None if choice.smoke else check_before(project, params, runs), before_first)
         except (ConfigError, DataError) as error:
             problems.append(error)
         checked += runs

@@ -3,7 +3,9 @@
 import atexit
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 from dml_core.errors import TrainingError
 from tasks.environment import ray_cluster, shown, without_secrets
@@ -46,7 +48,8 @@ def connect(attempts: int = 2) -> None:
         return None
     address = ray_cluster() or "local"
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+        with _needed_processes() if address == "local" else nullcontext():
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
             return connect(attempts - 1)
@@ -56,6 +59,25 @@ def connect(attempts: int = 2) -> None:
         _watches.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
     return None
+
+
+@contextmanager
+def _needed_processes() -> Iterator[None]:
+    """Start Ray without its dashboard, autoscaler and log monitor, which take longer to start and end than the rest and serve nothing here.
+
+    Its agent listens on a free port: it would wait three seconds for its usual one if another Ray of this machine has that.
+
+    This overrides what is private to Ray 2.60: tests/tasks/workers/test_local_trainer.py names the processes.
+    """
+    from ray._private import node, parameter
+
+    default, start_api_server = parameter.RayParams, node.Node.start_api_server
+    parameter.RayParams = partial(default, dashboard_agent_listen_port=0, no_monitor=True, include_log_monitor=False)
+    node.Node.start_api_server = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        parameter.RayParams, node.Node.start_api_server = default, start_api_server
 
 
 def stop_ray() -> None:

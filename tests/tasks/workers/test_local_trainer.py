@@ -1,5 +1,7 @@
-"""A group of one machine starts only the processes that it needs, and Ray Train's controller without torch."""
+"""Ray and a group of one machine start only the processes that they need, and Ray Train's controller without torch."""
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
@@ -19,11 +22,22 @@ from tasks.workers.group import WorkerGroup
 from tests.tasks.workers.conftest import job
 
 SCALE = ScaleSpec(num_workers=2, device="cpu")
-UNUSED = ("DatasetManager", "AutoscalingCoordinator", "PlacementGroupCleaner")
+UNUSED = ("DatasetManager", "AutoscalingCoordinator", "PlacementGroupCleaner", "dashboard/dashboard.py", "monitor.py")
+AGENT_PORT = 52365  # of each Ray, unless told otherwise
 
 
 @pytest.fixture
-def workers(ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path: Path) -> Iterator[WorkerGroup]:
+def another_ray() -> Iterator[None]:
+    """Hold the port that another Ray of the machine would have."""
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # there is another Ray
+            taken.bind(("127.0.0.1", AGENT_PORT))
+            taken.listen()
+        yield
+
+
+@pytest.fixture
+def workers(another_ray: None, ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path: Path) -> Iterator[WorkerGroup]:
     ray_settings.delenv("RAY_ADDRESS", raising=False)
     group = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
     yield group
@@ -38,9 +52,11 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting, the last on a busy machine."""
     facts = workers.run(replace(job(many_images, tmp_path, "idle", 1), deterministic=True), lambda message: None)
     assert facts["deterministic"], "torch's setting was on in the workers"
-    actors = {name for child in psutil.Process().children(recursive=True) if (name := "".join(child.cmdline()[:1])).startswith("ray::")}
-    assert any("RayTrainWorker" in name for name in actors)
-    assert [name for name in actors if any(part in name for part in UNUSED)] == []
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any("RayTrainWorker" in command for command in commands)
+    assert [command for command in commands if any(part in command for part in UNUSED)] == []
+    log = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1] / "logs/dashboard_agent.log"
+    assert "Failed to bind" not in log.read_text(), "Ray's start waited for another Ray's port"
     workers.close()
     assert threads_of_groups() == []
 
