@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -113,6 +114,17 @@ def test_outside_a_project(tmp_path: Path) -> None:
 def test_an_unknown_key(project: Path) -> None:
     change(project, comparison={"protocol": {"num_epoch": 3}})
     refused(dml("data", "list", cwd=project), "unknown key 'num_epoch'; did you mean 'num_epochs'?")
+
+
+@pytest.mark.slow
+def test_a_refused_loss_leaves_no_process(project: Path) -> None:
+    """Prefect's server starts while losses are checked."""
+    change(project, comparison={"variants": {"softtriple": {"loss": {"options": {"gama": 1}}}}})
+    shown = new_process("run", "synthetic", "softtriple", cwd=project)
+    assert shown.returncode == 2
+    assert "did you mean 'gamma'" in shown.stderr.splitlines()[-1]
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cwd", "cmdline"]) if process.info["cwd"] == str(project)]
+    assert left == []
 
 
 @pytest.mark.slow

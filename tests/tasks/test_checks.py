@@ -17,7 +17,9 @@ from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import file_sha256
 from dml_core.models.backbones.published import PUBLISHED
 from tasks.checks import check_before, check_parts, check_places, check_settings, prepared_folder, read_sizes
+from tasks.data import read_packed
 from tasks.environment import Project
+from tasks.runs.identity import train_step
 from tasks.runs.specs import ScaleSpec, comparison_runs, load_params
 from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
@@ -108,6 +110,20 @@ def test_without_a_prepared_dataset_losses_are_checked_all_the_same(tmp_path: Pa
     check(tmp_path, None, **of_variant(sampler={"kind": "k_by_n", "num_classes_per_batch": 5}))  # checked once the dataset is prepared
     with pytest.raises(ConfigError, match="set 'k_by_n'"):
         check(tmp_path, None, **of_variant(loss={"name": "triplet_semi_hard"}))
+
+
+def test_what_starts_before_parts_are_built_starts_once_and_only_if_a_run_has_to_be_trained(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path))
+    runs = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ("softmax", "softtriple"), (0,))
+    calls: list[str] = []
+    check_parts(runs, None, lambda: calls.append("not prepared"))
+    check_parts(runs, packed, lambda: calls.append("not trained"))
+    for run in runs:
+        (tmp_path / train_step(run, read_packed(packed, "synthetic")).identity).touch()
+    check_parts(runs, packed, lambda: calls.append("trained"))
+    assert calls == ["not prepared", "not trained"]
 
 
 @pytest.mark.parametrize("prepared", [True, False])
