@@ -1,10 +1,14 @@
-"""Log a run's network in MLflow: a pyfunc with the code that it imports, tried before it is logged."""
+"""Log a run's network in MLflow: a pyfunc with the code that it imports, tried before it is logged.
 
+A network that MLflow has already, as of a run that is scored again, is linked to the new run instead.
+"""
+
+import hashlib
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +17,8 @@ import mlflow
 import numpy as np
 import pandas as pd
 import torch
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import Tensor
@@ -25,6 +31,7 @@ from dml_core.errors import SavedNetworkError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.backbones import registry
 from dml_core.models.embedder import Embedder
+from dml_core.network_description import WEIGHTS_FILE
 from dml_core.trained import load_model, save_network
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
@@ -34,11 +41,14 @@ from tasks.tracking import packaged_model
 from tasks.tracking.child_run import MLFLOW_TAGS, NOTE_TAG, run_title
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
+CONTENT_TAG = "dml.content"  # of a logged model: hash of its network, code and requirements
 USAGE = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
 
 
 def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
     """Log the trained network as a pyfunc (encoded images in, embeddings out) with the code that it imports and pinned requirements.
+
+    If the run's experiment has a model with the same content, it is linked to the run.
 
     Args:
         uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time may call this.
@@ -72,23 +82,48 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
             evaluation.metric,
             run_title(report.dataset.name, report.variant, report.seed),
         )
-        check_opens(network, training, len(dataset.class_names), weights, dataset.raw_bytes(0))
+        example = dataset.raw_bytes(0)
+        requirements = [f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)]
+        code_path = copy_code(training.model.backbone.name, code)
+        content = content_of(Path(folder), requirements, example)
+        model_id = _link(MlflowClient(uri), run_id, content, num_steps)
+        if model_id is not None:
+            return model_id
+        check_opens(network, training, len(dataset.class_names), weights, example)
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,
             artifacts={"network": str(network)},
-            code_paths=[str(copy_code(training.model.backbone.name, code))],
-            pip_requirements=[f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)],
+            code_paths=[str(code_path)],
+            pip_requirements=requirements,
             signature=ModelSignature(
                 inputs=Schema([ColSpec("binary", packaged_model.COLUMN)]),
                 outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description.embedding_dim))]),
             ),
-            input_example=pd.DataFrame({packaged_model.COLUMN: [dataset.raw_bytes(0)]}),
+            input_example=pd.DataFrame({packaged_model.COLUMN: [example]}),
             model_type="embedding",
-            tags=_tags(report),
+            tags=_tags(report) | {CONTENT_TAG: content},
             step=num_steps,
         )
     return str(info.model_id)
+
+
+def content_of(folder: Path, requirements: Sequence[str], example: bytes) -> str:
+    """Return a hash of a model: of its network's description, which has the hash of the weights, its code, requirements and example."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != WEIGHTS_FILE)
+    parts = [part for path in files for part in (str(path.relative_to(folder)).encode(), path.read_bytes())]
+    parts += [*(requirement.encode() for requirement in requirements), example]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _link(client: MlflowClient, run_id: str, content: str, num_steps: int) -> str | None:
+    """Link a complete model with this content to the run and return its id; None if the run's experiment has none."""
+    experiment = client.get_run(run_id).info.experiment_id
+    for model in client.search_logged_models([experiment], filter_string=f"tags.`{CONTENT_TAG}` = '{content}'"):
+        if model.status == LoggedModelStatus.READY:
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, num_steps)])
+            return str(model.model_id)
+    return None
 
 
 def _tags(report: RunReport) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The model that a run has logged, if MLflow answers with errors, and the checks before one is logged."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
 from dml_core.trained import save_network
 from dml_core.training.loop import build_system
-from tasks.tracking.models import _requirements, check_opens
+from tasks.tracking.models import _requirements, check_opens, content_of
 from tasks.tracking.registered import find_model
 from tests.conftest import small_training
 
@@ -54,6 +55,21 @@ def test_a_server_that_fails_is_not_taken_for_one_without_the_model(code: int) -
     client = Client({"whole": code})
     with pytest.raises(MlflowException):
         find_model(client, client.run())
+
+
+def test_two_models_are_one_only_if_network_code_requirements_and_example_are_the_same(tmp_path: Path) -> None:
+    def content(
+        description: str = "{}", code: str = "pass", module: str = "code/a.py", requirement: str = "torch==2", example: bytes = b"1"
+    ) -> str:
+        shutil.rmtree(tmp_path)
+        for name, text in (("network/network.json", description), (module, code), ("network/weights.pt", "in the description")):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return content_of(tmp_path, [requirement], example)
+
+    others = [content("{1}"), content(code="return"), content(module="code/b.py"), content(requirement="torch==3"), content(example=b"2")]
+    assert content() == content()
+    assert len({content(), *others}) == 6
 
 
 def test_a_model_asks_for_timm_where_its_backbone_is_timms_alone() -> None:
