@@ -134,8 +134,8 @@ class Registry:
                     problem = f"model {model_id} has no network of this project"
                     network = self._download(f"{model.artifact_location}/{NETWORK}", temporary, problem)
                     files = {name: (network / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
-                run_id = model.source_run_id
-                identity = _network_of(self._client.get_run(run_id)) if run_id else None
+                run = self._run(model.source_run_id)
+                identity = _network_of(run) if run is not None else None
                 if identity is not None:  # earlier versions of this package wrote none, or that of the last epoch
                     files[DESCRIPTION_FILE] = json.dumps(merge(json.loads(files[DESCRIPTION_FILE]), {"identity": identity})).encode()
 
@@ -182,12 +182,7 @@ class Registry:
     def of_version(self, version: Version) -> LoggedNetwork | None:
         """Return the run behind a version; None if it is gone."""
         with one_line_errors(self.uri):
-            try:
-                run = self._client.get_run(version.run_id) if version.run_id else None
-            except MlflowException as error:
-                if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                    raise
-                return None
+            run = self._run(version.run_id)
             return self._logged(run, version.model_id) if run is not None else None
 
     def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
@@ -201,6 +196,15 @@ class Registry:
         inputs = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
         data = {"name": inputs[0].name, "digest": inputs[0].digest, "counts": json.loads(inputs[0].profile or "{}")} if inputs else {}
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
+
+    def _run(self, run_id: str | None) -> Any:
+        """Return a run; None if it is gone, as a run that was scored again and removed by `mlflow gc`, whose model the new run has."""
+        try:
+            return self._client.get_run(run_id) if run_id else None
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            return None
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
@@ -311,15 +315,19 @@ def registered_name(dataset: str, role: str) -> str:
 def register(
     client: MlflowClient, name: str, run_id: str, model_id: str | None, description: str | None = None, about: str | None = None
 ) -> str:
-    """Return the version of a registered model that is a run's model; both are created if missing, with their descriptions."""
+    """Return the version of a registered model that is a run's model; both are created if missing, with their descriptions.
+
+    A run that is scored again has a version of its own: its model is the same, its scores are not.
+    """
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description=about)
     source = f"{REGISTRY_PREFIX}{model_id}"
     versions = all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
-    numbers = {version.source: version.version for version in versions}  # the search omits model_id
-    if source not in numbers:
-        numbers[source] = client.create_model_version(name, source, run_id=run_id, model_id=model_id, description=description).version
-    return str(numbers[source])
+    numbers = {(version.source, version.run_id): version.version for version in versions}  # the search omits model_id
+    number = numbers.get((source, run_id))
+    if number is None:
+        number = client.create_model_version(name, source, run_id=run_id, model_id=model_id, description=description).version
+    return str(number)
 
 
 def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:

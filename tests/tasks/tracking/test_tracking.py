@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import socket
 import sqlite3
@@ -26,6 +27,7 @@ from werkzeug.serving import make_server
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.network_description import DESCRIPTION_FILE
 from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
@@ -70,7 +72,7 @@ from tasks.tracking.published import (
     search_published,
     standing_comparisons,
 )
-from tasks.tracking.registered import find_model
+from tasks.tracking.registered import Registry, find_model, register_best
 from tasks.tracking.tracker import LiveCurves, Tracker
 from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
@@ -389,6 +391,25 @@ def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tra
     (model,) = client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])
     for run_id in (first, second):  # one network, of both
         assert find_model(client_of(tracker), client_of(tracker).get_run(run_id)) == model.model_id
+
+
+def test_a_run_that_is_scored_again_has_the_same_model_in_a_version_of_its_own_which_outlives_the_first(
+    tracker: Tracker, report: RunReport, tmp_path: Path
+) -> None:
+    first, second = tracker.publish(report), tracker.publish(report.model_copy(update={"identity": "identity-of-y"}))
+    client = client_of(tracker)
+    numbers = [register_best(client, "dml-d", client.get_run(run_id), "best") for run_id in (first, second, second)]
+    assert numbers == ["1", "2", "2"]
+    older, newer = registered_versions(tracker.uri, "dml-d")
+    assert (older.run_id, newer.run_id, newer.aliases) == (first, second, ("best",))
+    assert older.model_id == newer.model_id
+    registry = Registry(tracker.uri)
+    assert [registry.of_version(version).run_id for version in (older, newer)] == [first, second]
+    command = [sys.executable, "-m", "mlflow", "gc", "--backend-store-uri", tracker.uri]
+    subprocess.run(command, env=os.environ | {"MLFLOW_TRACKING_URI": tracker.uri}, check=True, capture_output=True)
+    assert registry.of_version(older) is None
+    network = registry.fetch("models:/dml-d@best", tmp_path / "cache")
+    assert json.loads((network / DESCRIPTION_FILE).read_text())["identity"] == report.checkpoint.identity
 
 
 def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(tracker: Tracker, report: RunReport) -> None:
