@@ -86,8 +86,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
         requirements = [f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)]
         code_path = copy_code(training.model.backbone.name, code)
         content = content_of(Path(folder), requirements, example)
-        model_id = _link(MlflowClient(uri), run_id, content, num_steps)
-        if model_id is not None:
+        if (model_id := _link(MlflowClient(uri), run_id, content, num_steps)) is not None:
             return model_id
         check_opens(network, training, len(dataset.class_names), weights, example)
         info = mlflow.pyfunc.log_model(
