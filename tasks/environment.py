@@ -278,7 +278,7 @@ def _ray_on_this_machine() -> dict[str, str]:
         "RAY_LD_PRELOAD_ON_WORKERS": "1",  # jemalloc, as in Ray's own processes: small steps take a tenth less time
         "MALLOC_CONF": "dirty_decay_ms:-1",  # jemalloc keeps freed memory: otherwise steps of large networks take twice the time
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_raylet_client_connect_timeout_milliseconds": "20",  # its store is often not there at the first attempt; a second is Ray's
+        "RAY_raylet_client_connect_timeout_milliseconds": "20",  # the first attempt is often too early, and Ray waits a second
         "RAY_raylet_client_num_connect_attempts": "500",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",

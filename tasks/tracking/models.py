@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import mlflow
 import numpy as np
@@ -39,6 +39,7 @@ from tasks.runs.identity import network_identity, source_files
 from tasks.runs.records import RunReport
 from tasks.tracking import packaged_model
 from tasks.tracking.child_run import MLFLOW_TAGS, NOTE_TAG, run_title
+from tasks.tracking.registered import NETWORK
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
 CONTENT_TAG = "dml.content"  # of a logged model: hash of its network, code and requirements
@@ -86,7 +87,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
         requirements = [f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)]
         code_path = copy_code(training.model.backbone.name, code)
         content = content_of(Path(folder), requirements, example)
-        if (model_id := _link(MlflowClient(uri), run_id, content, num_steps)) is not None:
+        if (model_id := _link(MlflowClient(uri), run_id, content, network, num_steps)) is not None:
             return model_id
         check_opens(network, training, len(dataset.class_names), weights, example)
         info = mlflow.pyfunc.log_model(
@@ -108,18 +109,23 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
 
 
 def content_of(folder: Path, requirements: Sequence[str], example: bytes) -> str:
-    """Return a hash of a model: of its network's description, which has the hash of the weights, its code, requirements and example."""
+    """Return a hash of a model: of its network's description, which has the weights' hash, its loader, code, requirements and example."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != WEIGHTS_FILE)
     parts = [part for path in files for part in (str(path.relative_to(folder)).encode(), path.read_bytes())]
-    parts += [*(requirement.encode() for requirement in requirements), example]
+    parts += [*(requirement.encode() for requirement in requirements), example, Path(packaged_model.__file__).read_bytes()]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def _link(client: MlflowClient, run_id: str, content: str, num_steps: int) -> str | None:
-    """Link a complete model with this content to the run and return its id; None if the run's experiment has none."""
+def _link(client: MlflowClient, run_id: str, content: str, network: Path, num_steps: int) -> str | None:
+    """Link a complete model with this content to the run and return its id; None if the run's experiment has none.
+
+    A model whose files are missing or cut, compared with those in `network`, is not complete.
+    """
+    sizes = {path.name: path.stat().st_size for path in network.iterdir()}
     experiment = client.get_run(run_id).info.experiment_id
     for model in client.search_logged_models([experiment], filter_string=f"tags.`{CONTENT_TAG}` = '{content}'"):
-        if model.status == LoggedModelStatus.READY:
+        files = mlflow.artifacts.list_artifacts(artifact_uri=f"{model.artifact_location}/{NETWORK}")
+        if model.status == LoggedModelStatus.READY and {PurePosixPath(file.path).name: file.file_size for file in files} == sizes:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, num_steps)])
             return str(model.model_id)
     return None

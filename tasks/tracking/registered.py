@@ -198,7 +198,7 @@ class Registry:
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
 
     def _run(self, run_id: str | None) -> Any:
-        """Return a run; None if it is gone, as a run that was scored again and removed by `mlflow gc`, whose model the new run has."""
+        """Return a run, or None if MLflow has removed it (`mlflow gc`); its model may belong to a newer run, too."""
         try:
             return self._client.get_run(run_id) if run_id else None
         except MlflowException as error:
@@ -317,7 +317,7 @@ def register(
 ) -> str:
     """Return the version of a registered model that is a run's model; both are created if missing, with their descriptions.
 
-    A run that is scored again has a version of its own: its model is the same, its scores are not.
+    A run that is scored again gets a new version, which has the same model and other scores.
     """
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description=about)

@@ -63,7 +63,7 @@ def connect(attempts: int = 2) -> None:
 
 @contextmanager
 def _needed_processes() -> Iterator[None]:
-    """Start Ray without its dashboard, autoscaler and log monitor, which take longer to start and end than the rest and serve nothing here.
+    """Let Ray start without its dashboard, autoscaler and log monitor, which serve nothing here and delay its start and its end.
 
     Its agent listens on a free port: it would wait three seconds for its usual one if another Ray of this machine has that.
 

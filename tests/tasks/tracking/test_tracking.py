@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from werkzeug.serving import make_server
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.network_description import DESCRIPTION_FILE
+from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
+from dml_core.trained import load_model
 from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
@@ -77,7 +78,7 @@ from tasks.tracking.tracker import LiveCurves, Tracker
 from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
-from tests.damage import DAMAGE, as_format, flip
+from tests.damage import DAMAGE, as_format, cut, flip
 from tests.training.test_kept_epochs import KEEPING, checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -410,6 +411,21 @@ def test_a_run_that_is_scored_again_has_the_same_model_in_a_version_of_its_own_w
     assert registry.of_version(older) is None
     network = registry.fetch("models:/dml-d@best", tmp_path / "cache")
     assert json.loads((network / DESCRIPTION_FILE).read_text())["identity"] == report.checkpoint.identity
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut], ids=["missing", "cut"])
+def test_a_model_that_has_lost_files_is_not_shared(
+    tracker: Tracker, report: RunReport, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    first = tracker.publish(report)
+    (weights,) = (tmp_path / "mlartifacts").rglob(f"artifacts/network/{WEIGHTS_FILE}")
+    damage(weights)
+    second = tracker.publish(report.model_copy(update={"identity": "identity-of-y"}))
+    client = client_of(tracker)
+    lost, whole = (find_model(client, client.get_run(run_id)) for run_id in (first, second))
+    assert lost != whole
+    network = Registry(tracker.uri).fetch(f"models:/{whole}", tmp_path / "cache")
+    assert load_model(network, "cpu").embed([PackedDataset(Path(report.dataset.folder), "train").raw_bytes(0)]).shape[0] == 1
 
 
 def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(tracker: Tracker, report: RunReport) -> None:
