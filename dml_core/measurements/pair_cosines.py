@@ -3,6 +3,8 @@
 Shapes: N training images, P positive and Q negative pairs.
 """
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from dml_core.config import Config
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("pair_cosine_gap", "intra_pair_variation")
+BLOCK_ROWS = 256  # images whose cosines with all others are in memory at a time
 
 
 class Options(Config):
@@ -31,21 +34,38 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
     As in the paper's histograms, the embeddings are those of the training images without augmentation.
     """
-    positive_P, negative_Q = pair_cosines(run.training_images.embeddings, run.training_images.labels)
-    gap = float(positive_P.mean() - negative_Q.mean())
-    return dict(zip(METRICS, (gap, intra_pair_variation(positive_P, negative_Q, options.epsilon)), strict=True))
+    scored = run.training_images
+    return dict(zip(METRICS, gap_and_variation(scored.embeddings, scored.labels, options.epsilon), strict=True))
 
 
-def pair_cosines(embeddings_ND: NDArray[Any], labels_N: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the cosines of all positive (P,) and of all negative pairs (Q,)."""
+def gap_and_variation(embeddings_ND: NDArray[Any], labels_N: NDArray[Any], epsilon: float) -> tuple[float, float]:
+    """Return the gap between the mean cosines of positive and negative pairs, and their variation.
+
+    The variation is the sum over both kinds of the mean squared excess of the pairs that are worse than their kind's mean by more than
+    `epsilon` of it. NaN if a kind has no pair.
+    """
+    means = _means(embeddings_ND, labels_N, lambda positive_P, negative_Q: (positive_P, negative_Q))
+    least_positive, most_negative = (1 - epsilon) * means[0], (1 + epsilon) * means[1]
+    excesses = _means(
+        embeddings_ND,
+        labels_N,
+        lambda positive_P, negative_Q: (
+            np.square((least_positive - positive_P).clip(0.0)),
+            np.square((negative_Q - most_negative).clip(0.0)),
+        ),
+    )
+    return means[0] - means[1], sum(excesses)
+
+
+def _means(embeddings_ND: NDArray[Any], labels_N: NDArray[Any], of: Callable[..., tuple[NDArray[Any], NDArray[Any]]]) -> list[float]:
+    """Return the means, over all positive and over all negative pairs, of what `of` returns for the cosines of some of both."""
     units_ND = embeddings_ND / np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
-    first, second = np.triu_indices(len(labels_N), k=1)
-    cosines, same = (units_ND @ units_ND.T)[first, second], labels_N[first] == labels_N[second]
-    return cosines[same], cosines[~same]
-
-
-def intra_pair_variation(positive_P: NDArray[Any], negative_Q: NDArray[Any], epsilon: float) -> float:
-    """Return the mean squared excess of the pairs that are worse than the mean of their kind by more than `epsilon` of it."""
-    too_far_P = (1 - epsilon) * positive_P.mean() - positive_P
-    too_near_Q = negative_Q - (1 + epsilon) * negative_Q.mean()
-    return float(np.square(too_far_P.clip(0.0)).mean() + np.square(too_near_Q.clip(0.0)).mean())
+    sums, counts = [0.0, 0.0], [0, 0]
+    for start in range(0, len(labels_N), BLOCK_ROWS):
+        cosines = units_ND[start : start + BLOCK_ROWS] @ units_ND[start:].T
+        later = np.arange(cosines.shape[1]) > np.arange(cosines.shape[0])[:, None]  # each pair once, and no image with itself
+        same = labels_N[start : start + BLOCK_ROWS, None] == labels_N[None, start:]
+        for kind, values in enumerate(of(cosines[later & same], cosines[later & ~same])):
+            sums[kind] += float(values.sum(dtype=np.float64))
+            counts[kind] += len(values)
+    return [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]

@@ -1,6 +1,7 @@
 """Measurements of training images and history: compared with single images, loops over pairs and hand calculations."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +42,36 @@ def test_training_images_are_embedded_one_by_one_alike(run: FinishedRun, packed:
     assert run.training_images.labels.tolist() == dataset.labels.tolist()
 
 
-def test_pairs_are_all_pairs_each_once(run: FinishedRun) -> None:
-    scored = run.training_images
+@pytest.mark.parametrize("block_rows", [1, 5, 36, 100])
+def test_pairs_are_all_pairs_each_once(run: FinishedRun, monkeypatch: pytest.MonkeyPatch, block_rows: int) -> None:
+    monkeypatch.setattr(pair_cosines, "BLOCK_ROWS", block_rows)
+    embeddings = np.random.default_rng(0).normal(1.0, size=(36, 5))
+    labels = run.training_images.labels
     by_kind: dict[bool, list[float]] = {True: [], False: []}
     for one, other in itertools.combinations(range(36), 2):
-        first, second = scored.embeddings[one].astype(np.float64), scored.embeddings[other].astype(np.float64)
-        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
-        by_kind[bool(scored.labels[one] == scored.labels[other])].append(cosine)
-    positive, negative = pair_cosines.pair_cosines(scored.embeddings, scored.labels)
-    np.testing.assert_allclose(np.sort(positive), np.sort(by_kind[True]), atol=1e-5)
-    np.testing.assert_allclose(np.sort(negative), np.sort(by_kind[False]), atol=1e-5)
-    found = pair_cosines.measure(run, pair_cosines.Options(), Path())
-    assert found["pair_cosine_gap"] == pytest.approx(np.mean(by_kind[True]) - np.mean(by_kind[False]), abs=1e-5)
+        cosine = embeddings[one] @ embeddings[other] / np.linalg.norm(embeddings[one]) / np.linalg.norm(embeddings[other])
+        by_kind[bool(labels[one] == labels[other])].append(cosine)
+    positive, negative = np.array(by_kind[True]), np.array(by_kind[False])
+    too_far, too_near = 0.9 * positive.mean() - positive, negative - 1.1 * negative.mean()
+    variation = np.mean(np.maximum(too_far, 0) ** 2) + np.mean(np.maximum(too_near, 0) ** 2)
+    assert pair_cosines.gap_and_variation(embeddings, labels, 0.1) == pytest.approx((positive.mean() - negative.mean(), variation))
 
 
-def test_the_intra_pair_variation_by_hand() -> None:
-    # positive mean 0.6, 0.99 * 0.6 = 0.594: 0.394 below; negative mean 0.2, 1.01 * 0.2 = 0.202: 0.198 above
-    found = pair_cosines.intra_pair_variation(np.array([1.0, 0.2]), np.array([0.0, 0.4]), 0.01)
-    assert found == pytest.approx((0.394**2 + 0.198**2) / 2)
+def test_the_pairs_are_those_of_the_runs_training_images(run: FinishedRun) -> None:
+    scored = run.training_images
+    expected = pair_cosines.gap_and_variation(scored.embeddings, scored.labels, 0.01)
+    assert pair_cosines.measure(run, pair_cosines.Options(), Path()) == dict(zip(pair_cosines.METRICS, expected, strict=True))
+
+
+def test_the_gap_and_the_variation_by_hand() -> None:
+    # cosines 1 and 0.6 of positive pairs, 0, 0, 0.8 and 0.8 of negative ones: means 0.8 and 0.4; 0.99 * 0.8 = 0.792, 1.01 * 0.4 = 0.404
+    embeddings = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [1.6, 1.2]])
+    found = pair_cosines.gap_and_variation(embeddings, np.array([0, 0, 1, 1]), 0.01)
+    assert found == pytest.approx((0.8 - 0.4, (0.0 + 0.192**2) / 2 + (0.0 + 0.0 + 2 * 0.396**2) / 4))
+
+
+def test_a_kind_without_pairs_has_no_gap() -> None:
+    assert all(map(math.isnan, pair_cosines.gap_and_variation(np.eye(2), np.array([0, 1]), 0.01)))
 
 
 def test_the_training_csc_is_the_evaluators_of_the_training_images(run: FinishedRun) -> None:

@@ -12,6 +12,7 @@ are inclusive.
 """
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -169,8 +170,9 @@ _READERS = {"annos": _read_annos, "devkit": _read_devkit, "folders": _read_folde
 def _read_mat(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
+    data = read_file(path)
     try:
-        values: dict[str, Any] = loadmat(path, simplify_cells=True)
+        values: dict[str, Any] = loadmat(io.BytesIO(data), simplify_cells=True)
     except Exception as error:  # noqa: BLE001 (scipy raises whatever its parser stumbles over)
         raise DataError(f"{path}: damaged or not a MATLAB file ({type(error).__name__}); get the files again") from None
     return values

@@ -195,6 +195,12 @@ def test_a_full_disk_is_not_called_damage(kind: str, tmp_path: Path) -> None:
     assert list((tmp_path / "in").iterdir()) == []
 
 
+def test_what_cannot_be_read_is_not_called_damage(tmp_path: Path) -> None:
+    (tmp_path / "a.tgz").mkdir()  # root may read every file, but no folder is one
+    with pytest.raises(DataError, match=r"a\.tgz: cannot be read \(Is a directory\)"):
+        unpack(tmp_path / "a.tgz", tmp_path / "in")
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/tmp/outside"])
 def test_nothing_is_written_outside(kind: str, name: str, tmp_path: Path) -> None:

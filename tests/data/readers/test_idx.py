@@ -211,6 +211,13 @@ def test_damaged_idx(data: bytes, message: str, tmp_path: Path) -> None:
         read_idx(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("name", ["plain", "packed.gz"])
+def test_what_cannot_be_read_is_not_called_damage(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
+        read_idx(tmp_path / name)
+
+
 def test_truncated_gzip_missing_file_and_mixed_up_files(tiny: Path) -> None:
     labels = tiny / "train-labels-idx1-ubyte.gz"
     labels.write_bytes(labels.read_bytes()[:-9])

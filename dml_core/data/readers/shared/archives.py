@@ -89,7 +89,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar or zip file into `folder`, completely or not at all, without overwriting anything.
 
     Raises:
-        DataError: the archive is damaged, has paths outside the folder, or contains a name that exists in the folder.
+        DataError: the archive is damaged or cannot be read, has paths outside the folder, or contains a name that exists in the folder.
         StoreError: the folder cannot be written.
     """
     partial = folder / f".{archive.name}.unpacking"
@@ -116,6 +116,8 @@ def _extract(archive: Path, folder: Path) -> None:
     except RuntimeError as error:  # of a zip: encrypted, or compressed in a way that Python does not know
         raise DataError(f"{archive}: cannot be unpacked here ({error}); unpack it with another program") from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:  # of the system; those of damage have no number and text
+            raise DataError(f"{archive}: cannot be read ({error.strerror}); check its permissions and disk") from None
         raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None
 
 

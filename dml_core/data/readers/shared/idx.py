@@ -28,7 +28,9 @@ def idx_bytes(path: Path) -> bytes:
     """
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error):
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
         raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
 
 
