@@ -66,7 +66,10 @@ def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     # Unset settings are omitted: a setting that a later version adds, and that has no effect unless set, changes no identity.
     unset = {name for name in TrainingConfig.model_fields if getattr(spec.training, name) is None}
-    reads = {"training": spec.training.model_dump(mode="json", exclude=unset), "seed": spec.seed}
+    training = spec.training.model_dump(mode="json", exclude=unset) | {"checkpoint_every_epochs": 1}  # 1, the default: it has no effect
+    if not spec.training.keep_epochs:
+        training["keep_every_epochs"] = 1
+    reads = {"training": training, "seed": spec.seed}
     choosing = CHOOSING_MODULES if spec.training.keep_epochs else ()
     return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses), *choosing))
 

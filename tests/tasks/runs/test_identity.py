@@ -157,6 +157,12 @@ def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
     assert read[0] == read[1]
 
 
+def test_how_often_a_run_saves_or_looks_for_a_best_epoch_that_it_does_not_keep_is_no_part_of_it() -> None:
+    assert identities(changed(training={"checkpoint_every_epochs": 2, "keep_every_epochs": 3})) == identities()
+    keeping = {"keep_epochs": ("oracle",)}
+    assert identities(changed(training=keeping)) != identities(changed(training=keeping | {"keep_every_epochs": 3}))
+
+
 def test_the_cpu_s_decoder_is_no_part_of_it() -> None:
     assert identities(changed(training={"transform": {"decoder": "cpu"}})) == identities()
     assert "decoder" not in SPEC.model_dump_json()
