@@ -29,7 +29,8 @@ from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, run_label
 from tasks.tables.file import load_table
-from tasks.tables.judging import compared_columns
+from tasks.tables.judging import compared_columns, compared_epoch
+from tasks.tables.runs import printed_epoch
 from tasks.tables.smoke import draw_for_smoke
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
         if request.until is None:
             outcomes, failures = run_all(runs)
         else:
-            compared = partial(_compared, params)
+            compared = partial(_compared, params, runs)
             outcomes, failures = run_until_resolved(runs, request.until, compared, run_all, services.display.say, request.fail_fast)
         services.display.say("writing the reports")
     with services.meter.phase("reports"):
@@ -95,18 +96,22 @@ def _say_times(outcomes: Sequence[Outcome], services: Services) -> None:
         services.display.say(services.meter.line())
 
 
-def _compared(params: Params, spec: RunSpec) -> tuple[str, str | None] | None:
-    """Return the first metric with a best value of a run's table on its dataset, and the reference's label, if the table has one."""
+def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[str, str | None] | None:
+    """Return the metric by which a run is compared with others of its table on its dataset, and the reference's label, if there is one.
+
+    None if the metrics have no best value, or if other epochs than the run's are compared.
+    """
     if spec.table is None:
         return f"recall@{spec.evaluation.recall_at[0]}", params.comparison.reference
     table = load_table(spec.table)
     first = compared_columns(table.flat_columns).get(str(spec.column))
-    if first is None:
+    epochs = {other.evaluation.epoch for other in runs if other.table == spec.table}
+    if first is None or spec.evaluation.epoch != compared_epoch(printed_epoch(spec.table), epochs):
         return None
     reference = None
     if table.reference is not None:
         variants = table.rows[table.reference].variants
-        reference = run_label(table.reference, spec.variant if spec.variant in variants else variants[0])
+        reference = run_label(table.reference, spec.variant if spec.variant in variants else variants[0], spec.evaluation.epoch)
     return table.flat_columns[first].metric, reference
 
 

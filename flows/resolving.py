@@ -23,7 +23,7 @@ def run_until_resolved(
     Args:
         runs: with one seed each, whose value does not matter.
         resolve: required precision, and the maximum number of seeds.
-        compared: returns for a run's comparison the metric and the reference (None: the best), or None if there is no metric.
+        compared: returns the metric by which a run is compared and the reference (None: the best), or None if it is not compared.
         run: runs specs, as `flows.chain.run_chains` does.
         say: reports progress.
         fail_fast: end with the round in which a run fails.
@@ -53,10 +53,11 @@ def _next_count(
     title: str, num_seeds: int, outcomes: Sequence[Outcome], resolve: Resolve, compared: Compared, say: Callable[[str], None]
 ) -> int:
     """Return the number of seeds that a comparison with these runs needs next; its current number if that is enough."""
-    metric, reference = (compared(outcomes[0].spec) if outcomes else None) or (None, None)
-    if metric is None:
+    by = [(outcome, found) for outcome in outcomes if (found := compared(outcome.spec)) is not None]
+    if not by:
         return num_seeds
-    measured = [outcome for outcome in outcomes if metric in outcome.scores.metrics]
+    metric, reference = by[0][1]
+    measured = [outcome for outcome, _ in by if metric in outcome.scores.metrics]
     scores = scores_by_seed((outcome.spec.label, outcome.spec.seed, 100 * outcome.scores.metrics[metric]) for outcome in measured)
     num_queries = tested_on(measured[0].scores.metrics)["num_queries"] if measured and metric_info(metric).is_share_of_queries else None
     least = widest(scores, resolve.points, reference, num_queries)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, tested_on
+from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
 from dml_core.evaluation.statistics.over_seeds import says_seeds, summarise_seeds
@@ -225,13 +225,13 @@ def _over_classes(runs: Recorded, comparison: Comparison) -> dict[str, str]:
     classes = sorted({label for of_run in recalls.values() for label in of_run})
     differences = {}
     for pair in comparison.against if comparison.metric == "recall@1" and classes else ():
-        if pair.half_width is None:
+        if pair.level is None:
             continue
         values, references = (
             100 * np.array([[recalls[name, seed].get(label, math.nan) for label in classes] for seed in pair.seeds])
             for name in (pair.system, pair.other)
         )
-        interval = difference_over_classes(values, references, LEVEL / len(comparison.against))
+        interval = difference_over_classes(values, references, pair.level)
         if interval is not None and math.isfinite(interval[1]):
             differences[pair.system] = f"{comparison.figure(interval[0])} ± {interval[1]:.{comparison.decimals}f}"
     return differences

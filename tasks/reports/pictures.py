@@ -103,7 +103,7 @@ def encode(data: bytes, most_bytes: int) -> Encoded:
     try:
         with Image.open(io.BytesIO(data)) as file:
             image = file.convert("RGB")
-    except (OSError, ValueError):
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return Encoded(source=None)
     for pixels, quality in LADDER:
         small, encoded = image.copy(), io.BytesIO()

@@ -1,6 +1,7 @@
 """Score one run from its files: write `metrics.json` and Recall@1 by class and by epoch."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def evaluate_run(
         measured: further measurements (`tasks.scores.measuring`) to store with the scores.
 
     Returns:
-        Metric name -> fraction or count.
+        Metric name -> fraction or count; a measurement without a finite value (of pairs that do not exist) is omitted.
 
     Raises:
         EvaluationError: the embeddings cannot be scored.
@@ -48,6 +49,7 @@ def evaluate_run(
     metrics = evaluate(gallery_ND, labels_N, config, queries_QD, query_labels_Q, seed, by_class)
     epoch = kept_epoch(embeddings)
     metrics |= epoch | held_out_recall(history, epoch.get(KEPT_EPOCH)) | dict(measured or {})
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     with writing_scores(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")

@@ -12,17 +12,17 @@ the claim's side; it is *refuted* if they differ on the other side; otherwise it
 reference, some claim holds or is refuted in at most 5 of 100 cases. A claim that two values differ ("either" side) can only hold or be not
 shown. An exploratory claim was examined again with other data or settings: its error rate is unknown.
 
-Lines (a row in a variant, at an epoch) are compared and ranked by the first metric of each dataset for which higher is better
-(`dml_core.evaluation.statistics.comparing`). Fewer than three seeds decide nothing.
+Lines (a row in a variant) are compared and ranked by the first metric of each dataset for which higher is better
+(`dml_core.evaluation.statistics.comparing`), at one epoch (`compared_epoch`). Fewer than three seeds decide nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from dml_core.epochs import Epoch
+from dml_core.epochs import EPOCHS, Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, Scores, compare, tested_on
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
@@ -168,6 +168,14 @@ def _why_undecided(claim: Claim, values: dict[int, float], references: dict[int,
 
 
 # ---------------------------------------------------------------- lines
+
+
+def compared_epoch(printed: Epoch, epochs: Collection[Epoch]) -> Epoch:
+    """Return the one epoch whose scores are compared: the printed one, or the first of `EPOCHS` if nothing has that.
+
+    Other epochs of a run are the same training, and one chosen on the test classes would win over an honest one.
+    """
+    return printed if printed in epochs else next((epoch for epoch in EPOCHS if epoch in epochs), printed)
 
 
 def compared_columns(columns: Sequence[Column | ShownColumn]) -> dict[str, int]:

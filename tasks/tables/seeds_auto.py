@@ -8,7 +8,7 @@ whether a difference is significant: adding seeds until a test succeeds makes it
 from dataclasses import dataclass
 
 from dml_core.errors import ConfigError
-from dml_core.evaluation.statistics.comparing import LEVEL, Scores, differences
+from dml_core.evaluation.statistics.comparing import Scores, differences
 from dml_core.evaluation.statistics.paired import MIN_SEEDS, half_width_of
 
 FIRST_SEEDS = MIN_SEEDS
@@ -63,11 +63,10 @@ def widest(scores: Scores, points: float, reference: str | None = None, num_quer
         num_queries: number of queries of which the scores are the share found; None for other scores.
     """
     against = differences(scores, reference, 1.0, num_queries)
-    num_tests = len(against) if reference in scores else len(against) * (len(against) + 1) // 2
     widths = [
-        Widest(pair.system, pair.other, pair.half_width, _seeds_for(pair.deviation, points, LEVEL / num_tests))
+        Widest(pair.system, pair.other, pair.half_width, _seeds_for(pair.deviation, points, pair.level))
         for pair in against
-        if pair.half_width is not None and pair.deviation is not None
+        if pair.half_width is not None and pair.deviation is not None and pair.level is not None
     ]
     return max(widths, key=lambda width: width.half_width, default=None)
 

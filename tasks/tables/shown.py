@@ -31,7 +31,7 @@ class ShownColumn(Record):
     """One column: dataset, metric and unit (per cent, share, minutes, distance, count, degrees).
 
     Attributes:
-        printed_decimals: most decimals of a published value in this column; decimals: those of measured values.
+        printed_decimals: most decimals of a published, released or independent value in this column; decimals: those of measured values.
         stands_in_for: the paper's dataset that this one replaces; None for the paper's own.
     """
 

@@ -13,7 +13,7 @@ from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
 from tasks.tables.file import Row, TableFile, Value
-from tasks.tables.judging import compare_lines, judge, judge_claims, rank_lines
+from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import belongs, datasets_of, independent_figures, printed_epoch
 from tasks.tables.shown import (
@@ -54,7 +54,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     lines = [line for row in rows for line in row.lines]
     columns = _columns(table, lines)
     claims = judge_claims(table, result, epoch)
-    reference = next((row.lines[0].system for row in rows if row.name == table.reference and row.lines), None)
+    compared, reference = compared_lines(rows, table.reference, epoch)
     return ShownTable(
         name=name,
         **table.model_dump(include={"title", "page", "states"}),
@@ -72,8 +72,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         own_data=_counted({*datasets_of(table)} - table.stand_ins.keys(), columns, rows, claims),
         stand_in=_counted({*table.stand_ins}, columns, rows, claims),
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
-        comparisons=compare_lines(columns, lines, reference),
-        ranking=rank_lines(columns, lines),
+        comparisons=compare_lines(columns, compared, reference),
+        ranking=rank_lines(columns, compared),
         left_out=left_out,
     )
 
@@ -82,6 +82,20 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
     """Return a table's result with only the runs that may be averaged and compared, and a line for each line's omitted runs."""
     selection = select(result.runs, lambda run: run.facts, today)
     return result.model_copy(update={"runs": selection.runs}), selection.left_out
+
+
+def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
+    """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
+
+    Args:
+        rows: of the table.
+        reference: row that the table's file names as reference.
+        printed: epoch of the published values.
+    """
+    epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
+    lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
+    systems = [line.system for line in lines.get(reference or "", ())]
+    return [line for of_row in lines.values() for line in of_row], next(iter(systems), None)
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
@@ -114,16 +128,23 @@ def _note(table: TableFile) -> str | None:
 # ---------------------------------------------------------------- columns and tolerances
 
 
-def _printed_decimals(table: TableFile, column: int) -> int:
-    """Return the most decimals of a published value in the column."""
-    printed = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
-    return max((len(f"{values[column]:g}".partition(".")[2]) for values in printed if values[column] is not None), default=0)
+def _published_decimals(table: TableFile, column: int) -> int:
+    """Return the decimals of the paper's values in the column: the most of its metric in any column, since a YAML number drops a last 0."""
+    columns = table.flat_columns
+    kind = metric_family(columns[column].metric), columns[column].unit
+    alike = [index for index, other in enumerate(columns) if (metric_family(other.metric), other.unit) == kind]
+    return max((_decimals(row.published[index]) for row in table.rows.values() for index in alike), default=0)
+
+
+def _decimals(value: Value) -> int:
+    return 0 if value is None else len(f"{value:g}".partition(".")[2])
 
 
 def _columns(table: TableFile, lines: Sequence[ShownLine]) -> tuple[ShownColumn, ...]:
     columns = []
     for index, column in enumerate(table.flat_columns):
-        printed = _printed_decimals(table, index)
+        others = [values[index] for row in table.rows.values() for values in (row.released, row.independent) if values is not None]
+        printed = max(_published_decimals(table, index), *map(_decimals, others), 0)
         means = [abs(cell.mean) for line in lines if (cell := line.cells[index]) is not None and abs(cell.mean) >= NOTHING]
         # two significant digits for values far below 1, such as minutes per epoch
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
@@ -243,6 +264,6 @@ def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence
     if printed is None or tolerance is None:
         return cell
     num_queries = tested["num_queries"] if metric_info(column.metric).is_share_of_queries else None
-    rounding = 0.5 * 10 ** -_printed_decimals(table, index)
+    rounding = 0.5 * 10 ** -_published_decimals(table, index)
     verdict = judge(list(values.values()), printed, tolerance.at(printed), num_queries, column.factor, rounding)
     return cell.model_copy(update={"tolerance": tolerance.at(printed), **asdict(verdict)})

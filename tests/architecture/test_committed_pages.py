@@ -19,8 +19,9 @@ from tasks.sealed import read_sealed
 from tasks.tables.file import load_table, table_names
 from tasks.tables.judging import compare_lines, rank_lines
 from tasks.tables.result import RESULT, TableResult
+from tasks.tables.runs import printed_epoch
 from tasks.tables.shown import ShownTable
-from tasks.tables.view import shown_table
+from tasks.tables.view import compared_lines, shown_table
 from tests.conftest import ROOT
 from tests.tasks.reports.conftest import read
 
@@ -62,10 +63,10 @@ def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: st
         mean, half_width = mean_over_seeds(list(cell.values.values()))
         assert cell.mean == pytest.approx(mean), AGAIN.format(name)
         assert (cell.half_width or 0.0) == pytest.approx(half_width if len(cell.values) >= MIN_SEEDS else 0.0), AGAIN.format(name)
-    rows = {row.name: row for row in shown.rows}
-    reference = load_table(name).reference
-    system = rows[reference].lines[0].system if reference is not None and rows[reference].lines else None
-    said = [found.sentence for found in compare_lines(shown.columns, lines, system)]
+    said = [
+        found.sentence
+        for found in compare_lines(shown.columns, *compared_lines(shown.rows, load_table(name).reference, printed_epoch(name)))
+    ]
     assert [found.sentence for found in shown.comparisons] == said, AGAIN.format(name)
 
 
@@ -90,7 +91,7 @@ def test_a_page_has_the_values_of_the_committed_runs(path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_ranks_its_values_as_today_s_statistics_do(name: str) -> None:
     shown = page(name)
-    ranking = rank_lines(shown.columns, [line for row in shown.rows for line in row.lines])
+    ranking = rank_lines(shown.columns, compared_lines(shown.rows, None, printed_epoch(name))[0])
     assert (shown.ranking and shown.ranking.sentence) == (ranking and ranking.sentence), AGAIN.format(name)
 
 

@@ -135,8 +135,9 @@ def test_posteriors_are_shares_of_draws() -> None:
         ),
         (
             HAND | {"b": {0: 49.0}},
-            "Best mean R@1: a, 52.0. a is the best (95 % confidence). Significantly worse than a: c (-10.0 ± 0.5). "
-            "Not compared: b (fewer than 3 shared seeds). Systems differ in their seeds; each pair is compared over those that it shares.",
+            "Best mean R@1: a, 52.0. a is the best of the compared systems (95 % confidence). "
+            "Significantly worse than a: c (-10.0 ± 0.5). Not compared: b (fewer than 3 shared seeds). "
+            "Systems differ in their seeds; each pair is compared over those that it shares.",
         ),
         (
             {"new": {0: 90.0}, "a": {0: 60.0, 1: 62.1, 2: 61.0}, "b": {0: 49.0, 1: 51.0, 2: 50.0}},
@@ -166,6 +167,25 @@ def test_no_system_is_bold_where_nothing_was_compared_and_one_system_is_no_compa
     assert compared({"a": {0: 1.0}, "b": {0: 2.0}}).best_set == frozenset()
     assert compared({"a": {0: 1.0}, "b": {0: 2.0}}).limits is None
     assert compare("d", "recall@1", {"a": {0: 1.0, 1: 2.0}, "b": {}}) is None
+
+
+def test_only_pairs_that_were_tested_are_counted() -> None:
+    """Of six pairs one shares three seeds, so it is corrected for one test, and so are the seeds that it needs."""
+    noisy = drawn({"a": 60, "b": 55}, 5, deviation=2.0)
+    found = compared(noisy | {"c": {7: 50.0}, "d": {8: 40.0}})
+    alone = compared(noisy)
+    assert found.limits == alone.limits is not None
+    assert found.needed[0] == alone.needed[0]
+    assert found.pair("a", "b").level == alone.pair("a", "b").level == 0.05
+
+
+def test_many_leaders_are_the_first_and_a_number() -> None:
+    found = compared({name: dict.fromkeys(range(3), 100.0) for name in "abcde"} | {"f": {0: 90.0, 1: 91.0, 2: 93.0}})
+    assert found.sentence.startswith("Best mean R@1: a and 4 others, 100.0. ")
+
+
+def test_scores_that_do_not_vary_show_no_limit() -> None:
+    assert compared({"a": dict.fromkeys(range(3), 90.0), "b": dict.fromkeys(range(3), 80.0)}).limits is None
 
 
 def test_differences_that_are_the_same_by_accident_leave_the_set_as_it_is() -> None:

@@ -47,6 +47,7 @@ class Pair:
         deviation: standard deviation of the differences.
         p_value: uncorrected p value of the paired t test; p_adjusted: multiplied by the number of tests in the family.
         posterior: probabilities that the system is better than the other by more than a point, within a point of it, and worse.
+        level: level of the interval and the test, corrected for the number of tests in the family.
     """
 
     system: str
@@ -58,6 +59,7 @@ class Pair:
     p_value: float | None = None
     p_adjusted: float | None = None
     posterior: tuple[float, float, float] | None = None
+    level: float | None = None
 
     @property
     def is_significant(self) -> bool:
@@ -132,11 +134,16 @@ class Comparison:
         return frozenset(system for system, (_, high) in self.to_best.items() if high > 0)
 
     @property
+    def num_tests(self) -> int:
+        """Number of pairs that share enough seeds to be tested."""
+        return sum(pair.p_value is not None for pair in self.pairs)
+
+    @property
     def limits(self) -> str | None:
-        """Sentence about the smallest difference that the comparison detects."""
-        if self.smallest is None:
+        """Sentence about the smallest difference that the comparison detects; None if nothing varies."""
+        if not self.smallest:
             return None
-        pairs = f"over all {len(self.pairs)} pairs" if len(self.pairs) > 1 else "one pair"
+        pairs = f"over all {self.num_tests} pairs" if self.num_tests > 1 else "one pair"
         return f"This comparison detects differences of {self.smallest:.{self.decimals}f} points with {100 * POWER:.0f} % power ({pairs})."
 
     @property
@@ -237,9 +244,9 @@ def compare(
         pairs=tuple(pairs),
         against=tuple(against),
         to_best=_to_best(means, compared),
-        smallest=median(_smallest(pair, len(compared)) for pair in compared) if compared else None,
+        smallest=median(map(_smallest, compared)) if compared else None,
         points=points,
-        needed=tuple(_needed(pair, points, len(against if is_named else compared)) for pair in against),
+        needed=tuple(_needed(pair, points) for pair in against),
         decimals=decimals,
         num_classes=num_classes,
     )
@@ -283,6 +290,7 @@ def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
             pair,
             p_adjusted=min(1.0, num_tests * pair.p_value),
             half_width=half_width_of(pair.deviation, len(pair.seeds), LEVEL / num_tests),
+            level=LEVEL / num_tests,
         )
         for pair in pairs
     ]
@@ -322,14 +330,14 @@ def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, 
     return intervals
 
 
-def _smallest(pair: Pair, num_comparisons: int) -> float:
-    return smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, LEVEL / num_comparisons)
+def _smallest(pair: Pair) -> float:
+    return smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, pair.level or LEVEL)
 
 
-def _needed(pair: Pair, points: float | None, num_comparisons: int) -> Needed:
+def _needed(pair: Pair, points: float | None) -> Needed:
     if points is None or not pair.deviation:
         return Needed(pair.system, None)
-    return Needed(pair.system, seeds_needed(points, pair.deviation, POWER, LEVEL / max(num_comparisons, 1)))
+    return Needed(pair.system, seeds_needed(points, pair.deviation, POWER, pair.level or LEVEL))
 
 
 # ---------------------------------------------------------------- in words
@@ -341,7 +349,8 @@ def _sentence(comparison: Comparison, scores: Scores) -> str:
         name for name, value in comparison.means.items() if abs(value - comparison.means[comparison.best]) <= SAME * max(1.0, abs(value))
     ]
     where = f" on these {comparison.num_classes} classes" if comparison.num_classes is not None else ""
-    sentences = [f"Best mean {title}{where}: {_names(leaders)}, {comparison.means[comparison.best]:.{comparison.decimals}f}."]
+    led_by = _names(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
+    sentences = [f"Best mean {title}{where}: {led_by}, {comparison.means[comparison.best]:.{comparison.decimals}f}."]
     if not comparison.to_best:
         return f"{sentences[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
     sentences.append(_who_may_be_best(comparison))
@@ -357,7 +366,7 @@ def _sentence(comparison: Comparison, scores: Scores) -> str:
 def _who_may_be_best(comparison: Comparison) -> str:
     """Describe the confidence set of the best. It may exclude systems without a significant difference, which are worse or equal."""
     first, *others = candidates = [name for name in comparison.means if name in comparison.best_set] or [comparison.best]
-    best = "best" if comparison.best in comparison.to_best else "best of the compared systems"
+    best = "best" if len(comparison.to_best) == len(comparison.means) else "best of the compared systems"
     if not others:
         return f"{first} is the {best} (95 % confidence)."
     if len(candidates) == len(comparison.to_best):

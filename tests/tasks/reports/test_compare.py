@@ -152,6 +152,19 @@ def test_intervals_for_other_classes_are_listed_with_those_on_these_classes(tmp_
     assert " No conclusion about other classes: 5 test classes are too few. " in text
 
 
+@pytest.mark.parametrize(("reference", "num_tests"), [("c", 2), (None, 3)])
+def test_intervals_for_other_classes_hold_at_once(
+    reference: str | None, num_tests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A best that the scores chose may be any system, so its intervals are corrected for every pair."""
+    levels = []
+    monkeypatch.setattr(compare, "difference_over_classes", lambda values, references, level: levels.append(level))
+    runs = [run(name, seed, 0.1 * place + 0.01 * seed**place) for place, name in enumerate("abc", 1) for seed in range(3)]
+    runs = [(spec, record.model_copy(update={"class_recalls": {"0": 0.5, "1": 0.5}})) for spec, record in runs]
+    write_report("title", runs, tmp_path, reference=reference)
+    assert levels == [pytest.approx(0.05 / num_tests)] * 2
+
+
 def test_one_seed_compares_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
     text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
     assert "Best mean R@1: a, 25.0. Nothing is compared: fewer than 3 shared seeds." in text

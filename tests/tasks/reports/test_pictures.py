@@ -43,6 +43,12 @@ def write_page(path: Path, *images: bytes, room: int = ROOM) -> list[Encoded]:
     return encoded
 
 
+def test_a_picture_damaged_in_any_way_is_omitted() -> None:
+    data = bytearray(png(1))
+    data[data.rindex(b"IDAT") + 2] ^= 0x20  # Pillow calls a broken chunk a syntax error
+    assert encode(bytes(data), ROOM) == Encoded(source=None)
+
+
 def test_what_has_not_changed_is_not_encoded_again(tmp_path: Path, encodings: list[int]) -> None:
     first = write_page(tmp_path / "page.json", png(1), png(2), png(1), b"no picture")
     assert len(encodings) == 3, "two are the same"

@@ -1,6 +1,7 @@
 """Scoring from files: a folder of shards gives the scores of its arrays, streamed or not; inconsistent files are refused in one line."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
+from tasks.scores.evaluation import evaluate_run
 from tasks.scores.scoring import Files, approximation_of, score_files
 
 CONFIG = EvaluationConfig(recall_at=(1, 5))
@@ -41,6 +43,16 @@ def test_a_folder_gives_the_numbers_of_its_arrays_streamed_or_not(tmp_path: Path
     assert streamed.items() <= expected.items()
     assert "map@r" in streamed
     assert "nmi" not in streamed
+
+
+def test_a_measurement_without_a_value_is_no_score(tmp_path: Path) -> None:
+    """A NaN is written as null, which no table reads back."""
+    write_role(tmp_path, "test", 0)
+    measured = {"pair_cosine_gap": math.nan, "other": math.inf, "kept": 0.5}
+    scores = evaluate_run(CONFIG, 0, [], tmp_path, tmp_path / "out", measured)
+    assert scores == json.loads((tmp_path / "out/metrics.json").read_text())
+    assert scores["kept"] == 0.5
+    assert not {"pair_cosine_gap", "other"} & scores.keys()
 
 
 def test_queries_and_gallery_of_a_folder_are_told_apart_by_role(tmp_path: Path) -> None:

@@ -254,6 +254,35 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     assert json.loads(table.model_dump_json())["comparisons"][0]["sentence"] == found.sentence
 
 
+@pytest.mark.parametrize(("name", "is_oracle"), [("softtriple/table1", False), ("tuplet_margin/table1", True)])
+def test_systems_are_compared_at_the_printed_epoch_alone(name: str, is_oracle: bool) -> None:
+    """Others are the same trainings; one chosen on the test classes would always be the best."""
+    runs = [
+        run(row, seed, epoch=epoch, variant="as_published", recall_at_1=value + add + seed**2 / 1000)
+        for epoch, add in (("last", 0.0), ("oracle", 0.05))
+        for row, value in (("ours", 0.6), ("wide", 0.5))
+        for seed in range(3)
+    ]
+    table = shown_table(name, parse(TableFile, FILE, "table"), TableResult(name=name, runs=tuple(runs)))
+    (found,) = table.comparisons
+    assert [(system.partition(",")[0], "oracle" in system) for system in found.means] == [("Ours", is_oracle), ("Wide", is_oracle)]
+    assert table.ranking is None or len(table.ranking.mean_ranks) == 2
+    only_last = TableResult(name=name, runs=tuple(run for run in runs if run.epoch == "last"))
+    assert list(shown_table(name, parse(TableFile, FILE, "table"), only_last).comparisons[0].means) == ["Ours", "Wide"]
+
+
+def test_a_published_value_has_the_decimals_of_its_metric_in_any_column() -> None:
+    """YAML reads 33.0 as 33; other columns of the metric tell that the paper prints a decimal, so half of it is its rounding."""
+    columns = [{"dataset": dataset, "metrics": ["recall@1"]} for dataset in ("cub200", "sop")]
+    rows_of = {"ours": {"label": "Ours", "kind": "own", "published": [33.0, 40.5], "released": [33.25, None], "variants": ["as_published"]}}
+    file = {key: value for key, value in FILE.items() if key != "tolerances"} | {"columns": columns, "rows": rows_of}
+    table = shown(*(run("ours", seed, variant="as_published", recall_at_1=0.334 + 0.0001 * seed) for seed in range(3)), file=file)
+    assert [column.printed(33.0) for column in table.columns] == ["33.00", "33.0"]
+    cell = rows(table)["ours"].lines[0].cells[0]
+    # mean 33.41, standard deviation 0.01; t(2) 4.303: 4.303 * 0.01 * sqrt(4 / 3) = 0.0497, and 0.05 of rounding
+    assert (cell.low, cell.verdict) == (pytest.approx(33.41 - 0.0497 - 0.05, abs=1e-3), "above")
+
+
 def test_one_seed_or_one_row_has_no_conclusions():
     assert shown(*seeds("ours", recall_at_1=0.605)).conclusions == []
     assert (
