@@ -14,11 +14,12 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import Field, ValidationError
@@ -35,8 +36,11 @@ FORMAT: Literal[2] = 2  # format 1 had no hashes
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
 VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
-LEFTOVERS = (".index.json.*", "index.json.*")  # of changes that were killed; the second of earlier versions of this program
+VERSION = "[0-9a-f]{12}"
+LEFTOVER = r"\.index\.json\.[0-9a-f]{32}"  # of a change that was killed (`dml_core.files.writing`)
+OWN_NAME = re.compile("|".join([*(file.replace(".", r"\.").format(VERSION) for file in FILES), LEFTOVER]))
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
+ValueT = TypeVar("ValueT")
 
 
 class MeasuredRecall(Config):
@@ -83,7 +87,7 @@ class IndexInfo(Config):
     reason: str | None = None
     approximation: ApproximateConfig | None = None
     found: MeasuredRecall | None = None
-    version: str = Field(pattern=r"^[0-9a-f]+$")
+    version: str = Field(pattern=f"^{VERSION}$")
     files_sha256: dict[str, str] | None = None
 
     def path(self, folder: Path, file: str) -> Path:
@@ -159,6 +163,7 @@ def changing(folder: Path) -> Iterator[str]:
 
     Raises:
         StoreError: the folder cannot be written.
+        OSError: as the caller's batches raised it (`from_caller`).
     """
     version = uuid4().hex[:12]
     try:
@@ -173,8 +178,26 @@ def changing(folder: Path) -> Iterator[str]:
                 if not _is_current(folder, version):
                     _remove(folder, lambda name: version in name)
                 raise
+    except _CallerError as error:
+        raise error.error from None
     except OSError as error:
         raise StoreError(f"{folder}: the index cannot be written ({error.strerror or error}); free or change the place") from None
+
+
+class _CallerError(Exception):
+    """An OSError of the caller's batches, such as that of an image or a server: it says nothing about the index's folder."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def from_caller(values: Iterable[ValueT]) -> Iterator[ValueT]:
+    """Yield the caller's values; `changing` then raises their OSErrors unchanged."""
+    try:
+        yield from values
+    except OSError as error:
+        raise _CallerError(error) from error
 
 
 def commit(folder: Path, info: IndexInfo) -> IndexInfo:
@@ -195,8 +218,8 @@ def commit(folder: Path, info: IndexInfo) -> IndexInfo:
 
 
 def _index_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that an index consists of, of any version, except `index.json` and the lock."""
-    return [path for pattern in (*(name.format("*") for name in FILES), *LEFTOVERS) for path in folder.glob(pattern)]
+    """Return the files in a folder whose names are those of an index's files, of any version, except `index.json` and the lock."""
+    return [path for path in folder.iterdir() if OWN_NAME.fullmatch(path.name)]
 
 
 def _is_current(folder: Path, version: str) -> bool:

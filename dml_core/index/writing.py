@@ -25,7 +25,18 @@ from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
 from dml_core.index.items import SCHEMA, Item, as_table
-from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, IndexInfo, MeasuredRecall, changing, check_place, commit, read_info
+from dml_core.index.layout import (
+    APPROXIMATE,
+    ITEMS,
+    VECTORS,
+    IndexInfo,
+    MeasuredRecall,
+    changing,
+    check_place,
+    commit,
+    from_caller,
+    read_info,
+)
 
 RECALL_AT = (1, 10, 100)
 SEED = 0
@@ -141,7 +152,7 @@ def _parts(
 ) -> Iterator[Part]:
     """Yield batches in the form of the stored vectors and items, after checking them and that no name is twice or among `present`."""
     names: set[str] = set()
-    for batch in batches:
+    for batch in from_caller(batches):
         if not len(batch.items):
             continue
         if len(batch.items) != len(batch.embeddings):

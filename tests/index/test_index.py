@@ -1,12 +1,14 @@
 """Indexes: results compared with numpy's sort, changes, rejected input, and the state after an interruption."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,38 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
         build_index(tmp_path / "index", batches(rows(30)), MODEL, replace=True)
     with pytest.raises(StoreError, match="cannot be written"):
         built(tmp_path / "other" / "thesis.tex" / "index", rows(3))
+
+
+@pytest.mark.parametrize("name", ["vectors-backup.f32", "items-mine.arrow", "approximate-0.faiss", "index.json.bak", ".index.json.swp"])
+def test_a_file_with_a_similar_name_is_not_removed(tmp_path: Path, name: str) -> None:
+    """A new index is refused beside it; a change of an existing index leaves it."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"not empty \({re.escape(name)}\)"):
+        built(folder, rows(20))
+    assert (folder / name).read_text() == "mine"
+    (folder / name).unlink()
+    built(folder, rows(20))
+    (folder / name).write_text("mine")
+    remove_items(folder, ["0.png"])
+    assert (folder / name).read_text() == "mine"
+
+
+def test_an_error_of_the_callers_batches_is_not_one_of_the_folder(tmp_path: Path) -> None:
+    """An image or a server that cannot be read; the index stays as it was."""
+
+    def failing() -> Iterator[Batch]:
+        yield from batches(rows(3), first=900)
+        raise ConnectionError("the server of the images is gone")
+
+    with pytest.raises(ConnectionError, match="the server of the images is gone"):
+        build_index(tmp_path / "index", failing(), MODEL)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
+    built(tmp_path / "index", rows(20))
+    with pytest.raises(ConnectionError):
+        add_items(tmp_path / "index", failing(), MODEL)
+    assert Index.open(tmp_path / "index").num_items == 20
 
 
 def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
