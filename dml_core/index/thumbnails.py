@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dml_core.data.store.decode import orientation, upright
+from dml_core.data.store.decode import decode_rgb, orientation, upright
 from dml_core.errors import DataError
 
 THUMBNAIL_PIXELS = 160
@@ -21,9 +21,10 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
         DataError: the file `name` is not an image, is damaged, or has more pixels than Pillow accepts.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data)) as stored:
+            turned = orientation(stored)
+            image = _of_8_bits(data) if stored.format == "PNG" and stored.mode.startswith("I") else stored
             image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
-            turned = orientation(image)
             image.thumbnail((num_pixels, num_pixels))
             small = image.convert("RGBA" if image.has_transparency_data else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
@@ -33,6 +34,11 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
     file = io.BytesIO()
     small.save(file, "WEBP", quality=QUALITY, lossless=max(small.size) <= PLAIN_PIXELS)
     return file.getvalue()
+
+
+def _of_8_bits(data: bytes) -> Image.Image:
+    """Return a PNG of 16 bits per pixel as the network sees it; Pillow's conversion makes all values above 255 white."""
+    return Image.fromarray(decode_rgb(data).permute(1, 2, 0).numpy())
 
 
 def picture_size(picture: bytes) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dml_core.data.store.decode import decode_rgb
 from dml_core.errors import DataError
 from dml_core.index.thumbnails import picture_size, thumbnail
 
@@ -38,6 +39,14 @@ def test_a_picture_of_a_turned_camera_is_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # requires a rotation by 90 degrees
     assert picture_size(thumbnail(encoded(Image.new("RGB", (60, 40)), "JPEG", exif=exif), "a.jpg")) == (40, 60)
+
+
+def test_a_png_of_16_bits_has_the_brightness_that_the_network_sees() -> None:
+    grey = np.linspace(0, 65535, 40 * 40).reshape(40, 40).astype(np.uint16)
+    data = encoded(Image.fromarray(grey), "PNG")
+    small = np.asarray(opened(thumbnail(data, "a.png")).convert("RGB"))
+    np.testing.assert_array_equal(small, decode_rgb(data).permute(1, 2, 0).numpy())
+    np.testing.assert_array_equal(small[..., 0], grey >> 8)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
