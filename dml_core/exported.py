@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Graph(nn.Module):
     def __init__(self, network: Embedder, transform: TransformConfig, precision: Precision) -> None:
         super().__init__()
         self.network = network.half() if precision == "fp16" else network
+        if precision == "fp16":  # GeM's result is float32; the head's weights are float16
+            network.pooling.register_forward_hook(lambda _module, _maps, pooled_NC: pooled_NC.half())
         self.scaling = transform.scaling
         scale(torch.zeros((1, 3, 1, 1), dtype=torch.uint8), self.scaling)  # caches constants before a tracer can create them
         self.dtype = torch.float16 if precision == "fp16" else torch.float32
@@ -194,8 +197,7 @@ def _quantise(path: Path, views: Sequence[Tensor]) -> None:
     class Batches(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.batches: Iterator[dict[str, NDArray[np.uint8]]] = (
-                {INPUT: torch.stack(list(views[start : start + CALIBRATION_BATCH])).permute(0, 2, 3, 1).contiguous().numpy()}
-                for start in range(0, len(views), CALIBRATION_BATCH)
+                {INPUT: torch.stack(batch).permute(0, 2, 3, 1).contiguous().numpy()} for batch in _calibration_batches(views)
             )
 
         def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
@@ -214,6 +216,13 @@ def _quantise(path: Path, views: Sequence[Tensor]) -> None:
         op_types_to_quantize=["Conv", "Gemm", "MatMul"],
     )
     prepared.unlink()
+
+
+def _calibration_batches(views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield batches of at most CALIBRATION_BATCH consecutive views of the same size."""
+    for _, same_size in groupby(views, key=lambda view: view.shape):
+        while batch := list(islice(same_size, CALIBRATION_BATCH)):
+            yield batch
 
 
 @contextmanager

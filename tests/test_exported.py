@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +25,27 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-def network_in(folder: Path, scaling: str = "zero-one", **transform: object) -> NetworkDescription:
+BN_HEAD = {"kind": "bn", "embedding_dim": 8}
+
+
+def network_in(
+    folder: Path, scaling: str = "zero-one", pooling: str = "average", head: dict[str, object] = BN_HEAD, **transform: object
+) -> NetworkDescription:
     """Save an untrained network with changed BatchNorm statistics to a folder."""
-    model = {"backbone": MODEL["backbone"], "head": {"kind": "bn", "embedding_dim": 8}}
+    model = {"backbone": MODEL["backbone"], "pooling": {"kind": pooling}, "head": head}
     config = small_training(model=model, transform={"scaling": scaling} | transform)
     system = build_system(config, 4, 0, CPU)
     system.model(torch.rand(16, 3, 24, 24))
     return save_network(folder, config.model_dump(mode="json"), 4, system.state_dict(), "ab" * 16)
 
 
-def exported(folder: Path, out: Path, graph_format: str, precision: str) -> GraphFile:
+def exported(folder: Path, out: Path, graph_format: str, precision: str, sizes: Sequence[tuple[int, int]] = ((24, 24),)) -> GraphFile:
     description = load_model(folder, "cpu").description
     graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
     out.mkdir()
-    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (32, 3, 24, 24), dtype=np.uint8))
-    write_graph(out, load_network(folder, description), description.transform, graph, list(pixels))
+    drawn, number = np.random.default_rng(1), 32 // len(sizes)
+    views = [torch.from_numpy(drawn.integers(0, 256, (3, *size), dtype=np.uint8)) for size in sizes for _ in range(number)]
+    write_graph(out, load_network(folder, description), description.transform, graph, views)
     write_description(out, description.model_copy(update={"graph": graph}))
     return graph
 
@@ -66,6 +73,45 @@ def test_a_graph_gives_the_network_s_rows(graph_format: str, precision: str, sca
     identity = own.identity if precision == "fp32" else f"{own.identity}-{precision}"
     assert (found.identity, found.num_dimensions, found.metric) == (identity, 8, own.metric)
     assert np.abs(expected).max() > 0.1
+
+
+def check_half_precision(folder: Path, graph_format: str, pooling: str, head: dict[str, object]) -> None:
+    network_in(folder / "kept", pooling=pooling, head=head)
+    exported(folder / "kept", folder / "out", graph_format, "fp16")
+    images = list(np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8))
+    np.testing.assert_allclose(load_model(folder / "out").embed(images), load_model(folder / "kept", "cpu").embed(images), atol=0.02)
+
+
+@pytest.mark.parametrize("graph_format", FILES)
+def test_gem_is_exported_in_half_precision(graph_format: str, tmp_path: Path) -> None:
+    """Its result is float32 also for half-precision maps."""
+    check_half_precision(tmp_path, graph_format, "gem", {"kind": "bn_neck", "embedding_dim": 8})
+
+
+HEADS: list[dict[str, object]] = [
+    {"kind": "identity"},
+    {"kind": "linear", "embedding_dim": 8},
+    BN_HEAD,
+    {"kind": "bn_neck", "embedding_dim": None},
+    {"kind": "two_layer", "embedding_dim": 8},
+    {"kind": "two_layer", "embedding_dim": 8, "batchnorm": True},
+    {"kind": "two_layer", "embedding_dim": 8, "test_layer": "last"},
+]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("pooling", ["average", "max", "average_max", "gem"])
+@pytest.mark.parametrize("graph_format", FILES)
+def test_every_network_is_exported_in_half_precision(graph_format: str, pooling: str, head: dict[str, object], tmp_path: Path) -> None:
+    check_half_precision(tmp_path, graph_format, pooling, head)
+
+
+def test_a_network_without_a_size_is_quantised_with_views_of_any(tmp_path: Path) -> None:
+    network_in(tmp_path / "kept", crop="none", crop_size=None, padding=0)
+    exported(tmp_path / "kept", tmp_path / "out", "onnx", "int8", [(24, 24), (24, 32), (32, 24)])
+    images = list(np.random.default_rng(0).integers(0, 256, (3, 24, 40, 3), dtype=np.uint8))
+    np.testing.assert_allclose(load_model(tmp_path / "out").embed(images), load_model(tmp_path / "kept", "cpu").embed(images), atol=0.3)
 
 
 @pytest.mark.proof
