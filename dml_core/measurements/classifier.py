@@ -12,6 +12,7 @@ from scipy.special import softmax
 from torch import Tensor
 from torch.nn import functional
 
+from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.losses.heated_up_softmax import HeatedUpSoftmax
 from dml_core.losses.sgsl import SGSL
@@ -61,7 +62,7 @@ def classifier_of(run: FinishedRun) -> Classifier:
     """Return the classifier trained by the run's loss.
 
     Raises:
-        EvaluationError: the loss has no classifier, or the scored classes are not the trained ones.
+        EvaluationError: the loss is none of these, or the scored classes are not the trained ones.
     """
     loss = run.system.loss
     if isinstance(loss, HeatedUpSoftmax):
@@ -74,8 +75,10 @@ def classifier_of(run: FinishedRun) -> Classifier:
     elif isinstance(loss, SGSL):
         classifier = _classifier(loss.weight_CD, None)
     else:
-        raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no classifier to look at")
-    if int(run.gallery.labels.max()) >= len(classifier.weight):
+        known = "softmax, heated_up_softmax and sgsl"
+        raise EvaluationError(f"{run.title}: measurements of a classifier support the losses {known}, not '{run.training.loss.name}'")
+    role = run.gallery.role
+    if role != "train" and _class_names(run, role) != _class_names(run, "train"):  # each role numbers its classes from 0
         raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
     return classifier
 
@@ -103,6 +106,10 @@ def unit_length(rows_ND: NDArray[Any]) -> Floats:
         raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; mend the network")
     units_ND: Floats = wide_ND / norms_N1
     return units_ND
+
+
+def _class_names(run: FinishedRun, role: str) -> list[str]:
+    return open_role(run.dataset, role, run.training.validation).class_names
 
 
 def _classifier(weight_CD: Tensor, bias_C: Tensor | None) -> Classifier:

@@ -1,6 +1,7 @@
 """Gradients at single embeddings: compared with autograd through the losses, and with the paper's limits."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.losses.registry import build_loss
 from dml_core.measurements import gradient_over_alpha, gradient_over_norm
@@ -140,10 +143,27 @@ def test_a_run_without_a_hard_sample_has_no_score(tmp_path: Path) -> None:
         assert len(module.measure(run, module.Options(samples="easy"), tmp_path)) > 3
 
 
-def test_a_loss_without_a_classifier_and_classes_that_it_does_not_know_are_refused() -> None:
-    with pytest.raises(EvaluationError, match="the loss 'contrastive' has no classifier to look at"):
-        classifier_of(finished(build_loss("contrastive", {}, 5, 3), np.ones((40, 3)), name="contrastive"))
+@pytest.mark.parametrize("name", ["contrastive", "normalised_softmax"])
+def test_a_loss_that_is_not_supported_is_refused_with_those_that_are(name: str) -> None:
+    with pytest.raises(EvaluationError, match=rf"support the losses softmax, heated_up_softmax and sgsl, not '{name}'$"):
+        classifier_of(finished(build_loss(name, {}, 5, 3), np.ones((40, 3)), name=name))
+
+
+@pytest.mark.parametrize(("role", "validation"), [("test", None), ("validation", ValidationConfig(share=0.5))])
+def test_classes_of_another_role_are_refused_although_their_numbers_are_those_of_trained_ones(
+    role: str, validation: ValidationConfig | None, packed: Path
+) -> None:
+    dataset = open_role(packed, role, validation)
+    trained = open_role(packed, "train", validation)
+    assert set(dataset.labels) <= set(trained.labels)
+    scored = Scored(role, np.ones((len(dataset), 3), np.float32), dataset.labels)
+    loss = build_loss("softmax", {}, len(trained.class_names), 3)
+    run = replace(finished(loss, np.ones((40, 3))), dataset=packed, queries=scored, gallery=scored)
+    run.training.validation = validation  # type: ignore[misc]
     with pytest.raises(EvaluationError, match="classes that the classifier was not trained on; score the training images"):
-        classifier_of(finished(build_loss("softmax", {}, 3, 3), np.ones((40, 3))))
+        classifier_of(run)
+
+
+def test_rows_of_zeros_are_refused() -> None:
     with pytest.raises(EvaluationError, match="1 rows of zeros"):
         unit_length(np.array([[0.0, 0.0], [1.0, 0.0]]))
