@@ -30,6 +30,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import check_regular, file_sha256, read_regular, replace_folder, sealed, unsealed
+from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE, Forward, Metric, NetworkDescription
@@ -154,9 +155,9 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"device '{device}' cannot be used ({str(error).splitlines()[0]}); name one that is here, as 'cpu'") from None
 
-    @torch.no_grad()
     def forward(pixels: Tensor) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = network.embed(scale(pixels.to(chosen), description.transform.scaling)).float().cpu().numpy()
+        with torch.no_grad(), without_tf32():  # as in the run's own evaluation
+            rows: NDArray[np.float32] = network.embed(scale(pixels.to(chosen), description.transform.scaling)).float().cpu().numpy()
         return rows
 
     return TrainedModel(description, description.identity or _file_identity(folder / WEIGHTS_FILE), forward)

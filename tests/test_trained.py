@@ -17,7 +17,7 @@ from dml_core.errors import ConfigError, DataError
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import NetworkDescription
-from dml_core.trained import TrainedModel, load_network, save_network
+from dml_core.trained import TrainedModel, load_model, load_network, save_network
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
 DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop_to_box": True}, "num_classes": 3, "embedding_dim": 3}
@@ -87,6 +87,23 @@ def test_boxes_are_those_of_their_images() -> None:
     np.testing.assert_allclose(found[0], PIXELS[0, 12:18, 12:18].mean(axis=(0, 1)), rtol=1e-6)
     np.testing.assert_allclose(found[1:3], EXPECTED[1:3], rtol=1e-6)
     np.testing.assert_allclose(found[3], PIXELS[3, :6, :6].mean(axis=(0, 1)), rtol=1e-6)
+
+
+def test_embeddings_are_made_without_tf32_and_the_process_s_setting_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    during: list[tuple[str, str]] = []
+
+    def precisions() -> tuple[str, str]:
+        return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
+
+    before = precisions()
+    embed = Embedder.embed
+    monkeypatch.setattr(Embedder, "embed", lambda self, images: during.append(precisions()) or embed(self, images))
+    load_model(tmp_path / "network", "cpu").embed(PIXELS[0])
+    assert during == [("ieee", "ieee")]
+    assert precisions() == before != ("ieee", "ieee")
 
 
 @pytest.mark.parametrize(
