@@ -2,7 +2,8 @@
 
 The project's root is the nearest folder at or above the working directory with a `params.yaml`. Runs write below `state/` there, or to the
 folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`. While a local stack is up (`dml stack up`),
-`stack/env` in the state folder names the servers to use; variables set by the user override it.
+`stack/env` in the state folder names the servers to use; variables set by the user override it. A relative folder in a variable is one in
+the working directory of the command, also for its processes that have another one, such as Ray's workers.
 """
 
 import base64
@@ -23,6 +24,7 @@ from dml_core.files import read_regular
 STACK_ENV = Path("stack") / "env"
 STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
+FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
@@ -66,7 +68,8 @@ def find_project(*starts: Path) -> Project:
         *starts: folders; the first one in or below a project determines it. By default the working directory.
 
     Raises:
-        ConfigError: no `params.yaml` here or above, or a state folder whose name cannot be part of a database address.
+        ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, or a store that is
+            neither a folder nor in a bucket.
         StoreError: the file of the local stack is damaged.
     """
     starts = starts or (Path.cwd(),)
@@ -77,14 +80,32 @@ def find_project(*starts: Path) -> Project:
     if "?" in str(state):
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
     settings = stack_environment(state) | {name: value for name, value in os.environ.items() if value}
-    store = settings.get("DML_STORE", str(state / "store"))
+    store = _store(settings.get("DML_STORE", str(state / "store")))
     tracking_uri = settings.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
     return Project(root, state, store, tracking_uri)
 
 
 def state_folder(root: Path) -> Path:
     """Return the state folder of the project at `root`: `DML_STATE`, or `state` in it."""
-    return Path(os.environ.get("DML_STATE") or root / "state").absolute()
+    return _folder(os.environ.get("DML_STATE") or str(root / "state"))
+
+
+def _folder(path: str) -> Path:
+    """Return a folder's absolute path, with `~` replaced."""
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own raises for an unknown user
+
+
+def _store(address: str) -> str:
+    """Return a store's address, an absolute folder or `s3://bucket/prefix`.
+
+    Raises:
+        ConfigError: it is neither; a misspelt scheme would become a folder's name.
+    """
+    if address.startswith("s3://"):
+        return address
+    if re.match(r"[\w+.-]+:/", address):
+        raise ConfigError(f"DML_STORE: '{shown(address)}' is neither a folder nor s3://bucket/prefix; set it to one of them")
+    return str(_folder(address))
 
 
 def ray_cluster() -> str | None:
@@ -214,14 +235,21 @@ def git_tags(project: Project) -> dict[str, str]:
 def set_environment(project: Project) -> None:
     """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
-    Empty variables of the project and of places and addresses (`PLACES`) are removed: empty means unset. The local stack's are set if it is
-    up. Must run before any of these libraries is imported. docs/reference/settings.md gives the reason for each.
+    Empty variables of the project and of places and addresses (`PLACES`) are removed: empty means unset. Folders become absolute. The local
+    stack's variables are set if it is up. Must run before any of these libraries is imported. docs/reference/settings.md gives the reason
+    for each.
 
     Raises:
+        ConfigError: the store is neither a folder nor in a bucket.
         StoreError: the state folder cannot be written, or the file of the local stack is damaged.
     """
     for name in [name for name, value in os.environ.items() if not value and (name.startswith("DML_") or name in PLACES)]:
         del os.environ[name]
+    for name in FOLDERS:
+        if os.environ.get(name):
+            os.environ[name] = str(_folder(os.environ[name]))
+    if "DML_STORE" in os.environ:
+        os.environ["DML_STORE"] = _store(os.environ["DML_STORE"])
     for name, value in stack_environment(project.state).items():
         os.environ.setdefault(name, value)
     defaults = {

@@ -1,7 +1,7 @@
 """Meanings of environment variables, for the reference of settings. `tests/architecture/test_docs.py` compares them with the code."""
 
 INTRODUCTION = """Empty variables whose names begin with `DML_`, and empty addresses, count as unset. While a local stack is up
-(`dml stack up`), its variables apply too; your own override them.
+(`dml stack up`), its variables apply too; your own override them. Relative folders are relative to the working directory.
 """
 OF_THE_USER = {
     "DML_STATE": "Folder of runs, records and the local database; default `state` in the project.",

@@ -74,7 +74,7 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
         identity: identity of the step.
 
     Raises:
-        DamagedError: the record is damaged, or belongs to another step.
+        DamagedError: the record is damaged, belongs to another step, or names no file.
         NewerFormatError: a newer version of the program wrote it.
         StoreError: it cannot be read.
     """
@@ -91,6 +91,8 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
         raise DamagedError(f"{path}: damaged") from None
     if (record.step, record.identity) != (step, identity):
         raise DamagedError(f"{path}: damaged (the record of {record.step}/{record.identity})")
+    if not record.files:
+        raise DamagedError(f"{path}: damaged (it names no file)")
     return record
 
 

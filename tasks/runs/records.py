@@ -124,8 +124,17 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
-    """Return a record of every visible file below `folder`, by its relative name, sorted."""
-    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in visible_files(folder))
+    """Return a record of every visible file below a finished step's `folder`, by its relative name, sorted.
+
+    Raises:
+        StoreError: there is none; a record without files would always count as intact.
+    """
+    files = visible_files(folder)
+    if not files:
+        raise StoreError(
+            f"{folder}: the step left no file here; check that all processes of the run reach this folder, and rerun the command"
+        )
+    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in files)
 
 
 class RunReport(Record):
@@ -155,8 +164,9 @@ class RunReport(Record):
 
     @property
     def outbox_name(self) -> str:
-        """File name of the record while it waits for MLflow."""
-        return f"{self.identity}.json"
+        """File name of the record while it waits for MLflow. A newer run of the same variant and seed replaces the record that waits."""
+        place = f"{self.comparison}\n{self.variant}\n{self.seed}"
+        return f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
 
 
 class ComparisonReport(Record):

@@ -93,16 +93,43 @@ def test_a_state_folder_that_no_database_address_can_name_is_refused(inside: Pat
     assert find_project().state == inside / "a b#ü%41"
 
 
+@pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_HOME", "TORCH_HOME"])
+def test_a_relative_folder_is_the_same_for_processes_with_another_working_directory(
+    name: str, inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.environ[name] = "own"
+    first = open_project()
+    (inside / "sub").mkdir()
+    monkeypatch.chdir(inside / "sub")  # as DVC and Ray's workers have another one
+    assert os.environ[name] == str(inside / "own")
+    assert find_project() == first
+
+
+def test_a_home_in_a_folder_s_name_is_replaced(inside: Path) -> None:
+    os.environ |= {"HOME": str(inside), "DML_STORE": "~/runs", "DML_STATE": "~/of runs"}
+    assert (find_project().store, find_project().state) == (str(inside / "runs"), inside / "of runs")
+    os.environ["DML_STORE"] = "~nobody-here/runs"
+    assert find_project().store == str(inside / "~nobody-here/runs")
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/x", "s3:/bucket/x", "S3://bucket/x", "file:///tmp/x", "https://user:word@host/x"])
+def test_a_store_of_another_kind_is_no_folder(address: str, inside: Path) -> None:
+    os.environ["DML_STORE"] = address
+    with pytest.raises(ConfigError, match=r"DML_STORE: .* is neither a folder nor s3://bucket/prefix") as caught:
+        find_project()
+    assert "word" not in str(caught.value)
+
+
 def test_finding_a_project_changes_no_variable_and_opening_it_sets_the_stack_s(inside: Path) -> None:
     values = {"DML_STORE": "s3://dml/store", "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
     write_whole(inside / "state/stack/env", stack_text(values))
     os.environ["DML_STORE"], os.environ["MLFLOW_TRACKING_URI"] = "own", ""
     before = dict(os.environ)
     project = find_project()
-    assert (project.store, project.tracking_uri) == ("own", values["MLFLOW_TRACKING_URI"])
+    assert (project.store, project.tracking_uri) == (str(inside / "own"), values["MLFLOW_TRACKING_URI"])
     assert os.environ == before
     assert open_project() == project
-    assert {name: os.environ[name] for name in values} == values | {"DML_STORE": "own"}
+    assert {name: os.environ[name] for name in values} == values | {"DML_STORE": str(inside / "own")}
     assert (overridden(values), prefect_server()) == (["DML_STORE"], values["PREFECT_API_URL"])
 
 

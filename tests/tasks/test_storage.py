@@ -13,7 +13,7 @@ import pytest
 
 import tasks.storage
 from dml_core.errors import StoreError
-from tasks.runs.records import StepRecord, describe_folder
+from tasks.runs.records import StepRecord, describe_folder, visible_files
 from tasks.storage import Store, copy_objects, push_objects
 
 
@@ -116,7 +116,17 @@ def test_a_step_that_runs_anew_finds_nothing_of_an_earlier_one(tmp_path: Path, a
         assert [file.name for file in describe_folder(store.pull("train/v"))] == ["weights.pt"]
     assert not (stores[0].folder("train/v") / ".temporary").exists()
     stores[0].clear("train/v")
-    assert [describe_folder(store.pull("train/v")) for store in stores] == [(), ()]
+    assert [visible_files(store.pull("train/v")) for store in stores] == [[], []]
+
+
+def test_a_finished_step_without_a_file_is_refused(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "cache")
+    with pytest.raises(StoreError, match="train/x: the step left no file here"):
+        describe_folder(store.pull("train/x"))
+    store.folder("train/x").mkdir(parents=True)
+    (store.folder("train/x") / ".temporary").touch()
+    with pytest.raises(StoreError, match="train/x: the step left no file here"):
+        describe_folder(store.pull("train/x"))
 
 
 def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, s3_bucket: str) -> None:

@@ -55,8 +55,9 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
     (folder / "metrics.json").write_text(json.dumps({"recall@1": spec.seed / 2**21}))
     cost = Cost(cpu_seconds=25.0)
     facts = {"seconds": 12.5, FACT: cost.model_dump(mode="json")}
-    checkpoint = CheckpointRecord(step="train", identity=trained.identity, key=f"train/{trained.identity}", files=(), facts=facts)
-    scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=describe_folder(folder))
+    files = describe_folder(folder)
+    checkpoint = CheckpointRecord(step="train", identity=trained.identity, key=f"train/{trained.identity}", files=files, facts=facts)
+    scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=files)
     keep(checkpoint)
     keep(scores)
     return MeasuredRun.of(spec, read_scores(scores, folder), record.digest, 12.5, costs={"train": cost})

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from flows.reuse.planned import finished_record
+from tasks.environment import finished_records
 from tasks.files import files_set_aside
 from tasks.runs import identity
 from tasks.runs.finished import RunName, finished_identities, made_by_older_code, parse_run_name, record_provenance, run_identities
+from tasks.runs.records import CheckpointRecord
+from tasks.storage import Store
 from tests.damage import DAMAGE
+from tests.tasks.plans.test_rebuilding import keep
 from tests.tasks.runs.test_identity import DATASET, SPEC, changed
 
 LOSS = "dml_core/losses/softtriple.py"
@@ -31,6 +36,13 @@ LOSS = "dml_core/losses/softtriple.py"
 )
 def test_a_run_has_a_dataset_and_may_have_a_variant_and_a_seed(text: str, name: RunName | None) -> None:
     assert parse_run_name(text) == name
+
+
+def test_a_record_that_names_no_file_is_damaged_so_that_its_step_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "records"))
+    keep(CheckpointRecord(step="train", identity="0123", key="train/0123", files=()))
+    assert finished_record("train", "0123", Store(str(tmp_path / "store"), tmp_path / "cache"), "a run") is None
+    assert [path.name for path in files_set_aside(finished_records())] == ["0123.damaged-1"]
 
 
 @pytest.fixture

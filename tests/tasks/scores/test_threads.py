@@ -50,6 +50,8 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
         if title == "second":
             assert first_ended.wait(20)
         seen[title] = threads()
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").touch()
 
     def score(title: str) -> None:
         spec: Any = SimpleNamespace(
