@@ -264,6 +264,7 @@ def test_good_rows_pass(tmp_path: Path) -> None:
     ("extra", "message"),
     [
         (("a1", 1, "a", "train"), "listed 2 times"),
+        (("./a1", 1, "a", "train"), "listed 2 times"),
         (("../a3", 1, "a", "train"), "leads out of the folder"),
         (("/a3", 1, "a", "train"), "leads out of the folder"),
         (("a\udcff3", 1, "a", "train"), "not printable UTF-8"),
@@ -271,12 +272,32 @@ def test_good_rows_pass(tmp_path: Path) -> None:
         (("a3", 1, "a", "test"), "must be disjoint"),
         (("c1", 3, "c", "test"), "has one image in test"),
         (("c1", 3, "c", "train"), "has one image in train"),
-        (("c1", 3, "c", "query"), "in query but not in gallery"),
+        (("c1", 3, "c", "query"), "has images in query, test; besides train, use either test, or query and gallery"),
+        (("c1", 3, "c", "gallery"), "has images in gallery, test; besides train"),
     ],
 )
 def test_rules_of_every_dataset(tmp_path: Path, extra: tuple[str, int, str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Listed(listed=(*GOOD, extra)).read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scored", "message"),
+    [
+        ({"b1": "gallery", "b2": "gallery"}, "has images in gallery; besides train"),
+        ({"b1": "query", "b2": "query"}, "has images in query; besides train"),
+        ({"b1": "query", "c1": "gallery"}, "in query but not in gallery"),
+    ],
+)
+def test_images_that_nothing_would_score_are_refused(tmp_path: Path, scored: dict[str, str], message: str) -> None:
+    rows = tuple((path, ord(path[0]), path[0], role) for path, role in scored.items())
+    with pytest.raises(DataError, match=message):
+        Listed(listed=(*GOOD[:2], *rows)).read(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [GOOD[:2], GOOD[2:], (*GOOD[:2], ("b1", 2, "b", "query"), ("b2", 2, "b", "gallery"))])
+def test_images_to_train_on_or_to_score_alone_pass(tmp_path: Path, rows: tuple[tuple[str, int, str, str], ...]) -> None:
+    assert len(Listed(listed=rows).read(tmp_path).rows) == len(rows)
 
 
 def test_no_images_and_no_folder(tmp_path: Path) -> None:

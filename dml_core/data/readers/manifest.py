@@ -67,14 +67,33 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}: column '{column}' is there twice; remove one")
         if column not in _COLUMNS:
             raise DataError(f"{path}: unknown column '{column}' (known: {', '.join(_COLUMNS)})")
+    _check_types(table, path)
     for column in ("path", "label"):
-        if column not in columns or table[column].null_count:
+        if column not in columns or table[column].null_count or "" in table[column].unique().to_pylist():
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
     boxes = [column for column in _BOX_COLUMNS if column in columns]
     if boxes and len(boxes) < len(_BOX_COLUMNS):
         raise DataError(f"{path}: a box needs all of the columns {', '.join(_BOX_COLUMNS)}")
     records: list[dict[str, Any]] = table.to_pylist()
     return [{**record, "label": str(record["label"])} for record in records]
+
+
+def _check_types(table: Any, path: Path) -> None:
+    """Reject columns of a Parquet file with other values than the list is made of."""
+    from pyarrow import types
+
+    for column, kind in zip(table.column_names, table.schema.types, strict=True):
+        values = kind.value_type if types.is_dictionary(kind) else kind
+        is_text = types.is_string(values) or types.is_large_string(values) or types.is_string_view(values)
+        is_number = types.is_integer(values) or types.is_floating(values) or types.is_decimal(values)
+        if column in _BOX_COLUMNS:
+            expected, fits = "numbers", is_number
+        elif column == "label":
+            expected, fits = "text or integers", is_text or types.is_integer(values)
+        else:
+            expected, fits = "text", is_text
+        if not (fits or types.is_null(values)):
+            raise DataError(f"{path}: column '{column}' has values of type {kind}; write {expected}")
 
 
 def _text_columns(csv: Any) -> Any:

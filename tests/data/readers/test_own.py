@@ -122,6 +122,7 @@ def test_parquet_without_roles(tmp_path: Path) -> None:
         (HEADER + "1.png,a,train,5,0,2,3\n", "row 1 has a box"),
         (HEADER + "1.png,a,train,5,,,\n", "row 1 has a box"),
         (HEADER + "1.png,a,train,wide,0,2,3\n", "not readable as a table"),
+        (HEADER + "1.png,a,train,0,0,inf,inf\n", "image '1.png' has a box with a side that is not a finite number"),
         ("path,label\n../1.png,a\n2.png,a\n", "leads out of the folder"),
         ("path,label\n1.png,a\n1.png,a\n", "listed 2 times"),
     ],
@@ -130,6 +131,43 @@ def test_list_problems_are_one_line(text: str, message: str, tmp_path: Path) -> 
     with pytest.raises(DataError, match=message) as error:
         roles("manifest", listed(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"path": [1, 2]}, "column 'path' has values of type int64; write text"),
+        ({"path": [b"1.png", b"2.png"]}, "column 'path' has values of type binary; write text"),
+        ({"label": [b"a", b"a"]}, "column 'label' has values of type binary; write text or integers"),
+        ({"label": [["a"], ["a"]]}, "column 'label' has values of type list"),
+        ({"label": [0.5, NAN]}, "column 'label' has values of type double"),
+        ({"label": ["", "a"]}, "column 'label' is missing or has empty cells"),
+        ({"role": [1, 1]}, "column 'role' has values of type int64; write text"),
+        (
+            {"left": ["0", "x"], "top": ["0", "0"], "right": ["2", "2"], "bottom": ["2", "2"]},
+            "column 'left' has values of type string; write numbers",
+        ),
+        (
+            {"left": [0.0, NAN], "top": [0.0, NAN], "right": [2.0, NAN], "bottom": [2.0, NAN]},
+            "image '2.png' has a box with a side",
+        ),
+    ],
+)
+def test_parquet_problems_are_one_line(columns: dict[str, list[object]], message: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"path": ["1.png", "2.png"], "label": ["a", "a"]} | columns), listed(tmp_path, "") / "list.parquet")
+    with pytest.raises(DataError, match=message) as error:
+        roles("manifest", tmp_path, file="list.parquet")
+    assert "\n" not in str(error.value)
+
+
+def test_parquet_with_categories_and_empty_columns(tmp_path: Path) -> None:
+    columns = {"path": ["1.png", "2.png"], "label": pa.array(["a", "a"]).dictionary_encode()}
+    empty = dict.fromkeys(("left", "top", "right", "bottom"), pa.nulls(2))
+    pq.write_table(pa.table(columns | {"role": pa.array(["train"] * 2).dictionary_encode()} | empty), listed(tmp_path, "") / "list.parquet")
+    assert roles("manifest", tmp_path, file="list.parquet") == {"1.png": "train", "2.png": "train"}
 
 
 def test_missing_list_and_unknown_option(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Checks of the rows of every dataset, and of the published ones."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from dml_core.data.store.rows import Counts, Row, role_counts
+from dml_core.data.store.rows import Counts, Role, Row, role_counts
 from dml_core.errors import DataError
+
+_SCORED_ROLES: tuple[set[Role], ...] = (set(), {"test"}, {"query", "gallery"})  # besides "train"
 
 
 def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> None:
@@ -38,7 +41,7 @@ def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -
 
 
 def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_classes: bool = False) -> None:
-    """Check the rules of every dataset: safe unique paths, one name per class, disjoint classes, a positive for every image.
+    """Check the rules of every dataset: safe unique paths, finite boxes, roles that fit, one name per class, disjoint classes, positives.
 
     In a dataset that is split by image (`shares_classes`), training and test must have the same classes instead of disjoint ones.
 
@@ -48,6 +51,8 @@ def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_
     if not rows:
         raise DataError(f"{where}: the dataset has no images")
     _check_paths(rows, where)
+    _check_boxes(rows, where)
+    _check_roles(rows, where)
     _check_names(rows, where)
     (_check_shared if shares_classes else _check_disjoint)(rows, where)
     _check_positives(rows, where, single_image_classes)
@@ -77,7 +82,7 @@ def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> l
 
 
 def _check_paths(rows: list[Row], where: Path) -> None:
-    path, times = Counter(row.path for row in rows).most_common(1)[0]
+    path, times = Counter(PurePosixPath(row.path) for row in rows).most_common(1)[0]  # './a.png' is 'a.png'
     if times > 1:
         raise DataError(f"{where}: image '{path}' is listed {times} times; remove the duplicates")
     for row in rows:
@@ -86,6 +91,19 @@ def _check_paths(rows: list[Row], where: Path) -> None:
             raise DataError(f"{where}: image path '{row.path}' leads out of the folder; paths must be relative to it")
         if not row.path.isprintable():
             raise DataError(f"{where}: image path {row.path!r} is not printable UTF-8; rename the file")
+
+
+def _check_boxes(rows: list[Row], where: Path) -> None:
+    for row in rows:
+        if row.box is not None and not all(map(math.isfinite, row.box)):
+            raise DataError(f"{where}: image '{row.path}' has a box with a side that is not a finite number; correct or empty it")
+
+
+def _check_roles(rows: list[Row], where: Path) -> None:
+    """Check that every image is trained on or scored: either test, or query and gallery, are scored."""
+    roles = {row.role for row in rows} - {"train"}
+    if roles not in _SCORED_ROLES:
+        raise DataError(f"{where}: has images in {', '.join(sorted(roles))}; besides train, use either test, or query and gallery")
 
 
 def _check_names(rows: list[Row], where: Path) -> None:
