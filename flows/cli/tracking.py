@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dml_core.config import check_name
 from dml_core.errors import ConfigError, TrackingError
-from dml_core.evaluation.statistics.comparing import Comparison
+from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
@@ -61,7 +61,7 @@ def compare(
         print(comparison.sentence)
     _print_comparison(title, comparison_rows(runs, comparison), comparison)
     if comparison is not None and comparison.limits is not None:
-        print(f"{comparison.bold_says} {comparison.limits}")
+        print(f"{BOLD} {comparison.limits}")
 
 
 def _print_comparison(title: str, rows: Sequence[Sequence[str]], comparison: Comparison | None) -> None:

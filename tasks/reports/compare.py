@@ -12,7 +12,7 @@ import numpy as np
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
+from dml_core.evaluation.statistics.comparing import BOLD, Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
 from dml_core.evaluation.statistics.over_seeds import says_seeds, summarise_seeds
@@ -110,7 +110,7 @@ def write_report(
         conclusions=[] if comparison is None else [comparison.sentence, _other_classes(comparison, over_classes), comparison.limits],
         role=runs[0][0].evaluation.role,
         spread=says_seeds(Counter(spec.variant for spec, _ in runs).values()),
-        bold_says=comparison.bold_says if comparison is not None and comparison.best_set else "",
+        bold_says=BOLD if comparison is not None and comparison.best_set else "",
         rows=_rows(summaries, comparison, older_code or {}),
         older_code={variant: made_by_older_code(files) for variant, files in (older_code or {}).items()},
         figures={"Recall@K": FIGURE_FILE} | ({"Recall@1 over epochs": EPOCHS_FILE} if has_curves else {}),

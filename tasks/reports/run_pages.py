@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.outcomes import confused_pairs, sample_queries
+from dml_core.evaluation.statistics.comparing import BOLD
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.files import replace_folder
 from tasks.environment import Project
@@ -203,6 +204,7 @@ def _write_comparison(
         columns=table_columns(name for metrics in summaries.values() for name in metrics),
         summaries=summaries,
         comparison=comparison,
+        bold=BOLD,
         only={(one, other): int((correct[one] & ~correct[other]).sum()) for one in order for other in order},
         scripts=[ITEMS, COMPARISON],
     )

@@ -192,7 +192,7 @@ def _written(folder: Path, name: str) -> ShownTable | None:
 def _waiting(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
     """Return (row, dataset) -> what is missing, as one line; rows that only have to be run are omitted."""
     missing: dict[tuple[str, str], str] = {}
-    for key, row in table.rows.items():
+    for key, row in table.rows.items() if name != STANDING else ():  # its variants need nothing else than its datasets
         for dataset in unmeasured(table, key, result) if is_run(row) else ():
             try:
                 prepared = project_dataset(params, dataset, table.dataset_options(dataset))

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from dml_core.evaluation.statistics.comparing import BOLD
 from tasks.runs.finished import made_by_older_code
 from tasks.tables.shown import Counted, JudgedClaim, ShownColumn, ShownLine, ShownRow, ShownTable
 
@@ -76,7 +77,7 @@ def conclusion_lines(table: ShownTable) -> list[str]:
     limits = [
         (f"{comparison.dataset}: " if has_several else "") + comparison.limits for comparison in table.comparisons if comparison.limits
     ]
-    return [*table.conclusions, " ".join([table.comparisons[0].bold_says, *limits])]
+    return [*table.conclusions, " ".join([BOLD, *limits])]
 
 
 def count_lines(table: ShownTable) -> list[str]:

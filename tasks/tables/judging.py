@@ -18,6 +18,7 @@ Lines (a row in a variant) are compared and ranked by the first metric of each d
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -119,11 +120,15 @@ def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun])
     """Return a claim with its values, not judged yet."""
     dataset = claim.dataset or table.flat_columns[0].dataset
     reference_metric = claim.reference_metric or claim.metric
-    values = _claimed_scores(table, runs, claim, claim.row, dataset, claim.metric)
+    factors = {column.metric: column.factor for column in table.flat_columns if column.dataset == dataset}
+    factor = factors.get(claim.metric, factors.get(reference_metric, 1.0))
+    reference_factor = factors.get(reference_metric, factor)
+    of_claim = partial(_claimed_scores, table, [run for run in runs if run.dataset == dataset], claim.variant)
+    values = of_claim(claim.row, claim.metric, factor)
     if isinstance(claim.reference, str):
-        references = _claimed_scores(table, runs, claim, claim.reference, dataset, reference_metric)
+        references = of_claim(claim.reference, reference_metric, reference_factor)
     else:
-        references = dict.fromkeys(values, claim.reference * _factor(table, dataset, reference_metric))
+        references = dict.fromkeys(values, claim.reference * reference_factor)
     seeds = tuple(sorted(values.keys() & references.keys()))
     paired = tuple(values[seed] for seed in seeds), tuple(references[seed] for seed in seeds)
     test = None
@@ -131,7 +136,7 @@ def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun])
         num_queries = None
         if metric_info(claim.metric).is_share_of_queries and metric_info(reference_metric).is_share_of_queries:
             num_queries = next(tested_on(run.scores)["num_queries"] for run in runs if (run.row, run.dataset) == (claim.row, dataset))
-        test = paired_difference(*paired, num_queries, _factor(table, dataset, claim.metric))
+        test = paired_difference(*paired, num_queries, factor)
     return JudgedClaim(
         **claim.model_dump(include={"says", "row", "metric", "side", "evidence", "history", "exploratory"}),
         dataset=dataset,
@@ -143,28 +148,29 @@ def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun])
         difference=float(np.subtract(*paired).mean()) if seeds else None,
         half_width=None if test is None else test.half_width,
         p_value=None if test is None else test.p_value,
-        why=None if test is not None else _why_undecided(claim, values, references, seeds),
+        why=None if test is not None else _why_undecided(claim, {run.row for run in runs if run.dataset == dataset}, values, references),
     )
 
 
-def _claimed_scores(table: TableFile, runs: Sequence[MeasuredRun], claim: Claim, row: str, dataset: str, metric: str) -> dict[int, float]:
-    """Return seed -> a row's score in the claim's variant (by default the row's first), in the unit of the metric's column."""
-    variant = claim.variant or next(iter(table.rows[row].variants), None)
-    factor = _factor(table, dataset, metric)
-    of_row = [run for run in runs if (run.row, run.variant, run.dataset) == (row, variant, dataset)]
+def _claimed_scores(
+    table: TableFile, runs: Sequence[MeasuredRun], variant: str | None, row: str, metric: str, factor: float
+) -> dict[int, float]:
+    """Return seed -> a row's score times the factor, in the claim's variant (by default the row's first)."""
+    variant = variant or next(iter(table.rows[row].variants), None)
+    of_row = [run for run in runs if (run.row, run.variant) == (row, variant)]
     return scores_by_seed((row, run.seed, factor * run.scores[metric]) for run in of_row if metric in run.scores).get(row, {})
 
 
-def _factor(table: TableFile, dataset: str, metric: str) -> float:
-    """Return the factor from a score to the unit of its column; 1 for a metric that no column shows."""
-    return next((column.factor for column in table.flat_columns if (column.dataset, column.metric) == (dataset, metric)), 1.0)
-
-
-def _why_undecided(claim: Claim, values: dict[int, float], references: dict[int, float], seeds: tuple[int, ...]) -> str:
-    missing = [repr(row) for row, scores in ((claim.row, values), (claim.reference, references)) if isinstance(row, str) and not scores]
+def _why_undecided(claim: Claim, measured: Collection[str], values: dict[int, float], references: dict[int, float]) -> str:
+    """Say what a claim needs to be decided; `measured` are the rows that have runs."""
+    sides = (claim.row, claim.metric, values), (claim.reference, claim.reference_metric or claim.metric, references)
+    missing = [(row, metric) for row, metric, scores in sides if isinstance(row, str) and not scores]
+    if no_runs := [repr(row) for row, _ in missing if row not in measured]:
+        return f"no runs of {' and '.join(dict.fromkeys(no_runs))}"
     if missing:
-        return f"no runs of {' and '.join(dict.fromkeys(missing))}"
-    return _too_few(len(seeds)) if seeds else "the two rows share no seed"
+        return f"the runs of '{missing[0][0]}' in this variant have no {missing[0][1]}"
+    num_shared = len(values.keys() & references.keys())
+    return _too_few(num_shared) if num_shared else "the two rows share no seed"
 
 
 # ---------------------------------------------------------------- lines

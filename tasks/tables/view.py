@@ -12,6 +12,7 @@ from dml_core.evaluation.statistics.comparing import tested_on
 from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
+from tasks.runs.tuned import STANDING
 from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
 from tasks.tables.result import MeasuredRun, TableResult
@@ -218,6 +219,8 @@ def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Se
 
 def _how_to_run(name: str, row: str, dataset: str, result: TableResult) -> str:
     """Return the command that runs a row on a dataset; where no row was run, it is one command for all."""
+    if name == STANDING:
+        return f"start it with dml reproduce --dataset {dataset}"
     has_runs = any(run.dataset == dataset for run in result.runs)
     which = f" --row {row}" if has_runs else ""
     where = f" --dataset {dataset}" if result.runs and (not has_runs or any(run.row == row for run in result.runs)) else ""

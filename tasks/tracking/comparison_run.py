@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from dml_core.evaluation.metric_info import TABLE_METRICS
-from dml_core.evaluation.statistics.comparing import Comparison, Scores
+from dml_core.evaluation.statistics.comparing import BOLD, Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.best import best_run, best_seed, said_best
@@ -167,7 +167,7 @@ def describe_comparison(
     is_table = report.about is not None
     files = "the table's page, Markdown and JSON" if is_table else "`report.md` and its figure"
     best, stop, others = say_best(report.role, summaries, comparison).partition(". ")
-    bold_says = f" {comparison.bold_says}" if comparison is not None and bold else ""
+    bold_says = f" {BOLD}" if comparison is not None and bold else ""
     return "\n".join(
         [
             f"{best}{stop}".strip(),

@@ -31,6 +31,7 @@ from dml_core.evaluation.statistics.paired import (
 
 LEVEL = 0.05
 POWER = 0.8
+BOLD = "Bold: the 95 % confidence set of the best."  # legend of the systems of `Comparison.best_set`
 MOST_NAMES = 3  # names listed in a sentence; more are counted
 Scores = Mapping[str, Mapping[int, float]]
 
@@ -150,11 +151,6 @@ class Comparison:
     def heading(self) -> str:
         """Heading of the column of `beside`."""
         return f"difference to {self.reference} (95 %, simultaneous)" if self.is_named else "difference to the best (95 %, simultaneous)"
-
-    @property
-    def bold_says(self) -> str:
-        """Legend of the systems in bold."""
-        return "Bold: the 95 % confidence set of the best."
 
     def beside(self, system: str) -> str:
         """Return the difference to the reference, or to the best of the others, with its simultaneous interval."""
@@ -345,12 +341,11 @@ def _needed(pair: Pair, points: float | None) -> Needed:
 
 def _sentence(comparison: Comparison, scores: Scores) -> str:
     title = metric_info(comparison.metric).title
-    leaders = [
-        name for name, value in comparison.means.items() if abs(value - comparison.means[comparison.best]) <= SAME * max(1.0, abs(value))
-    ]
+    highest = comparison.means[comparison.best]
+    leaders = [name for name, value in comparison.means.items() if abs(value - highest) <= SAME * max(1.0, abs(value))]
     where = f" on these {comparison.num_classes} classes" if comparison.num_classes is not None else ""
     led_by = _names(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
-    sentences = [f"Best mean {title}{where}: {led_by}, {comparison.means[comparison.best]:.{comparison.decimals}f}."]
+    sentences = [f"Best mean {title}{where}: {led_by}, {highest:.{comparison.decimals}f}."]
     if not comparison.to_best:
         return f"{sentences[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
     sentences.append(_who_may_be_best(comparison))

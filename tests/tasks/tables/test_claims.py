@@ -175,7 +175,7 @@ def test_a_number_is_in_the_metric_s_own_unit_and_another_metric_may_be_the_refe
     runs = [run("a", seed, recall_at_1=0.60 + seed / 100, hidden=0.9) for seed in range(3)]
     assert judged(table(reference=0.5), *runs).references == pytest.approx((50, 50, 50))
     found = judged(table(reference="a", reference_metric="hidden"), *runs)
-    assert found.references == pytest.approx((0.9, 0.9, 0.9)), "no column shows it: as it is"
+    assert found.references == pytest.approx((90, 90, 90)), "no column shows it: in the unit of what it is compared with"
     assert judged(table(dataset="sop", metric="csc", reference=2.0), *[run("a", seed, "sop", csc=3.0) for seed in range(2)]).values == (
         3.0,
         3.0,
@@ -199,5 +199,16 @@ def test_an_undecided_claim_has_a_reason():
     assert judged(table(), *a).why == "no runs of 'b'"
     assert judged(table(), *a[:2], *b[:2]).why == "2 seeds; at least 3 needed"
     assert judged(table(), *a, b[3]).why == "the two rows share no seed"
+    assert judged(table(metric="recal@1"), *a, *b).why == "the runs of 'a' in this variant have no recal@1"
+    assert judged(table(reference_metric="recall@3"), *a, *b).why == "the runs of 'b' in this variant have no recall@3"
     assert {judged(table(), *a[:2], *b[:2]).judgement, judged(table()).judgement} == {"not decided"}
     assert judged(table(), *a, *b).why is None
+
+
+@pytest.mark.parametrize(("metric", "reference_metric"), [("recall@1", "precision@1"), ("precision@1", "recall@1")])
+def test_a_metric_without_a_column_has_the_unit_of_the_one_it_is_compared_with(metric: str, reference_metric: str) -> None:
+    scores = {"recall_at_1": 0.52, "precision_at_1": 0.52}
+    runs = [run(row, seed, **{name: value + seed / 100 for name, value in scores.items()}) for row in ("a", "b") for seed in range(3)]
+    found = judged(table(metric=metric, reference_metric=reference_metric), *runs)
+    assert found.values == found.references == pytest.approx((52, 53, 54))
+    assert found.judgement == "not shown"

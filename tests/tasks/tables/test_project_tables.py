@@ -16,7 +16,9 @@ from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params, variants_on
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
+from tasks.tables.result import TableResult
 from tasks.tables.runs import at_scale, chosen_runs, datasets_of, named_dataset
+from tasks.tables.view import shown_table
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -160,6 +162,8 @@ def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> N
     assert datasets_of(table) == tuple(PARAMS.comparison.datasets)
     assert [column.metric for column in table.flat_columns][:3] == ["recall@2", "map@r", "nmi"]
     assert table.reference == "softmax"
+    shown = shown_table(STANDING, table, TableResult(name=STANDING))
+    assert set(shown.rows[0].waits.values()) == {f"start it with dml reproduce --dataset {dataset}" for dataset in datasets_of(table)}
     path.write_text(yaml.safe_dump(merge(read_yaml(path), {"evaluation": {"clustering": False}}), sort_keys=False))
     assert {column.metric for column in standing_table(load_params(path)).flat_columns} == {"recall@2", "map@r"}
 
