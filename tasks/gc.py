@@ -5,7 +5,7 @@ reuse it. The steps it read (its embeddings, its network) also count, according 
 older than this log, everything that existed when the step ended is kept. Steps in progress are kept (their lock is held), and so are those
 written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began.
 
-Only folder stores are supported: no machine knows all the tables of a bucket that several machines share.
+Only a store in the state folder is supported: of another folder or a bucket, which projects may share, none knows all tables.
 """
 
 import os
@@ -81,17 +81,25 @@ def find_unused(project: Project, days: float) -> Usage:
         days: steps touched within this many days are kept.
 
     Raises:
-        ConfigError: the store is a bucket, or the parameters are wrong.
+        ConfigError: the store is not in the state folder, or the parameters are wrong.
         StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
-    if open_store(project).is_remote:
-        raise ConfigError(f"{project.store}: a bucket may have other users, whose tables are unknown here; set a lifecycle rule on it")
+    _check_own(project)
     stored = list(_stored(Path(project.store)))
     referenced = _referenced(project, stored)
     free = [step for step in stored if step.key not in referenced]
     since = min(time.time() - days * DAY_SECONDS, running_since(Path(project.store) / LOCKS))
     unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
     return Usage(unused, len(stored) - len(unused), len(free) - len(unused))
+
+
+def _check_own(project: Project) -> None:
+    may_be_shared = f"{project.store}: may have other users, whose tables are unknown here"
+    if open_store(project).is_remote:
+        raise ConfigError(f"{may_be_shared}; set a lifecycle rule on the bucket")
+    if not Path(os.path.normpath(project.store)).is_relative_to(os.path.normpath(project.state)):
+        link = project.state / "store"
+        raise ConfigError(f"{may_be_shared}; if only this project uses it, unset DML_STORE and make {link} a link to it")
 
 
 def delete(project: Project, usage: Usage) -> int:

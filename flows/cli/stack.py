@@ -54,6 +54,7 @@ def gc(
     """List finished steps that nothing uses, or delete them.
 
     Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
+    Works on a store in the state folder; another folder, or a bucket, may have other users.
     """
     project = open_project()
     steps = find_unused(project, days)

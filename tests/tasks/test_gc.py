@@ -254,5 +254,22 @@ def test_a_result_of_a_newer_version_stops_it(project: Project) -> None:
 
 def test_a_bucket_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
-    with pytest.raises(ConfigError, match="a bucket may have other users"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/prefix: may have other users, .*; set a lifecycle rule on the bucket"):
         find_unused(find_project(), 7.0)
+
+
+@pytest.mark.parametrize("place", ["shared", "state/../shared"])
+def test_a_folder_that_other_projects_may_use_is_refused_and_a_link_to_an_own_one_is_not(
+    place: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No project knows which of another one's networks in a common folder are still needed."""
+    shared = tmp_path / "shared"
+    Path(project.store).rename(shared)
+    monkeypatch.setenv("DML_STORE", str(tmp_path / place))
+    with pytest.raises(
+        ConfigError, match=r"shared: may have other users, .*; if only this project uses it, unset DML_STORE and make .* a link"
+    ):
+        find_unused(find_project(), 7.0)
+    monkeypatch.delenv("DML_STORE")
+    (project.state / "store").symlink_to(shared)
+    assert unused(find_project()) == run_of("r1") | run_of("r2") | run_of("r3")
