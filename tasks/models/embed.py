@@ -1,7 +1,8 @@
 """Embed any number of images into shards: memory is bounded, interrupted runs resume, bad images are listed.
 
 The images are split into shards in order. Each shard is written atomically; the manifest, which makes the folder readable (`dml evaluate
---embeddings FOLDER`), comes last. An interrupted run is resumed if it has the same images and the same network.
+--embeddings FOLDER`), comes last. An interrupted run is resumed if it has the same source, names and network; shards with changed images
+are embedded again.
 """
 
 import csv
@@ -116,7 +117,7 @@ def embed_images(
     progress: Callable[[int, int], None] | None = None,
     spread: Spread | None = None,
 ) -> Embedded:
-    """Embed images into the folder `out`, resuming an interrupted run of the same images.
+    """Embed images into the folder `out`, resuming an interrupted run of the same images; shards of images that changed are made again.
 
     Args:
         model: the network.
@@ -136,7 +137,7 @@ def embed_images(
     """
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     try:
-        _begin_or_resume(out, _plan(model, images, shard_rows))
+        _begin_or_resume(out, _plan(model, images, shard_rows), {name: _versions(images, rows) for name, rows in rows_of.items()})
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
         bad: dict[int, str] = {}
         if missing:
@@ -209,7 +210,7 @@ def embed_on_cluster(network: Path, batch_size: int, images: Images, shards: lis
 def _embed_there(shared: tuple[dict[str, bytes], Images, int], positions: range) -> Rows:
     """Embed one shard in the current process, which caches the network."""
     files, images, batch_size = shared
-    if images.root is not None and not images.root.is_dir():
+    if not images.root.startswith("s3://") and not Path(images.root).is_dir():
         raise DataError(
             f"{images.root} is missing on {socket.gethostname()}; on a cluster the images must be in S3 or on a shared file system"
         )
@@ -231,11 +232,22 @@ def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any
     graph = model.description.graph
     exported_as = "" if graph is None else f"{graph.format} {graph.precision}"
     network = {"model": model.identity, "exported_as": exported_as, "title": model.title, "metric": model.metric}
-    return network | {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest(), "shard_rows": shard_rows}
+    names = {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest()}
+    return network | {"source": images.root} | names | {"shard_rows": shard_rows}
 
 
-def _begin_or_resume(out: Path, plan: dict[str, Any]) -> None:
-    """Start the folder, or resume it.
+def _versions(images: Images, rows: range) -> str:
+    """Return a hash of the versions of a shard's images."""
+    return hashlib.sha256("\n".join(map(images.version, rows)).encode()).hexdigest()
+
+
+def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) -> None:
+    """Start the folder, or resume it: shards whose images have changed are removed.
+
+    Args:
+        out: the folder.
+        plan: description of its content.
+        shards: name of each shard -> hash of its images' versions.
 
     Raises:
         ConfigError: it has other contents.
@@ -246,12 +258,17 @@ def _begin_or_resume(out: Path, plan: dict[str, Any]) -> None:
             begun = json.loads(path.read_bytes())
         except ValueError:
             raise ConfigError(f"{path}: damaged; remove {out}, or name another folder") from None
-        if begun != plan:
+        before = begun.pop("shards", None) if isinstance(begun, dict) else None
+        if begun != plan or not isinstance(before, dict):
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        for name in shards:
+            if before.get(name) != shards[name]:
+                (out / name).unlink(missing_ok=True)
+        if before == shards:
+            return
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: already exists and was not created by dml embed; name another folder")
-    write_whole(path, json.dumps(plan, indent=1))
+    write_whole(path, json.dumps(plan | {"shards": shards}, indent=1))
 
 
 def _bad_file(out: Path, shard: str) -> Path:

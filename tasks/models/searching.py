@@ -85,7 +85,7 @@ def _queries(paths: Sequence[Path]) -> Images:
             names.append(str(path))
             boxes.append(None)
             reads.append(partial(read_regular, path))
-    return Images(names, None, boxes, None, lambda position: reads[position]())
+    return Images(names, None, boxes, "", lambda position: reads[position](), lambda _: "")
 
 
 def describe(index: Index) -> list[str]:

@@ -22,15 +22,17 @@ class Images:
         names: name of each, unique if the source's are: a path relative to the source.
         classes: class of each; None if the source has none.
         boxes: box of each; None if there are none.
-        root: the folder that contains them; None for an object store.
+        root: the folder that contains them, or `s3://bucket/prefix`.
         read: returns the encoded bytes of the image at a position of the list; raises OSError or StoreError if it cannot be read.
+        version: returns a text for the image at a position that differs once the image was replaced: size and time, or ETag.
     """
 
     names: list[str]
     classes: list[str] | None
     boxes: list[Box | None] | None
-    root: Path | None
+    root: str
     read: Callable[[int], bytes]
+    version: Callable[[int], str]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -64,7 +66,22 @@ def _in_folder(folder: Path) -> Images:
     names = [path.as_posix() for path in sorted(path.relative_to(folder) for path in _image_paths(folder))]
     for name in names:
         _check_name(name, folder)
-    return Images(names, _parents(names), None, folder.absolute(), lambda place: read_regular(folder.absolute() / names[place]))
+    return _in_files(names, _parents(names), None, folder.absolute())
+
+
+def _in_files(names: list[str], classes: list[str] | None, boxes: list[Box | None] | None, root: Path) -> Images:
+    return Images(
+        names, classes, boxes, str(root), lambda place: read_regular(root / names[place]), lambda place: _version(root / names[place])
+    )
+
+
+def _version(path: Path) -> str:
+    """Return a file's size and time of change; empty if it is missing."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a path with a NUL
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _image_paths(folder: Path) -> Iterator[Path]:
@@ -98,8 +115,9 @@ def _check_name(name: str, folder: Path) -> None:
 
 def _in_bucket(address: str) -> Images:
     store = Store(address, Path())  # its client is created on first use, so that this store can be sent to other machines
-    names = sorted(name for name in Store(address, Path()).list_objects() if is_image_name(PurePosixPath(name)))
-    return Images(names, _parents(names), None, None, lambda place: store.read(names[place]))
+    etags = Store(address, Path()).list_objects()
+    names = sorted(name for name in etags if is_image_name(PurePosixPath(name)))
+    return Images(names, _parents(names), None, address, lambda place: store.read(names[place]), lambda place: etags[names[place]])
 
 
 def _in_list(path: Path) -> Images:
@@ -130,7 +148,7 @@ def _in_list(path: Path) -> Images:
         except pa.ArrowException as error:
             raise DataError(f"{path}: a box has a value that is not a number ({str(error).splitlines()[0]})") from None
         boxes = [None if None in box else box for box in sides]
-    return Images(names, classes, boxes, root, lambda place: read_regular(root / names[place]))
+    return _in_files(names, classes, boxes, root)
 
 
 def _parents(names: list[str]) -> list[str] | None:

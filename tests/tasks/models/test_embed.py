@@ -201,6 +201,38 @@ def test_another_network_or_other_images_are_refused(project: Project, model: Tr
         embed_images(model, few, tmp_path / "mine")
 
 
+def test_rows_of_another_folder_with_the_same_names_are_not_reused(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    """Monday's photographs and Tuesday's are both called 0.jpg, 1.jpg, ..."""
+    for day, first in (("monday", 0), ("tuesday", 3)):
+        (tmp_path / day).mkdir()
+        for number in range(3):
+            shutil.copy(sorted(folder.rglob("*.jpg"))[first + number], tmp_path / day / f"{number}.jpg")
+    embed_images(model, find_images(str(tmp_path / "monday")), tmp_path / "out")
+    with pytest.raises(ConfigError, match="holds embeddings of other images"):
+        embed_images(model, find_images(str(tmp_path / "tuesday")), tmp_path / "out")
+
+
+def test_an_image_that_was_replaced_is_embedded_again(model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path) -> None:
+    """In a folder and in a bucket; only its shard is computed again."""
+    (tmp_path / "images").mkdir()
+    paths = [tmp_path / f"images/{number}.jpg" for number in range(4)]
+    client = boto3.client("s3")
+    first, *others = sorted(folder.rglob("*.jpg"))
+    for path, source in zip(paths, others, strict=False):
+        shutil.copy(source, path)
+        client.put_object(Bucket=s3_bucket, Key=f"replaced/{path.name}", Body=path.read_bytes())
+    sources = {"folder": str(tmp_path / "images"), "bucket": f"s3://{s3_bucket}/replaced"}
+    for name, source in sources.items():
+        embed_images(model, find_images(source), tmp_path / name, shard_rows=2)
+        assert embed_images(model, find_images(source), tmp_path / name, shard_rows=2).num_reused == 4
+    paths[3].write_bytes(first.read_bytes())
+    client.put_object(Bucket=s3_bucket, Key="replaced/3.jpg", Body=first.read_bytes())
+    for name, source in sources.items():
+        assert embed_images(model, find_images(source), tmp_path / name, shard_rows=2).num_reused == 2
+        rows = np.concatenate([np.load(path) for path in sorted((tmp_path / name).glob("images-*-of-*.npy"))])
+        np.testing.assert_allclose(rows, model.embed(paths), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [("gone", "no such folder"), ("gone.csv", "no such file"), (".", "no images found"), ("bad.csv", "column 'path' is missing")],

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dml_core.errors import DataError
 from tasks.environment import Project
 from tasks.models.embed import embed_images, embed_on_cluster
 from tasks.models.lookup import resolve_model
-from tasks.models.sources import Images, find_images
+from tasks.models.sources import find_images
 from tasks.workers.connection import connect, stop_ray
 from tasks.workers.distribution import spread
 from tests.tasks.workers.conftest import ray_settings  # noqa: F401 - a fixture
@@ -53,7 +54,7 @@ def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Pa
     assert len(rows_in(tmp_path / "there")) == 5
     assert rows_in(tmp_path / "there") == rows_in(tmp_path / "here")
     connect()
-    gone = Images(images.names, None, None, tmp_path / "elsewhere", images.read)
+    gone = replace(images, root=str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match=r"elsewhere is missing on .*; on a cluster the images must be in S3"):
         embed_images(model, gone, tmp_path / "gone", spread=partial(embed_on_cluster, network, 64))
 
