@@ -245,6 +245,38 @@ def test_files_of_the_user_stay_and_faults_are_one_line(home: Path, tmp_path: Pa
         fetch("glyphs", {**OPTIONS, "image_size": 20}, raw)
 
 
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("name", ["images.csv", "sources.csv"])
+def test_a_table_that_is_cut_or_changed_is_refused(name: str, tmp_path: Path) -> None:
+    raw, dataset = tmp_path / "raw", Glyphs(**OPTIONS)
+    fetch("glyphs", OPTIONS, raw)
+    path, whole = raw / name, (raw / name).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for content in (b"".join(lines[:-1]), whole[:-3], whole.replace(b"c", b"d", 1), b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}: missing or damaged; remove .* and run `dml data fetch` again$"):
+            dataset.notes(raw) if name == "sources.csv" else dataset.rows(raw)
+    path.write_bytes(whole)
+    assert dataset.rows(raw)
+    assert dataset.notes(raw)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_folder_of_an_earlier_version_is_read_and_drawn_again_by_the_next_fetch(tmp_path: Path) -> None:
+    raw, dataset = tmp_path / "raw", Glyphs(**OPTIONS)
+    fetch("glyphs", OPTIONS, raw)
+    stamp, rows = (raw / "generator.txt").read_text(), dataset.rows(raw)
+    (raw / "generator.txt").write_text("options\nhash of other code\n")
+    assert dataset.rows(raw) == rows
+    line = (raw / "images.csv").read_bytes().splitlines(keepends=True)[-1]
+    (raw / "images.csv").write_bytes((raw / "images.csv").read_bytes()[: 4 - len(line)])
+    with pytest.raises(DataError, match=r"images\.csv: missing or damaged"):
+        dataset.rows(raw)
+    fetch("glyphs", OPTIONS, raw)
+    assert (raw / "generator.txt").read_text() == stamp
+    assert dataset.rows(raw) == rows
+
+
 @pytest.mark.slow
 def test_real_fonts_draw_characters_that_differ(tmp_path: Path) -> None:
     options = {"fonts": ["maruberi", "kouzan", "gyosho"], "num_classes": 30, "least_images": 2}

@@ -2,7 +2,8 @@
 
 `fetch` downloads the packages and draws every picture once. The raw folder then has `images.zip` (`<class>/<source>.png`), `images.csv`
 (each picture, the file that it is drawn from, and the reason if it is left out), `sources.csv` (package, version, licence and SHA-256 of
-each source) and `licences/` (Debian's copyright files). The same packages and options give the same bytes.
+each source), `licences/` (Debian's copyright files) and `generator.txt` (options, and the SHA-256 of code and tables). The same packages
+and options give the same bytes. Tables are verified when read, except in a folder of an earlier version, which has no SHA-256 of them.
 """
 
 import csv
@@ -24,7 +25,7 @@ from pydantic import Field
 
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import DatasetConfig
-from dml_core.data.readers.shared.generated import generate_once
+from dml_core.data.readers.shared.generated import generate_once, recorded_sha256
 from dml_core.data.readers.shared.own import split_by_class
 from dml_core.data.readers.shared.packages import DebianArchive, debian_archive
 from dml_core.data.store.rows import Counts, Row
@@ -100,7 +101,8 @@ class DrawnDataset(DatasetConfig):
         Raises:
             DataError: a package cannot be downloaded, or `raw` holds other files.
         """
-        generate_once(raw, self._stamp(), lambda folder: self._draw(folder, progress or (lambda done, total: None)))
+        report = progress or (lambda done, total: None)
+        generate_once(raw, self._stamp(), lambda folder: self._draw(folder, report), hashed=(TABLE, SOURCES))
 
     def chosen(self, num_sources: Mapping[str, int]) -> list[str]:
         """Return the names of the classes to draw, sorted, by the number of sources that have each."""
@@ -234,11 +236,17 @@ def left_out_reasons(pictures: list[tuple[str, bytes, str]], least_images: int) 
 
 
 def _read_csv(path: Path) -> Iterator[dict[str, str]]:
+    damaged = DataError(f"{path}: missing or damaged; remove {path.parent} and run `dml data fetch` again")
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
+        data, recorded = path.read_bytes(), recorded_sha256(path)
+        if recorded not in (None, hashlib.sha256(data).hexdigest()):
+            raise damaged
+        for line in csv.DictReader(io.StringIO(data.decode(), newline="")):
+            if None in line or None in line.values():  # too many or too few columns
+                raise damaged
+            yield line
     except (OSError, UnicodeDecodeError, csv.Error):
-        raise DataError(f"{path}: missing or damaged; remove {path.parent} and run `dml data fetch` again") from None
+        raise damaged from None
 
 
 def _write_csv(path: Path, columns: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
