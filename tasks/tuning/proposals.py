@@ -84,12 +84,13 @@ def propose(
 
 
 def widened(space: Space, best: Params, fits: Callable[[Params], bool]) -> Space:
-    """Return the space with every range extended by half its width at an end near the best settings, if the settings at its ends fit."""
+    """Return the space with every range extended by half its width at an end near the best settings, if the settings at the new end fit."""
     wider = dict(space)
     for path, search in space.items():
-        candidate = _extended(search, best[path])
-        if candidate is not None and all(fits(best | {path: rounded(end, candidate)}) for end in (candidate.low, candidate.high)):
-            wider[path] = candidate
+        extended = _extended(search, best[path])
+        new_ends = {extended.low, extended.high} - {search.low, search.high}
+        if new_ends and all(fits(best | {path: rounded(end, extended)}) for end in new_ends):
+            wider[path] = extended
     return wider
 
 
@@ -112,17 +113,22 @@ def rounded(value: Any, search: Search) -> Any:
     return round(within) if search.integer else within
 
 
-def _extended(search: Search, value: Any) -> Search | None:
-    """Return the range with the end that the value is near moved outwards, or None if it is near neither."""
+def _extended(search: Search, value: Any) -> Search:
+    """Return the range with the end that the value is near moved outwards; unchanged if it is near neither, or the end cannot move."""
     if search.low is None or search.high is None:
-        return None
+        return search
     scale, back = (math.log, math.exp) if search.log else (float, float)
     low, high, at = scale(search.low), scale(search.high), scale(value)
     near, half = NEAR_END * (high - low), (high - low) / 2
     if at - low <= near:
-        name, end = "low", back(low - half)
-    elif high - at <= near:
-        name, end = "high", back(high + half)
-    else:
-        return None
-    return search.model_copy(update={name: float(round(end)) if search.integer else float(f"{end:.4g}")})
+        return search.holding(_rounded_end(back(low - half), search))
+    if high - at <= near:
+        return search.holding(_rounded_end(back(high + half), search))
+    return search
+
+
+def _rounded_end(end: float, search: Search) -> float:
+    """Return a new end of a range: a whole number of integers, in a logarithmic range of them at least 1; else four significant digits."""
+    if not search.integer:
+        return float(f"{end:.4g}")
+    return float(max(1, round(end)) if search.log else round(end))

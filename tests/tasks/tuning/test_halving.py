@@ -167,6 +167,22 @@ def test_a_range_is_widened_at_the_end_that_the_best_is_near() -> None:
     assert widened(SPACE, {"a": 0.5, "b": 0, "c": "y"}, lambda params: params["b"] >= 0 and params["a"] <= 1) == SPACE
 
 
+def test_a_logarithmic_range_of_integers_never_grows_below_one() -> None:
+    space = {"n": Search(low=2, high=8, log=True, integer=True), "m": Search(low=1, high=8, log=True, integer=True)}
+    wider = widened(space, {"n": 2, "m": 1}, lambda params: True)
+    assert wider == {"n": Search(low=1, high=8, log=True, integer=True), "m": space["m"]}
+    guesses = [{"n": 4, "m": 4}]
+    result = search(space, guesses, 8, "draw", lambda params: True, scoring(lambda trial, pair: -trial.params["n"] - trial.params["m"]))
+    assert min(trial.params["m"] for trial in result.trials) >= 1
+
+
+def test_only_the_new_end_of_a_range_has_to_fit() -> None:
+    """The best settings may fit no longer with the other end: alpha 4 is below heated_alpha 8, and alpha is best at 60."""
+    space = {"alpha": Search(low=4, high=64), "heated_alpha": Search(low=1, high=16)}
+    wider = widened(space, {"alpha": 60.0, "heated_alpha": 8.0}, lambda params: params["heated_alpha"] <= params["alpha"])
+    assert wider["alpha"] == Search(low=4, high=94)
+
+
 def test_a_winner_near_the_end_gets_more_trials_beyond_it() -> None:
     result = found(scoring(lambda trial, pair: math.log10(trial.params["a"])))
     assert result.space["a"].high > 1.0
