@@ -37,8 +37,8 @@ def row_space(
         loss_learns: returns whether the row's loss has parameters; called only for ranges of their optimiser settings.
 
     Raises:
-        ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range is
-            invalid.
+        ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range of the
+            table or row is invalid. Ends that a loss declares may be invalid with the row's other options: such settings are not proposed.
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
@@ -58,12 +58,10 @@ def row_space(
             if path in idle:
                 raise ConfigError("has no effect with the row's other settings; leave it out of the search")
             space[path] = _holding(search, own)
+            for value in _ends(space[path]):
+                lay_over(training, {path: value})
     declared = {f"{OPTIONS}{name}": search for name, search in declared_searches(_loss_config(training)).items()}
     space = dict(sorted(({path: search for path, search in declared.items() if path not in idle} | space).items()))
-    for path, search in space.items():
-        with located(f"search: {path}"):
-            for value in _ends(search):
-                lay_over(training, {path: value})
     if not space:
         raise ConfigError(
             f"no setting to search: loss '{training.loss.name}' declares no range, and neither the table nor the row defines one"

@@ -8,6 +8,7 @@ from dml_core.config import merge
 from dml_core.errors import ConfigError
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
+from tasks.tuning.proposals import ROUND_SIZE, propose
 from tasks.tuning.space import lay_over, nested, own_value, row_space
 from tests.conftest import small_training
 
@@ -79,6 +80,27 @@ def test_what_may_not_be_searched_or_could_not_be_run_is_refused(path: str, sear
         with pytest.raises(ConfigError, match=said) as refused:
             space_of(SOFTTRIPLE, **where)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"heated_alpha": 16.0}, {"heated_alpha": 8.0}, {"alpha": 10.0}])
+def test_a_declared_range_is_searched_although_its_ends_do_not_fit_the_rows_other_options(options: dict[str, float]) -> None:
+    """Heating lowers alpha: the declared ends alpha 4 and heated_alpha 16 are invalid with these options."""
+    plain = small_training("heated_up_softmax")
+    training = plain.model_copy(update={"loss": plain.loss.model_copy(update={"options": options})})
+    space = space_of(training)
+    assert set(space) == {"loss.options.alpha", "loss.options.heated_alpha"}
+
+    def fits(params: dict[str, Any]) -> bool:
+        return bool(params["loss.options.heated_alpha"] <= params["loss.options.alpha"])
+
+    proposed = propose(space, [], "draw", 0, fits)
+    assert len(proposed) == ROUND_SIZE
+    for params in proposed:
+        lay_over(training, params)
+    low = Search(low=4.0, high=64.0, log=True)
+    if "heated_alpha" in options:
+        with pytest.raises(ConfigError, match=r"search: loss.options.alpha: .* that cools; heating lowers alpha"):
+            space_of(training, {"loss.options.alpha": low})
 
 
 def test_nothing_to_search_is_said() -> None:
