@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dml_core.config import parse
+from dml_core.config import parse, refuse_repeats
 from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
-from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
+from dml_core.evaluation.retrieval.approximate import READ_BY_INDEX, ApproximateConfig, evaluate_approximately
 from tasks.runs.embeddings import MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
 
 INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
@@ -56,15 +56,21 @@ def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
     """Parse the short name of an index and options as `key=value`.
 
     Raises:
-        ConfigError: the index or an option is unknown.
+        ConfigError: the index or an option is unknown, or an option is repeated or not read by this index.
     """
     if index not in INDEXES:
         raise ConfigError(f"--approximate {index}: expected one of {', '.join(INDEXES)}")
     for option in options:
         if not option.partition("=")[2].isdecimal():
             raise ConfigError(f"--index-option {option}: expected name=number, as in num_probes=64")
-    values = {name: int(value) for name, _, value in (option.partition("=") for option in options)}
-    return parse(ApproximateConfig, {"index": INDEXES[index], **values}, "--index-option")
+    pairs = [(name, int(value)) for name, _, value in (option.partition("=") for option in options)]
+    refuse_repeats("--index-option", (name for name, _ in pairs))
+    approximation = parse(ApproximateConfig, {"index": INDEXES[index], **dict(pairs)}, "--index-option")
+    read = READ_BY_INDEX[approximation.index]
+    for name, _ in pairs:
+        if name not in read:
+            raise ConfigError(f"--index-option {name}: index '{index}' does not read it; it reads {', '.join(sorted(read))}")
+    return approximation
 
 
 def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:

@@ -124,6 +124,12 @@ def test_codes_that_do_not_divide_the_dimensions_are_refused() -> None:
         approximate(*shards(), ApproximateConfig(index="ivf_pq", num_code_bytes=5))
 
 
+def test_another_device_than_the_cpu_is_refused() -> None:
+    gallery, queries = shards()
+    with pytest.raises(EvaluationError, match=r"^device 'cuda' was asked for but an approximate index is searched on the CPU; use "):
+        evaluate_approximately([gallery], EvaluationConfig(device="cuda"), ApproximateConfig(index="ivf_flat"), [queries])
+
+
 def test_queries_of_unknown_classes_are_refused() -> None:
     gallery, queries = shards()
     strangers = EmbeddingShard(queries.load, np.asarray(queries.labels) + 5000)

@@ -57,6 +57,13 @@ class ApproximateConfig(Config):
     num_sampled_queries: Positive = 500
 
 
+READ_BY_INDEX = {
+    "ivf_flat": {"num_lists", "num_probes", "num_sampled_queries"},
+    "ivf_pq": {"num_lists", "num_probes", "num_code_bytes", "num_sampled_queries"},
+    "hnsw": {"num_links", "num_visited", "num_sampled_queries"},
+}
+
+
 def evaluate_approximately(
     gallery: Sequence[EmbeddingShard],
     config: EvaluationConfig,
@@ -67,13 +74,15 @@ def evaluate_approximately(
 
     Args:
         gallery: its shards; one at a time is in memory, besides the index.
-        config: the K and the metric.
+        config: the K and the metric; the device must be "cpu".
         approximation: settings of the index.
         queries: their shards; None if the gallery's items are the queries, each excluded from its own gallery by index.
 
     Raises:
-        EvaluationError: the embeddings cannot be scored, or the index does not fit them.
+        EvaluationError: the embeddings cannot be scored, the index does not fit them, or the device is another.
     """
+    if config.device != "cpu":
+        raise EvaluationError(f"device '{config.device}' was asked for but an approximate index is searched on the CPU; use device: cpu")
     is_self = queries is None
     query_shards = gallery if queries is None else queries
     _, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])

@@ -97,6 +97,9 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         ("ivf", ["num_probes"], "name=number"),
         ("ivf", ["num_probe=3"], "num_probes"),
         ("pq", ["num_lists=0"], "num_lists"),
+        ("hnsw", ["num_probes=3"], "num_probes: index 'hnsw' does not read it; it reads num_links, num_sampled_queries, num_visited$"),
+        ("ivf", ["num_code_bytes=32"], "num_code_bytes: index 'ivf' does not read it"),
+        ("ivf", ["num_probes=3", "num_probes=7"], "num_probes is given twice"),
     ],
 )
 def test_indexes_and_options_that_do_not_exist_are_refused(index: str, options: list[str], pattern: str) -> None:
