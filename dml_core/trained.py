@@ -110,8 +110,10 @@ class TrainedModel:
         Raises:
             DataError: the image or the box is invalid.
         """
-        if box is not None and not (len(box) == 4 and all(map(math.isfinite, box))):
-            raise DataError(f"{name}: box {box} is not (left, top, right, bottom) in pixels")
+        if box is not None and not _is_box(box):
+            raise DataError(
+                f"{name}: box {box!r} is not (left, top, right, bottom) in pixels; boxes is a list with one box, or None, per image"
+            )
         return test_pixels(_decoded(image, name), self.description.transform, box)
 
     def embed_views(self, views: Sequence[Tensor]) -> NDArray[np.float32]:
@@ -319,7 +321,7 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
     """Yield each image with its box.
 
     Raises:
-        DataError: `images` is not an image or several, or the number of boxes differs.
+        DataError: `images` is not an image or several, `boxes` not a list, or their numbers differ.
     """
     of_one = isinstance(images, Path | str | bytes | bytearray | Image.Image) or (
         isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4 and not _has_paths(images)
@@ -331,11 +333,20 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
     if boxes is None:
         yield from ((image, None) for image in images)  # type: ignore[misc]
         return
+    if not isinstance(boxes, Iterable):
+        raise DataError(f"expected a list of boxes, one or None per image, found {type(boxes).__name__}")
     nothing: Any = object()
     for image, box in zip_longest(images, boxes, fillvalue=nothing):
         if image is nothing or box is nothing:
             raise DataError(f"{'more' if image is nothing else 'fewer'} boxes than images; give each image a box or None")
         yield image, box
+
+
+def _is_box(box: Any) -> bool:
+    try:
+        return len(box) == 4 and all(map(math.isfinite, box))
+    except TypeError:  # no sequence of numbers
+        return False
 
 
 def _has_paths(images: NDArray[Any] | Tensor) -> bool:

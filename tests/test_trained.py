@@ -127,6 +127,9 @@ def test_embeddings_are_made_without_tf32_and_the_process_s_setting_stays(tmp_pa
         (PIXELS, {"boxes": [None] * 5}, "^more boxes than images"),
         (PIXELS, {"boxes": [(0, 0, 3)] * 4}, r"image 0: box \(0, 0, 3\) is not"),
         (PIXELS, {"boxes": [(0, 0, float("nan"), 4)] * 4}, "image 0: box .* is not"),
+        (PIXELS[0], {"boxes": (0, 0, 3, 4)}, r"^image 0: box 0 is not \(left, top, right, bottom\) in pixels; boxes is a list"),
+        (PIXELS, {"boxes": [("a", 0, 3, 4)] * 4}, "^image 0: box .* is not"),
+        (PIXELS, {"boxes": 4}, "^expected a list of boxes, one or None per image, found int$"),
         (PIXELS, {"batch_size": 0}, "batch_size 0: expected 1 or more"),
     ],
 )
