@@ -50,10 +50,10 @@ def convert(kind: str, file: Path, out: Path, backbone: str | None = None) -> No
         ConfigError: the file is not the published one, or `out` cannot be written.
     """
     state = _converted(kind, file, backbone)
-    part = out.with_name(f".{out.name}.part")
     try:
         if out.exists():
             raise ConfigError(f"{out} exists: remove it, or choose another place")
+        part = out.with_name(f".{out.name}.part")
         torch.save(state, part)
         part.rename(out)
     except (OSError, RuntimeError) as error:  # torch reports a missing folder as a RuntimeError

@@ -122,6 +122,7 @@ def test_a_file_that_cannot_be_read_is_one_line(network, damage, tmp_path):
         (["slim", "theirs.pth", "ours.pth", "--backbone", "timm:resnet18"], "no other kind reads it"),
         (["timm", "theirs.pth", "ours.pth", "--backbone", "resnet18"], "write timm:<model>"),
         (["timm", "theirs.pth", "ours.pth", "--backbone", "timm:resnet19"], "unknown timm model 'resnet19'"),
+        (["timm", "theirs.pth", ".", "--backbone", f"timm:{MODEL}"], ". exists: remove it, or choose another place"),
     ],
 )
 def test_a_command_that_is_wrong_ends_with_2(network, words, message, tmp_path, monkeypatch, capsys):
