@@ -1,6 +1,6 @@
 """Distances between the fixed centroids of the discriminative loss (Do et al., CVPR 2019, Table 3), which determine how tight its bound is.
 
-The centroids are set before training and never move, so they do not depend on the run's seed; `centroid_seed` is an option of the loss.
+The centroids are set before training and never move. They do not depend on the run's seed unless the loss's option `centroid_seed` is null.
 """
 
 from pathlib import Path

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,8 +25,17 @@ NUM_GOES = 5
 FIXED_SAMPLES, FIXED_CLASSES = 128, 1_000
 
 
+def _check_range(numbers: tuple[int, int]) -> tuple[int, int]:
+    if not 1 < numbers[0] < numbers[1]:
+        raise ValueError(f"two numbers above 1, the smaller first, found {list(numbers)}")
+    return numbers
+
+
+Range = Annotated[tuple[int, int], AfterValidator(_check_range)]
+
+
 class Options(Config):
-    """Ranges over which the growth is measured.
+    """Ranges over which the growth is measured: two numbers above 1, the smaller first.
 
     Attributes:
         classes: for the discriminative loss, with 128 samples.
@@ -32,9 +43,9 @@ class Options(Config):
         triplet_samples: for the sum over all triplets, with four classes.
     """
 
-    classes: tuple[int, int] = (2_000, 16_000)
-    samples: tuple[int, int] = (1_024, 4_096)
-    triplet_samples: tuple[int, int] = (128, 320)
+    classes: Range = (2_000, 16_000)
+    samples: Range = (1_024, 4_096)
+    triplet_samples: Range = (128, 320)
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:

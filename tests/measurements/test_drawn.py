@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from dml_core.config import parse
+from dml_core.errors import ConfigError
 from dml_core.measurements import drawn_centres, drawn_gradients, loss_costs
 from dml_core.measurements.drawn_centres import num_centres
 from dml_core.measurements.drawn_gradients import gradient_norm
@@ -44,6 +46,12 @@ def test_centres_merge_with_the_regulariser_alone_and_by_the_seed_alone() -> Non
 def test_an_exponent_is_that_of_a_known_cost() -> None:
     assert exponent((10, 40), lambda number: 3.0 * number**2) == pytest.approx(2)
     assert exponent((10, 40), lambda number: 5.0 * number) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("numbers", [[4, 4], [16, 4], [1, 4]])
+def test_a_growth_needs_two_different_sizes(numbers: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"^x: samples: two numbers above 1, the smaller first, found \["):
+        parse(loss_costs.Options, {"samples": numbers}, "x")
 
 
 def test_costs_are_measured_with_one_thread_which_is_given_back() -> None:
