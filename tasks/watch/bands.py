@@ -137,10 +137,11 @@ def title_of(name: str) -> str:
 
 
 def _target(accepted: Sequence[Evidence], level: float) -> float | None:
-    """Return the target of the epochs: the score that a new run reaches at its best with probability 1 - level."""
+    """Return the target of the epochs: a score that every accepted run reached, and a new one does with probability 1 - level."""
     if len(accepted) < 2 or not all(evidence.curve for evidence in accepted):
         return None
-    return prediction_band([max(evidence.curve) for evidence in accepted], level).low
+    best = [max(evidence.curve) for evidence in accepted]
+    return min(prediction_band(best, level).low, *best)
 
 
 def _floor(name: str, evidence: Evidence) -> float:

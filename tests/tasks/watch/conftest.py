@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.watch import verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
-from tasks.watch.records import RowVerdict, Verdict
+from tasks.watch.records import Environment, Evidence, Reference, RowVerdict, Verdict
 from tasks.watch.storage import reference_path
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
@@ -30,6 +32,22 @@ from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
 SEEDS = range(10)
 SETTINGS = {"comparison": {"seeds": list(SEEDS), "protocol": {"num_epochs": 8}}}
 Say = Callable[[str], None]
+ZERO = "0" * 64
+
+
+def evidence(row: str, seed: int = 0, **more: Any) -> Evidence:
+    """Return made-up evidence of a run."""
+    inputs = {"settings": ZERO, "dataset": "", "initial_weights": ZERO, "batches": ZERO}
+    environment = Environment(commit="0" * 40, python="3", packages={}, processor="", device="cpu", threads=1)
+    other: dict[str, Any] = {"losses": (), "weights": ZERO, "scores": {}, "seconds": 1.0, "environment": environment}
+    return Evidence(row=row, seed=seed, **inputs | other | more)
+
+
+def reference(name: str, *rows: str, seeds: Sequence[int] = (0,)) -> Reference:
+    """Return a made-up reference of rows."""
+    runs = tuple(evidence(row, seed) for row in rows for seed in seeds)
+    accepted_at = datetime(2026, 11, 1, tzinfo=UTC)
+    return Reference(name=name, protocol=ZERO, who="a", why="b", commit="c", accepted_at=accepted_at, evidence=runs)
 
 
 def make_finished_run(project: Project, spec: RunSpec, records: Path) -> None:

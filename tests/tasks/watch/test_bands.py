@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tasks.watch.bands import NIGHTS_PER_MONTH, epochs_to, level_of, prediction_band, seeds_needed, width_of
+from tasks.watch.bands import EPOCHS, NIGHTS_PER_MONTH, bands_of, epochs_to, judge, level_of, prediction_band, seeds_needed, width_of
+from tests.tasks.watch.conftest import evidence
 
 NIGHTS, ROWS, SEEDS = 10_000, 8, 11
 
@@ -40,6 +41,17 @@ def test_dropping_extremes_would_raise_false_alarms() -> None:
     scores = rng.normal(size=(50 * NIGHTS, SEEDS + 1))
     kept = np.concatenate([np.sort(scores[:, :-1], axis=1)[:, 1:-1], scores[:, -1:]], axis=1)
     assert alarms_per_month(kept) > 3 * max(alarms_per_month(scores), 0.1)
+
+
+def test_the_band_of_the_epochs_is_finite_although_one_of_many_accepted_runs_collapsed() -> None:
+    rng = np.random.default_rng(0)
+    curves = [(0.1, 0.5 + float(rng.normal(0, 0.01))) for _ in range(30)]
+    curves[7] = (0.01, 0.02)
+    accepted = [evidence("own/good", seed, curve=curve, curve_epochs=(1, 2)) for seed, curve in enumerate(curves)]
+    band = bands_of(accepted, level_of(ROWS))[EPOCHS]
+    assert (band.low, band.high) == (pytest.approx(-1.32, abs=0.01), pytest.approx(3.39, abs=0.01))
+    for curve, outside in (((0.1, 0.49), None), ((0.01, 0.015), "epochs to target inf is above the band -1.3 to 3.4")):
+        assert judge(evidence("own/good", 30, curve=curve, curve_epochs=(1, 2)), accepted, level_of(ROWS))[1] == outside
 
 
 def test_few_seeds_have_no_band_and_epochs_are_interpolated() -> None:

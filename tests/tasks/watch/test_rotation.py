@@ -9,21 +9,14 @@ import pytest
 
 from tasks.environment import Project
 from tasks.watch import verifying
-from tasks.watch.records import Environment, Evidence, RowVerdict, Verdict, Verification
+from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.rotation import START_SECONDS, correction_of, plan_night, turns_of
 from tasks.watch.storage import read_verifications
 from tasks.watch.summary import first_sentence
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import say
+from tests.tasks.watch.conftest import evidence, say
 
 BUDGET, ACCEPTED, FAILS = 1800.0, 100.0, "row 5"
-ENVIRONMENT = Environment(commit="0" * 40, python="3", packages={}, processor="", device="cpu", threads=1)
-
-
-def evidence(row: str, seed: int, seconds: float) -> Evidence:
-    zero = "0" * 64
-    inputs = {"settings": zero, "dataset": "", "initial_weights": zero, "batches": zero}
-    return Evidence(row=row, seed=seed, losses=(), weights=zero, scores={}, seconds=seconds, environment=ENVIRONMENT, **inputs)
 
 
 def night(past: list[Verification], durations: dict[str, float]) -> Verification:
@@ -38,7 +31,7 @@ def night(past: list[Verification], durations: dict[str, float]) -> Verification
             continue
         spent += durations[turn.row]
         verdict = Verdict.FAILED if turn.row == FAILS else Verdict.IDENTICAL
-        trained = None if turn.row == FAILS else evidence(turn.row, turn.seed, durations[turn.row])
+        trained = None if turn.row == FAILS else evidence(turn.row, turn.seed, seconds=durations[turn.row])
         rows.append(RowVerdict(row=turn.row, seed=turn.seed, verdict=verdict, reason="", evidence=trained))
     started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=len(past))
     too_long = tuple(row for row in late if row == plan.turns[0].row)
