@@ -28,7 +28,7 @@ from tasks.plans.plan import LocalState, plan_tables
 from tasks.runs.finished import forget_provenance, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in, step_identities
 from tasks.runs.records import RunReport
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.specs import load_params, runnable_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import LOCKS, open_store
@@ -221,5 +221,5 @@ def _of_today(project: Project) -> set[str]:
             record = read_dataset(project, dataset)
         except DataError:
             continue  # not prepared: its steps have no identity
-        identities += [step_identities(spec, record) for spec in comparison_runs(params, dataset)]
+        identities += [step_identities(spec, record) for spec in runnable_runs(params, dataset)]
     return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}

@@ -10,7 +10,7 @@ from tasks.plans.results import load_result
 from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec, load_params, runnable_runs
 from tasks.storage import Store, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
@@ -43,7 +43,7 @@ def trained_runs(project: Project) -> list[TrainedRun]:
     """Return every trained run of the standing comparison, in the order of `params.yaml`."""
     params = load_params(project.params_file)
     prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
-    return [run for name in prepared for run in trained_among(project, comparison_runs(params, name), read_dataset(project, name))]
+    return [run for name in prepared for run in trained_among(project, runnable_runs(params, name), read_dataset(project, name))]
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:

@@ -19,7 +19,7 @@ from tasks.runs.costs import Cost
 from tasks.runs.finished import read_finished, run_identities
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, read_scores
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.runs.specs import Params, RunSpec, load_params, runnable_runs
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 from tasks.storage import open_store
@@ -217,7 +217,7 @@ def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[tup
             record = read_dataset(project, dataset)
         except DataError:
             continue  # not prepared: no run of it has an identity
-        for spec in comparison_runs(params, dataset, seeds=sorted({*seeds, *params.comparison.seeds})):
+        for spec in runnable_runs(params, dataset, sorted({*seeds, *params.comparison.seeds})):
             yield spec, record
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +16,7 @@ from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
-from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tasks.runs.specs import Params, RunSpec, runnable_runs
 
 # Settings that do not change the results of the last epoch's weights, and those of where a score is computed.
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
@@ -120,11 +119,8 @@ def present_digest(project: Project, dataset: str) -> str | None:
 
 def standing_today(params: Params, dataset: str, digest: str | None, overrides: Sequence[str] = ()) -> Today:
     """Return the present of the standing comparison on one dataset; variants with unknown settings (not tuned yet) are missing."""
-    settings = {}
-    for variant in params.comparison.variants:
-        with suppress(ConfigError):
-            (spec,) = comparison_runs(params, dataset, (variant,), (0,), overrides)
-            settings[dataset, variant] = spec_settings(spec, digest)
+    runs = runnable_runs(params, dataset, (0,), overrides)
+    settings = {(dataset, spec.variant): spec_settings(spec, digest) for spec in runs}
     return Today({} if digest is None else {dataset: digest}, settings, is_one_protocol=True)
 
 

@@ -7,6 +7,7 @@ overridden by the dataset's part and then the variant's (`dml_core.overrides`); 
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -507,6 +508,19 @@ def comparison_runs(
             RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation, overrides=named)
             for seed in seeds or comparison.seeds
         ]
+    return runs
+
+
+def runnable_runs(params: Params, dataset: str, seeds: Sequence[int] | None = None, overrides: Sequence[str] = ()) -> list[RunSpec]:
+    """Return the comparison's runs on one dataset, without those of variants that cannot run, for example because they are not tuned yet.
+
+    Args:
+        params, dataset, seeds, overrides: as in `comparison_runs`.
+    """
+    runs = []
+    for variant in params.comparison.variants:
+        with suppress(ConfigError):
+            runs += comparison_runs(params, dataset, (variant,), seeds, overrides)
     return runs
 
 

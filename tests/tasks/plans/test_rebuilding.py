@@ -11,6 +11,7 @@ from dml_core.config import merge, read_yaml
 from flows.reuse.step_cache import SealedJSON
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
+from tasks.gc import find_unused
 from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
@@ -103,6 +104,24 @@ def test_who_reads_a_damaged_result_first_repairs_it_for_all(project: Project, c
     assert load_result(project, TABLE).runs == tuple(run for run in before.runs if run.seed < 10)
     assert [one.name for one in files_set_aside(project.state)] == ["table1.json.damaged-1"]
     assert len(caplog.records) == 1
+
+
+def test_a_variant_that_is_not_tuned_yet_stops_neither_rebuilding_nor_cleaning_up(project: Project) -> None:
+    values = read_yaml(project.params_file)
+    variants = {"softmax": {"loss": {"name": "softmax"}}, "mine": {"loss": {"name": "softmax"}, "tuned": True}}
+    values["comparison"] |= {"default_datasets": ["cub200"], "datasets": {"cub200": {}}, "variants": variants}
+    project.params_file.write_text(yaml.safe_dump(values))
+    (spec,) = comparison_runs(load_params(project.params_file), "cub200", ("softmax",), (0,))
+    run = finish(project, spec, "cub200")
+    add_runs(project, STANDING, [run], [], None)
+    path = result_path(project, STANDING)
+    path.write_bytes(b"damaged")
+    assert load_result(project, STANDING).runs == (run,)
+    path.unlink()
+    path.with_name("standing.json.damaged-1").unlink()
+    (Path(project.store) / "evaluate" / "unused").mkdir()
+    usage = find_unused(project, -1.0)
+    assert [step.key for step in usage.unused] == ["evaluate/unused"]  # the run is of today's settings
 
 
 def test_nothing_to_rebuild_of_is_not_run_and_the_damaged_file_stays(project: Project) -> None:
