@@ -112,14 +112,14 @@ def _salvaged_batches(interrupted: Path) -> Iterator[list[bytes]]:
 
 
 def _write_images(manifest: Manifest, path: Path, salvaged: Iterator[list[bytes]], progress: Progress | None) -> None:
-    """Write one record batch at a time to bound memory, with threads, because reading and decoding release the interpreter lock."""
+    """Write 128 images at a time to bound memory, with threads, because reading and decoding release the interpreter lock."""
     rows = manifest.rows
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, IMAGES_SCHEMA) as writer, ThreadPoolExecutor() as pool:
         for start in range(0, len(rows), _NUM_ROWS_PER_BATCH):
             batch = rows[start : start + _NUM_ROWS_PER_BATCH]
             known = next(salvaged, [])
             images = list(pool.map(lambda row, seen: _checked_bytes(manifest, row, seen), batch, chain(known, repeat(b""))))
-            writer.write_batch(pa.record_batch([pa.array(images, pa.binary())], schema=IMAGES_SCHEMA))
+            writer.write_table(pa.table([pa.array(images, pa.binary())], schema=IMAGES_SCHEMA))  # a batch per 2 GiB
             if progress:
                 progress(start + len(batch), len(rows))
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +19,7 @@ from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.registry import materialise
 from dml_core.data.store.decode import decode_rgb
 from dml_core.data.store.info import read_info
+from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Row
 from dml_core.errors import DataError, StoreError
 from tests.data.conftest import OPTIONS
@@ -200,6 +202,24 @@ def test_a_killed_attempt_is_taken_up_again(raw: Path, packed_synthetic: Path, t
     prepare("synthetic", raw, tmp_path / "out", OPTIONS)
     assert contents(tmp_path / "out") == contents(undisturbed)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "undisturbed"]
+
+
+def test_images_that_arrow_splits_because_they_exceed_two_gibibytes_are_packed(
+    raw: Path, packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pyarrow.array` returns several chunks above 2 GiB; here it does so for any images."""
+    whole, before = pa.array, pq.read_table(packed_synthetic / "manifest.parquet")
+
+    def split(values: list[bytes], kind: pa.DataType) -> pa.ChunkedArray:
+        return pa.chunked_array([whole(values[:20], kind), whole(values[20:], kind)])
+
+    monkeypatch.setattr(prepare_module.pa, "array", split)
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    monkeypatch.undo()
+    assert pq.read_table(tmp_path / "out/manifest.parquet") == before
+    for role in ("train", "test"):
+        packed, expected = (PackedDataset(folder, role) for folder in (tmp_path / "out", packed_synthetic))
+        assert [packed.raw_bytes(index) for index in range(len(packed))] == [expected.raw_bytes(index) for index in range(len(expected))]
 
 
 def test_unwritable_place(raw: Path, tmp_path: Path) -> None:
