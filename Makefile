@@ -21,7 +21,7 @@ reproduce: .venv/.done ## prepare the embedded dataset, run the standing compari
 test: .venv/.done ## run all tests but the proofs
 	@$(PYTEST) -m "not proof"
 
-proofs: .venv/.done ## what takes minutes each: all tables, every way of damage, shells, nodes and servers that are killed; an hour, and two for tests/faults
+proofs: .venv/.done ## run the proofs: all tables, damaged files, killed processes and hosts, the local stack; 4 hours
 	@$(PYTEST) -m proof
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
@@ -30,7 +30,7 @@ test-quick: .venv/.done ## run the tests that need no server, no Ray and no whol
 smoke: .venv/.done ## run every row of all 40 tables through the whole chain on a few drawn images; half an hour
 	@dml reproduce '*/*' --smoke
 
-mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; an hour
+mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; more than an hour
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 mutmut run --max-children 2
 	@mutmut results
 

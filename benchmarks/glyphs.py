@@ -1,6 +1,6 @@
 """Benchmark each step of `project/glyphs` at 1,000 and at 10,000 classes, next to plain PyTorch, pytorch-metric-learning and FAISS.
 
-    dml data fetch glyphs glyphs-2000 && dml data prepare glyphs glyphs-2000
+    for name in glyphs glyphs-2000; do dml data fetch $name && dml data prepare $name; done
     python benchmarks/glyphs.py
 
 The row is `normalised-softmax`. Training is three epochs of its twelve; the network that they leave embeds the test classes, and these

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 # `.ci/run` installs everything else that tests need. TensorFlow and OpenCV, with which proofs compare converted weights, have separate
-# environments (docs/how-to/contribute.md), as does Lightning, in which one block of the documentation runs; the papers' texts may not be
+# environments, as does Lightning, in which one block of the documentation runs; the papers' texts may not be
 # distributed; a machine may not reach PyPI.
 ALLOWED_SKIPS = (
     "no GPU here",

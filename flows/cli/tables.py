@@ -49,11 +49,11 @@ def _of_paper(paper: str | None) -> list[str]:
         ConfigError: there is no such paper.
     """
     from dml_core.config import unknown_name
-    from tasks.tables.file import paper_tables, table_names
+    from tasks.tables.file import STANDING, paper_tables, table_names
 
     if paper is None:
         return paper_tables()
-    names = [name for name in table_names() if name.partition("/")[0] == paper]
+    names = [name for name in table_names() if name.partition("/")[0] == paper and name != STANDING]  # `dml compare` shows that one
     if not names:
         raise unknown_name("paper", paper, sorted({name.partition("/")[0] for name in table_names()}))
     return names

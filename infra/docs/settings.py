@@ -82,7 +82,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
     for line in lines:
         if line.strip() and len(line) - len(line.lstrip()) < indent:
             break
-        if re.match(rf"\s{{{indent}}}[\w, ]+: ", line):
+        if re.match(rf"\s{{{indent}}}\w[\w, ]*: ", line):
             entries.append([line.strip()])
         elif line.strip():
             entries[-1].append(line.strip())

@@ -84,7 +84,7 @@ def count_lines(table: ShownTable) -> list[str]:
     """Return the counts on the paper's own datasets and on stand-ins, a line each; only the first for the project's own tables."""
     is_paper = table.page is not None
     where = " on the paper's datasets" if is_paper else ""
-    counts = [f"Measured{where}: {table.own_data.rows} of {table.num_to_run} rows.{_judged(table.own_data, is_paper)}"]
+    counts = [f"Measured{where}: {table.own_data.rows} of {table.num_to_run} rows{table.in_part}.{_judged(table.own_data, is_paper)}"]
     if table.stand_ins:
         names = ", ".join(f"{dataset} for {paper}" for dataset, paper in table.stand_ins.items())
         counts.append(f"Measured on stand-ins ({names}): {table.stand_in.rows} rows.{_judged(table.stand_in, True)}")

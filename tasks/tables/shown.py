@@ -347,6 +347,12 @@ class ShownTable(Record):
         return sum(row.kind != "quoted" for row in self.rows)
 
     @property
+    def in_part(self) -> str:
+        """How many of the measured rows lack a dataset, in words that follow their number; empty for none."""
+        num_partly = sum(row.status == "partly measured" for row in self.rows)
+        return f", {num_partly} of them in part" if num_partly else ""
+
+    @property
     def stand_ins(self) -> dict[str, str]:
         """Stand-in dataset -> the paper's dataset that it replaces."""
         return {column.dataset: column.stands_in_for for column in self.columns if column.stands_in_for is not None}

@@ -31,8 +31,15 @@ def test_a_mean_in_brackets_is_that_of_the_variant_before_it(title: str, dataset
         assert f"{means[named[name]]:.1f}" == figure, name
 
 
-def test_the_counts_of_claims_are_those_of_the_page() -> None:
-    claims = json.loads((ROOT / "docs/pages/project/claims.json").read_text())["claims"]
-    counts = [sum(claim["judgement"] == judgement for claim in claims) for judgement in ("holds", "not shown", "refuted")]
-    held, not_shown, refuted = counts
-    assert f"{held} of {len(claims)} hold, {not_shown} are not shown, {refuted} is refuted" in section("## Claims")
+@pytest.mark.parametrize(
+    ("table", "title", "sentence"),
+    [
+        ("claims", "## Claims", "{held} of {all} hold, {not_shown} are not shown, {refuted} is refuted"),
+        ("fashion_mnist", "## Fashion", "table's {all} claims {held} hold, {not_shown} are not shown and {refuted} are refuted"),
+    ],
+)
+def test_the_counts_of_claims_are_those_of_the_page(table: str, title: str, sentence: str) -> None:
+    judgements = [claim["judgement"] for claim in json.loads((ROOT / f"docs/pages/project/{table}.json").read_text())["claims"]]
+    held, not_shown, refuted = map(judgements.count, ("holds", "not shown", "refuted"))
+    expected = sentence.format(held=held, not_shown=not_shown, refuted=refuted, all=len(judgements))
+    assert expected in " ".join(section(title).split())

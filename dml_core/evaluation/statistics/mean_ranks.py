@@ -134,7 +134,7 @@ def _sentence(metric: str, over: str, num_blocks: int, mean_ranks: Mapping[str, 
     where = f"{num_blocks} {over}" + (" of one dataset" if over == "seeds" else "")
     ranked = f"By ranks of {metric_info(metric).title} over {where}, {first} is first (mean rank {best:.2g})"
     if p_value >= LEVEL:
-        return f"{ranked}; Friedman's test tells no system from the others (p = {p_value:.2g})."
+        return f"{ranked}; Friedman's test finds no significant difference (p = {p_value:.2g})."
     behind = sum(rank - best > critical_difference for _, rank in others)
     nemenyi = f"{behind} of the other {len(others)} lie more than the critical difference, {critical_difference:.2g}, behind it (Nemenyi)"
     return f"{ranked}; systems differ (Friedman, p = {p_value:.2g}), and {nemenyi}."
