@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
@@ -53,8 +53,17 @@ class EmbedRequest(BaseModel):
 class SearchRequest(EmbedRequest):
     """Images to search with."""
 
-    k: Neighbours = 10
+    k: Annotated[Neighbours, Field(description=f"Number of neighbours; times the number of images at most {limits.HITS:,}.")] = 10
     thumbnails: Thumbnails = False
+
+    @model_validator(mode="after")
+    def _few_hits(self) -> Self:
+        if len(self.images) * self.k > limits.HITS:
+            shown = (
+                f"{len(self.images)} images with k {self.k}: at most {limits.HITS:,} hits are returned; send fewer images, or a smaller k"
+            )
+            raise PydanticCustomError("too_many_hits", shown)
+        return self
 
 
 class EmbedResponse(BaseModel):

@@ -6,6 +6,7 @@ application only when it is complete, so a replica never waits for a client.
 
 import asyncio
 import hmac
+import math
 import time
 import traceback
 
@@ -172,9 +173,10 @@ def _host(value: str) -> str:
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a limit on the time for a request's headers, which uvicorn lacks."""
+    """uvicorn's HTTP/1.1 with limits on the time for sending a request's headers and for reading an answer, which uvicorn lacks."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for headers when a client connects."""
@@ -187,10 +189,22 @@ class PatientProtocol(H11Protocol):
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time limit when the client disconnects."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stop the time limits when the client disconnects."""
+        for timer in (self._timer, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the time limits for reading when a client leaves an answer unread, which holds memory and its next request's place."""
+        super().pause_writing()
+        self._expect_reading(self.loop.time() + limits.BODY_SECONDS)
+
+    def resume_writing(self) -> None:
+        """Stop the time limits for reading when the client has read."""
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer in the form of the service's other refusals."""
@@ -204,6 +218,14 @@ class PatientProtocol(H11Protocol):
         elif not is_due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _expect_reading(self, until: float, num_before: float = math.inf) -> None:
+        """Disconnect a client that has read nothing since the last call, or that is too slow."""
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread >= num_before or self.loop.time() > until:
+            self.transport.abort()
+        else:
+            self._unread = self.loop.call_later(limits.QUIET_SECONDS, self._expect_reading, until, num_unread)
 
     def _give_up(self) -> None:
         self._timer = None

@@ -12,12 +12,13 @@ PIXELS = 50_000_000  # of one image, read from its header before anything is dec
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
 IMAGES = 64  # per request
 NEIGHBOURS = 1000  # the largest k
+HITS = 5000  # of all images of a request: with thumbnails, an answer of 30 MB
 BODY_BYTES = 64_000_000  # of one request, counted while it arrives
 HELD_BYTES = 512_000_000  # of all requests at a time; clients beyond it are asked to retry
 REQUESTS = 256  # processed at a time; clients beyond it are asked to retry
 HEAD_SECONDS = 10.0  # for a request's first line and headers
-QUIET_SECONDS = 10.0  # between two pieces of a body
-BODY_SECONDS = 60.0  # for a whole body
+QUIET_SECONDS = 10.0  # between two pieces of a body, and without reading an answer
+BODY_SECONDS = 60.0  # for a whole body, and for reading a whole answer
 ANSWER_SECONDS = 60.0  # once the request has arrived
 DRAIN_SECONDS = 5  # for requests in progress when the service ends
 

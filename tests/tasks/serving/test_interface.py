@@ -51,6 +51,17 @@ def data_url(data: bytes, prefix: str) -> str:
     return prefix + base64.b64encode(data).decode()
 
 
+def test_a_request_for_too_many_hits_is_refused(client: Callable[..., TestClient], made: Made) -> None:
+    """64 images with k 1000 would have an answer of 400 MB with thumbnails; each number is within its own limit."""
+    images = [data_url(made.files[1].read_bytes(), "")] * 50
+    assert client().post("/v1/search", json={"images": images, "k": 100}).status_code == 200
+    files = [("image", ("a.png", made.files[1].read_bytes()))] * 50
+    for sent in ({"json": {"images": images, "k": 101}}, {"files": files, "data": {"k": "101"}}):
+        refused = client().post("/v1/search", **sent)
+        assert refused.status_code == 422
+        assert refused.json() == {"error": "50 images with k 101: at most 5,000 hits are returned; send fewer images, or a smaller k"}
+
+
 @pytest.mark.parametrize(
     "prefix", ["", "data:image/png;base64,", "data:;base64,", "DATA:image/png;charset=utf-8;BASE64,", "data:image/png;name=a b;base64,"]
 )

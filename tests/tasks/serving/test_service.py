@@ -18,8 +18,10 @@ import httpx
 import psutil
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from dml_core.errors import ConfigError
+from tasks.serving import limits
 from tasks.serving.replicas import ServiceError
 from tasks.serving.service import listen, serve_http
 from tests.conftest import ROOT
@@ -65,6 +67,37 @@ def test_an_http_server_that_does_not_start_is_told_and_not_waited_for() -> None
     with pytest.raises(ServiceError, match=r"cannot listen \(Bad file descriptor\); start it again"):
         asyncio.run(asyncio.wait_for(serve_http(FastAPI(), listener, said.append), 10))
     assert said == []
+
+
+def test_a_client_that_does_not_read_is_disconnected_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two requests would occupy a place for ever; a client that reads all the time gets the whole answer."""
+    monkeypatch.setattr(limits, "QUIET_SECONDS", 0.5)
+    num_bytes, ended, addresses = 32_000_000, asyncio.Queue[str](), list[str]()
+
+    async def answer(scope: Scope, _: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(num_bytes).encode())]})
+        await send({"type": "http.response.body", "body": bytes(num_bytes)})
+        ended.put_nowait(scope["path"])
+
+    async def serve() -> None:
+        listener, loop = listen("127.0.0.1", 0, None), asyncio.get_running_loop()
+        server = asyncio.create_task(serve_http(answer, listener, addresses.append))
+        with socket.create_connection(listener.getsockname()) as idle, socket.create_connection(listener.getsockname()) as slow:
+            idle.sendall(b"".join(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in (b"/first", b"/second")))
+            async with asyncio.timeout(30):
+                assert [await ended.get(), await ended.get()] == ["/first", "/second"]
+            slow.sendall(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            slow.setblocking(False)
+            num_read, begun = 0, time.monotonic()
+            while num_read < num_bytes:
+                piece = await loop.sock_recv(slow, 1_000_000)
+                assert piece, f"disconnected after {num_read} bytes"
+                num_read += len(piece)
+                await asyncio.sleep(0.05)
+            assert time.monotonic() - begun > 3 * limits.QUIET_SECONDS
+        server.cancel()
+
+    asyncio.run(serve())
 
 
 @pytest.mark.parametrize("token", ["a token of letters enough\n", " a token of letters enough"])
