@@ -77,7 +77,7 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
         ConfigError: unknown dataset or option.
         DataError: the annotations cannot be read or break a rule of every dataset.
     """
-    dataset = parse_dataset(name, options)
+    dataset = parse_dataset(name, {**options, "stored_size": None})  # the files, not their resized copies, which have no boxes
     published = dict(dataset.published_for(raw))
     if isinstance(dataset, OfficialDataset):
         dataset = dataset.model_copy(update={"published_counts": False})
@@ -129,10 +129,18 @@ def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | None
         data = manifest.read_bytes(row)
         pixels = (decode_upright if own_images else decode_rgb)(data)
         _, height, width = pixels.shape
-        with Image.open(io.BytesIO(data)) as image:
-            return _Image(row, hashlib.sha256(data).hexdigest(), _pixels_sha256(pixels), image.mode, (width, height))
-    except (DataError, ValueError, OSError):
+    except (DataError, ValueError):
         return None
+    return _Image(row, hashlib.sha256(data).hexdigest(), _pixels_sha256(pixels), _mode(data), (width, height))
+
+
+def _mode(data: bytes) -> str:
+    """Return Pillow's mode, or "" if only Pillow refuses the file, for example its metadata: it is packed all the same."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.mode
+    except (ValueError, OSError, SyntaxError):
+        return ""
 
 
 def _pixels_sha256(pixels: Tensor) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from dml_core.data.check import CheckReport, check_dataset
+from dml_core.data.prepare import prepare
 from dml_core.data.sheet import contact_sheet
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
@@ -74,6 +76,31 @@ def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
     report = check(raw)
     assert "CMYK, converted to RGB" in [note.what for note in report.notes]
     assert found(report) == {"unreadable": ("Species_1_0002.jpg",)}
+
+
+def test_an_image_whose_metadata_only_pillow_refuses_is_readable_as_for_prepare(tmp_path: Path) -> None:
+    texts = PngInfo()
+    texts.add_itxt("comment", "x" * 3_000_000, zip=True)  # Pillow's limit is 1 MiB
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (ord(name[0]), ord(name[2]), 0)).save(tmp_path / "raw" / name, pnginfo=texts)
+    assert prepare("folder", tmp_path / "raw", tmp_path / "out", {}).roles["train"].num_images == 2
+    report = check_dataset("folder", tmp_path / "raw", {})
+    assert report.violations == []
+    assert report.short_sides == (12, 12, 12)
+
+
+def test_the_files_are_checked_whatever_size_is_stored(tmp_path: Path) -> None:
+    lines = ["path,label,left,top,right,bottom"]
+    for name in "1234":
+        Image.new("L", (30, 20), int(name)).save(tmp_path / f"{name}.png")
+        lines.append(f"{name}.png,{'ab'[int(name) // 3]},0,0,500,500")
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    report = check_dataset("manifest", tmp_path, {"stored_size": 10})
+    assert report == check_dataset("manifest", tmp_path, {})
+    assert report.short_sides == (20, 20, 20)
+    assert report.num_boxes == report.notes[0].num_found == 4
+    assert [violation.what for violation in report.violations] == ["box outside the image"]
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:
