@@ -168,7 +168,7 @@ def _is_whole(out: Path, info: DatasetInfo) -> bool:
 
 
 def _publish(partial: Path, out: Path) -> None:
-    """Sync the files to disk, then replace the old folder by the new one."""
+    """Sync the files to disk, then replace the old folder by the new one; the old one stays if that fails."""
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -176,7 +176,12 @@ def _publish(partial: Path, out: Path) -> None:
     _remove(replaced)
     if out.exists():
         out.rename(replaced)
-    partial.rename(out)
+    try:
+        partial.rename(out)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(out)
+        raise
     _remove(replaced)
 
 

@@ -1,5 +1,6 @@
 """Packing: the input images come out unchanged, the same every time, completely or not at all."""
 
+import errno
 import json
 import os
 import resource
@@ -134,6 +135,24 @@ def test_what_prepare_did_not_write_is_neither_removed_nor_replaced(raw: Path, t
     with pytest.raises(StoreError, match="move it away"):
         prepare("synthetic", raw, tmp_path / "out", OPTIONS)
     assert tree(tmp_path) == before
+
+
+def test_the_former_dataset_is_put_back_if_the_new_one_cannot_take_its_place(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    before, rename = contents(tmp_path / "out"), Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == ".out.partial":
+            raise OSError(errno.EACCES, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(StoreError, match="cannot be written"):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS | {"seed": 9})
+    assert contents(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw"]
 
 
 def test_a_link_to_packed_data_stays_and_the_data_are_replaced(raw: Path, tmp_path: Path) -> None:
