@@ -52,9 +52,9 @@ def serve(
         from tasks.serving.service import needs_ray, run_service
 
         device = "cpu" if needs_ray(replicas) else None  # Ray's replicas open the network themselves
-        index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
+        index = Index.open(Path(what)) if model is not None or (Path(what) / INFO_FILE).is_file() else None
         if index is None:
-            folder = resolve_model(model or what, project)
+            folder = resolve_model(what, project)
             network = load_model(folder, device)
         else:
             folder, network = open_index_model(index, model, device)

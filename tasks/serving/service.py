@@ -67,8 +67,18 @@ def run_service(
     """
     with listen(host, port, token) as listener, _replicas(folder, model, index, num_replicas, max_batch) as replicas:
         app = make_app(describe_service(model, index), replicas, has_token=token is not None)
-        hosts = LOCAL_NAMES | {host} if token is None else None
-        asyncio.run(serve_http(Guard(app, token, hosts), listener, report))
+        asyncio.run(serve_http(Guard(app, token, host_names(host, listener) if token is None else None), listener, report))
+
+
+def host_names(host: str, listener: socket.socket) -> frozenset[str]:
+    """Return the names that requests to a service on loopback may use: the local ones, `--host`, and the address that is printed."""
+    return LOCAL_NAMES | {host.lower(), shown_host(listener)}
+
+
+def shown_host(listener: socket.socket) -> str:
+    """Return the address of a listening socket as it is in URLs."""
+    address = str(listener.getsockname()[0])
+    return f"[{address}]" if ":" in address else address
 
 
 def describe_service(model: TrainedModel, index: Index | None) -> Served:
@@ -137,8 +147,7 @@ class _Server(uvicorn.Server):
         """Start to answer at the sockets, and report the address of the first."""
         await super().startup(sockets)
         assert sockets is not None
-        host, port = sockets[0].getsockname()[:2]
-        self._report(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        self._report(f"http://{shown_host(sockets[0])}:{sockets[0].getsockname()[1]}")
 
 
 async def serve_http(app: ASGIApp, listener: socket.socket, report: Callable[[str], None]) -> None:

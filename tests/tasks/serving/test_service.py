@@ -18,12 +18,16 @@ import httpx
 import psutil
 import pytest
 from fastapi import FastAPI
+from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
+from typer.testing import CliRunner
 
 from dml_core.errors import ConfigError
+from flows.cli.app import app
 from tasks.serving import limits
+from tasks.serving.guard import Guard
 from tasks.serving.replicas import ServiceError
-from tasks.serving.service import listen, serve_http
+from tasks.serving.service import host_names, listen, serve_http
 from tests.conftest import ROOT
 from tests.tasks.serving.conftest import Made, Service, wait_until
 
@@ -57,6 +61,25 @@ def test_what_it_refuses_to_start_with(made: Made) -> None:
         taken.listen()
         assert "choose another --port" in refused(made, index, "--port", str(taken.getsockname()[1]))
     assert "does not name a trained network" in refused(made, "nothing-there")
+
+
+def test_with_a_model_the_index_must_exist(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped index is not a service without search."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.chdir(made.project)
+    monkeypatch.setattr("tasks.serving.service.run_service", lambda *_, **__: None)
+    wrong = CliRunner().invoke(app, ["serve", f"{made.index}x", "--model", str(made.model)])
+    assert str(wrong.exception).startswith(f"{made.index}x: no index there; build one with")
+    assert CliRunner().invoke(app, ["serve", str(made.index), "--model", str(made.model)]).exit_code == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "LocalHost", "2130706689"])  # the last one is 127.0.1.1
+def test_the_printed_address_and_the_host_are_answered(host: str) -> None:
+    with listen(host, 0, None) as listener:
+        client = TestClient(Guard(FastAPI(), None, host_names(host, listener)))
+        for name in (listener.getsockname()[0], host, "localhost"):
+            assert client.get("/docs", headers={"host": f"{name}:8321"}).status_code == 200
+        assert client.get("/docs", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_an_http_server_that_does_not_start_is_told_and_not_waited_for() -> None:
