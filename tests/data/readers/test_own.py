@@ -197,7 +197,6 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "a device": lambda path: path.symlink_to("/dev/zero"),
     "a dangling link": lambda path: path.symlink_to("nowhere"),
     "a link to itself": lambda path: path.symlink_to(path),
-    "a link back": lambda path: path.symlink_to(path.parents[1]),
 }
 
 
@@ -216,6 +215,24 @@ def test_a_raw_folder_with_anything_but_files_is_refused_at_once(what: str, plac
     NO_FILES[what](raw / place)
     with pytest.raises(DataError, match="remove it"):
         parse_dataset(reader, {}).read(raw)
+
+
+def test_a_link_to_a_folder_is_refused_but_as_the_raw_folder_itself(tmp_path: Path) -> None:
+    """Changes behind such a link would not be noticed: DVC does not look there."""
+    for name in "abcd":
+        (tmp_path / "elsewhere" / name).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "elsewhere" / name / f"{number}.png").write_bytes(b"x")
+    (tmp_path / "raw").symlink_to(tmp_path / "elsewhere")
+    assert len(parse_dataset("folder", {}).read(tmp_path / "raw").rows) == 8
+    (tmp_path / "elsewhere" / "d" / "2.png").symlink_to(tmp_path / "elsewhere" / "a" / "0.png")
+    assert len(parse_dataset("folder", {}).read(tmp_path / "raw").rows) == 9
+    for name, target in (("e", tmp_path / "elsewhere" / "a"), ("back", tmp_path)):
+        link = tmp_path / "raw" / "d" / name
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=f"{link}: a link to a folder, whose changes DVC does not notice"):
+            parse_dataset("folder", {}).read(tmp_path / "raw")
+        link.unlink()
 
 
 def test_a_list_that_is_a_pipe_elsewhere_is_refused_at_once(tmp_path: Path) -> None:

@@ -12,28 +12,22 @@ from dml_core.errors import DataError
 _SCORED_ROLES: tuple[set[Role], ...] = (set(), {"test"}, {"query", "gallery"})  # besides "train"
 
 
-def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> None:
-    """Check that a raw folder is readable throughout: only regular files and folders, and no link to an enclosing folder.
-
-    Args:
-        folder: the raw folder.
-        above: device and inode of the enclosing folders being checked.
+def check_files(folder: Path) -> None:
+    """Check that a raw folder is readable throughout, and that everything in it is a regular file or a folder. It may itself be a link.
 
     Raises:
-        DataError: a pipe, a socket, a device, a dangling or circular link, or an unreadable folder.
+        DataError: a pipe, a socket, a device, a dangling link, a link to a folder, or an unreadable folder.
     """
     try:
-        status = folder.stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:
-            raise DataError(f"{folder}: a link to a folder that it is in; remove it")
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
                     continue
                 path = folder / entry.name
+                if path.is_dir() and path.is_symlink():
+                    raise DataError(f"{path}: a link to a folder, whose changes DVC does not notice; move the folder here, or mount it")
                 if path.is_dir():
-                    check_files(path, above | {here})
+                    check_files(path)
                 elif not path.is_file():
                     raise DataError(f"{path}: neither a file nor a folder (a dangling link, a pipe, a socket or a device); remove it")
     except OSError as error:
