@@ -85,12 +85,13 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     """Draw a contact sheet of a prepared dataset: classes by samples.
 
     Raises:
-        DataError: the dataset is not prepared.
+        DataError: the dataset is not prepared, or a packed file is missing or damaged.
         ConfigError: the dataset has no such role.
         StoreError: the file cannot be written.
     """
     from dml_core.data.sheet import contact_sheet
 
+    verify_files(project.packed(name))
     try:
         contact_sheet(project.packed(name), role, num_classes, num_samples, path)
     except OSError as error:

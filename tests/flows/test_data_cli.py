@@ -112,6 +112,18 @@ def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None
     assert "cannot be written (No such file or directory)" in project.dml("show", "--output", "nowhere/sheet.png", code=2)
 
 
+@pytest.mark.parametrize("name", ["images.arrow", "manifest.parquet"])
+def test_show_names_the_packed_file_that_is_missing_or_damaged(project: Project, name: str) -> None:
+    project.dml("fetch")
+    project.dml("prepare")
+    path = project.packed / name
+    path.write_bytes(path.read_bytes()[:-50])
+    assert f"d/{name}: damaged (SHA-256 differs); run `dml data prepare` again" in project.dml("show", code=2)
+    path.unlink()
+    assert f"d/{name}: cannot be read (No such file or directory); run `dml data prepare` again" in project.dml("show", code=2)
+    assert not (project.root / "contact_sheet.png").exists()
+
+
 def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> None:
     project.dml("fetch")
     archive = packed_tree(project.raw / "CUB_200_2011")
