@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
 from flows.cli.app import app
+from tasks.tables.file import STANDING, table_names
 from tests import forked
 from tests.conftest import ROOT
 
@@ -188,6 +189,12 @@ def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypat
         "dataset 'cub200' is"
     )
     assert "dml reproduce softtriple/table2" in (project / "pages/index.html").read_text(), "a table without measurements has its command"
+
+
+def test_the_project_s_own_tables_are_listed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    listed = json.loads(CliRunner().invoke(app, ["tables", "list", "project", "--json"]).stdout)
+    assert [table["name"] for table in listed] == [name for name in table_names() if name.startswith("project/") and name != STANDING]
 
 
 def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,5 +111,5 @@ def test_the_note_describes_the_table_and_its_progress() -> None:
     note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(3)]))
     assert note.startswith("paper/table1, page 3 of the paper: Two birds.")
     assert "The paper states: Ours is best." in note
-    assert "Measured on the paper's datasets: 1 of 1 rows. Verdicts on published values: 1 compatible." in note
+    assert "Measured on the paper's datasets: 1 of 1 rows, 1 of them in part. Verdicts on published values: 1 compatible." in note
     assert "`dml reproduce paper/table1`" in note
