@@ -195,11 +195,12 @@ class Store:
             return getattr(self._client, operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
     def list_objects(self, key: str = "") -> dict[str, str]:
-        """Return name -> ETag of every object below `key`."""
+        """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            return {entry["Key"].removeprefix(prefix): entry["ETag"] for page in pages for entry in page.get("Contents", [])}
+            entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
+            return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
     def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
         """Fetch one large object by a signed link; an interrupted fetch resumes where it stopped.

@@ -142,6 +142,23 @@ def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, s
     assert told == [(9, 9)]
 
 
+def test_folder_markers_of_a_bucket_are_no_files(tmp_path: Path, s3_bucket: str) -> None:
+    """S3's console writes an empty object for each folder that a user creates."""
+    client = boto3.client("s3")
+    for name in ("raw/", "raw/cat/", "raw/empty/"):
+        client.put_object(Bucket=s3_bucket, Key=name, Body=b"")
+    client.put_object(Bucket=s3_bucket, Key="raw/cat/1.jpg", Body=b"x")
+    for _ in range(2):
+        copy_objects(f"s3://{s3_bucket}/raw", tmp_path / "raw")
+    assert [path.relative_to(tmp_path).as_posix() for path in (tmp_path / "raw").rglob("*")] == ["raw/cat", "raw/cat/1.jpg"]
+    here, there = (Store(f"s3://{s3_bucket}/store", tmp_path / name) for name in ("here", "there"))
+    files = write(here.folder("train/x"))
+    here.push("train/x")
+    client.put_object(Bucket=s3_bucket, Key="store/train/x/figures/", Body=b"")
+    assert describe_folder(there.pull("train/x")) == files
+    here.push("train/x")
+
+
 def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Path, s3_bucket: str) -> None:
     boto3.client("s3").put_object(Bucket=s3_bucket, Key="evil/../../outside.txt", Body=b"x")
     with pytest.raises(StoreError, match="would be written outside"):
