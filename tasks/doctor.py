@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 import requests
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
 
 from dml_core.errors import DmlError, StoreError, TrackingError
 from tasks.environment import (
@@ -45,6 +47,7 @@ SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
+MISSING = "missing"  # in place of a version
 NIGHT = timedelta(hours=26)  # as `report-missed-nights` in infra/automations.yaml
 Status = Literal["ok", "note", "wrong"]
 
@@ -85,28 +88,25 @@ def _packages(project: Project) -> Finding:
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
     installed, differing = dict[str, str](), []
-    for name, wanted, of_extra in filter(None, map(_pinned, requirements)):
+    for requirement in map(Requirement, requirements):
+        name, expected = requirement.name, requirement.specifier
+        if not str(expected).startswith("=="):
+            continue
         installed[name] = _version(name)
-        if installed[name] not in ((wanted, "missing") if of_extra else (wanted,)):
-            differing.append(f"{name} is {installed[name]}, expected {wanted}")
+        is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if is_needed if installed[name] == MISSING else not expected.contains(installed[name]):
+            differing.append(f"{name} is {installed[name]}, expected {str(expected).removeprefix('==')}")
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
     shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
     return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
 
 
-def _pinned(requirement: str) -> tuple[str, str, bool] | None:
-    """Return name, version and whether it belongs to an extra, of a requirement of one version; None for a range."""
-    package, _, condition = requirement.partition(";")
-    name, is_pinned, wanted = package.strip().partition("==")
-    return (name.partition("[")[0], wanted, "extra ==" in condition) if is_pinned else None
-
-
 def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "missing"
+        return MISSING
 
 
 def _parameters(project: Project) -> Finding:
@@ -196,7 +196,7 @@ def _mlflow(project: Project) -> Finding:
         return _database(where, uri)
     url = uri.rstrip("/")
     try:
-        served = requests.get(f"{url}/version", timeout=SECONDS)
+        served = requests.get(f"{url}/version", timeout=SECONDS, headers=_mlflow_login())
         search = f"{url}/api/2.0/mlflow/experiments/search"
         answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=_mlflow_login())
     except requests.RequestException:
@@ -336,12 +336,12 @@ def _dvc_remote(project: Project) -> Finding:
 def _compared(what: str, where: str, there: str) -> Finding:
     """Compare a server's version with its client's on this machine; newer clients send what an older server does not know."""
     here = _version(what)
-    if there == here:
-        return Finding(what, where, "ok", f"{there}, the same as on this machine")
-    status: Status = "wrong" if _parts(there) < _parts(here) else "note"
-    remedy = f"upgrade the server to {here}" if status == "wrong" else ""
-    return Finding(what, where, status, f"the server has {there}, this machine has {here}", remedy)
-
-
-def _parts(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    try:
+        theirs = Version(there)
+    except InvalidVersion:
+        return Finding(what, where, "wrong", "answers without a version", "check the address: another program may answer there")
+    if here == MISSING or theirs > Version(here):
+        return Finding(what, where, "note", f"the server has {theirs}, this machine has {here}")
+    if theirs < Version(here):
+        return Finding(what, where, "wrong", f"the server has {theirs}, this machine has {here}", f"upgrade the server to {here}")
+    return Finding(what, where, "ok", f"{theirs}, the same as on this machine")

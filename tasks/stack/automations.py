@@ -1,7 +1,8 @@
 """Synchronise a Prefect server's automations with a file: `python -m tasks.stack.automations infra/automations.yaml`.
 
 Prefect's own command adds another automation of the same name on each call; this one replaces it. An action `call-webhook` names the
-environment variable with the webhook's address; while that is unset, the automation is left out.
+environment variable with the webhook's address; while that is unset, the automation is left out. The login is that of Prefect's clients
+(`PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`).
 """
 
 import os
@@ -12,6 +13,7 @@ import requests
 
 from dml_core.config import read_yaml
 from dml_core.errors import ConfigError
+from tasks.environment import prefect_login
 
 SECONDS = 30
 WEBHOOK_BLOCK = "dml-webhook"
@@ -23,37 +25,39 @@ def replace_automations(url: str, path: Path) -> None:
     Raises:
         ConfigError: the server rejects one.
     """
+    session = requests.Session()
+    session.headers.update(prefect_login())
     for automation in read_yaml(path)["automations"]:
         same_name = {"automations": {"name": {"any_": [automation["name"]]}}}
-        response = requests.post(f"{url}/automations/filter", json=same_name, timeout=SECONDS)
+        response = session.post(f"{url}/automations/filter", json=same_name, timeout=SECONDS)
         response.raise_for_status()
         for old in response.json():
-            requests.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
+            session.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
         webhooks = [action for action in automation["actions"] if action["type"] == "call-webhook"]
         if any(not os.environ.get(action["webhook"]) for action in webhooks):
             continue
         for action in webhooks:
-            action["block_document_id"] = _webhook_block(url, os.environ[action.pop("webhook")])
-        response = requests.post(f"{url}/automations/", json=automation, timeout=SECONDS)
+            action["block_document_id"] = _webhook_block(session, url, os.environ[action.pop("webhook")])
+        response = session.post(f"{url}/automations/", json=automation, timeout=SECONDS)
         if not response.ok:
             raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
 
 
-def _webhook_block(url: str, address: str) -> str:
+def _webhook_block(session: requests.Session, url: str, address: str) -> str:
     """Return the id of the server's block with a webhook's address, created or updated."""
-    found = requests.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
+    found = session.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
     if found.ok:
         block = f"{url}/block_documents/{found.json()['id']}"
-        requests.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
+        session.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
         return str(found.json()["id"])
-    block_type = requests.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
+    block_type = session.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
     block_type.raise_for_status()
     of_type = {"block_schemas": {"block_type_id": {"any_": [block_type.json()["id"]]}}}
-    schemas = requests.post(f"{url}/block_schemas/filter", json=of_type, timeout=SECONDS)
+    schemas = session.post(f"{url}/block_schemas/filter", json=of_type, timeout=SECONDS)
     schemas.raise_for_status()
     of_webhook = {"block_type_id": block_type.json()["id"], "block_schema_id": schemas.json()[0]["id"]}
     document = {"name": WEBHOOK_BLOCK, "data": {"method": "POST", "url": address}, **of_webhook}
-    made = requests.post(f"{url}/block_documents/", json=document, timeout=SECONDS)
+    made = session.post(f"{url}/block_documents/", json=document, timeout=SECONDS)
     made.raise_for_status()
     return str(made.json()["id"])
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
@@ -18,6 +19,7 @@ import pytest
 from tasks import doctor
 from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project, open_project, stack_text
+from tasks.stack.automations import replace_automations
 from tasks.tracking.connection import schemas
 from tests.conftest import ROOT
 
@@ -85,6 +87,7 @@ def test_packages_of_an_extra_may_be_missing_but_not_of_another_version(here: Pa
     monkeypatch.setattr(doctor, "requires", lambda name: lines)
     for installed, status, said in (
         ({"dml-core": "0.1.0", "ray": "2.60.0"}, "ok", "ray 2.60.0"),
+        ({"dml-core": "0.1.0", "ray": "2.60.0+local"}, "ok", "ray 2.60.0+local"),  # as torch's builds for CUDA; pip accepts them
         ({"dml-core": "0.1.0", "ray": "missing"}, "ok", "ray missing"),
         ({"dml-core": "0.1.0", "ray": "2.59.0"}, "wrong", "ray is 2.59.0, expected 2.60.0"),
         ({"dml-core": "missing", "ray": "2.60.0"}, "wrong", "dml-core is missing, expected 0.1.0"),
@@ -124,6 +127,66 @@ def test_a_server_that_is_older_or_refuses(here: Path, old_server: str, monkeypa
     assert "the server has 3.0.1" in found("prefect").result
     monkeypatch.setenv("MLFLOW_TRACKING_URI", old_server)
     assert (found("mlflow").result, found("mlflow").remedy) == ("refuses (403)", "add its host to --allowed-hosts")
+
+
+@pytest.mark.parametrize(
+    ("login", "page", "status", "result"),
+    [
+        ("user:secret", version("mlflow"), "ok", f"{version('mlflow')}, the same as on this machine"),
+        ("user:secret", f"Welcome, {SECRET}", "wrong", "answers without a version"),
+        ("user:wrong", version("mlflow"), "wrong", "refuses (401)"),
+    ],
+)
+def test_an_mlflow_server_with_basic_auth(
+    login: str, page: str, status: str, result: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It requires the login for every page, also that of its version."""
+
+    class Protected(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_user = self.headers.get("Authorization") == f"Basic {b64encode(b'user:secret').decode()}"
+            self.send_response(200 if is_user else 401)
+            self.end_headers()
+            self.wfile.write((page if is_user else "You are not authenticated").encode())
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    user, _, password = login.partition(":")
+    with HTTPServer(("127.0.0.1", 0), Protected) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+        assert (found("mlflow").status, found("mlflow").result) == (status, result)
+        server.shutdown()
+
+
+def test_automations_are_loaded_with_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's server with PREFECT_SERVER_API_AUTH_STRING refuses every other request."""
+    refused: list[str] = []
+
+    class Protected(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Authorization") != f"Basic {b64encode(b'user:secret').decode()}":
+                refused.append(self.path)
+            self.send_response(401 if refused else 200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:secret")
+    with HTTPServer(("127.0.0.1", 0), Protected) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        replace_automations(f"http://127.0.0.1:{server.server_port}/api", ROOT / "infra/automations.yaml")
+        server.shutdown()
+    assert refused == []
 
 
 @pytest.mark.parametrize(
