@@ -88,7 +88,7 @@ class Chain:
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
         if must_publish:
-            key = f"publish {published_id}"
+            key = f"publish {spec.comparison} / {spec.label} / {published_id}"
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing.append(services.submitted[key])

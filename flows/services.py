@@ -17,7 +17,8 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
-from tasks.tracking.published import current_identities
+from tasks.tracking.child_run import PublishedRun
+from tasks.tracking.published import current_runs
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
@@ -56,7 +57,7 @@ class Services(Backends):
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self.is_announced = False  # whether the start of Ray was announced
-        self._published: dict[str, frozenset[str]] = {}
+        self._published: dict[str, dict[tuple[str, str], PublishedRun]] = {}
         self._smoke_tables: set[str | None] = set()
 
     def must_publish(self, spec: RunSpec, identity: str) -> bool:
@@ -66,8 +67,8 @@ class Services(Backends):
             self._smoke_tables.add(spec.table)
             return is_first
         if spec.comparison not in self._published:
-            self._published[spec.comparison] = current_identities(self.project.tracking_uri, spec.dataset, spec.comparison)
-        return identity not in self._published[spec.comparison]
+            self._published[spec.comparison] = current_runs(self.project.tracking_uri, spec.dataset, spec.comparison)
+        return (identity, spec.label) not in self._published[spec.comparison]
 
     def begin(self, spec: RunSpec, doing: str) -> None:
         """Announce a run's step; every step calls it first.

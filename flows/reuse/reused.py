@@ -17,7 +17,8 @@ from tasks.data import unchanged_dataset
 from tasks.environment import Project, prefect_server
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec
-from tasks.tracking.published import current_identities
+from tasks.tracking.child_run import PublishedRun
+from tasks.tracking.published import current_runs
 
 
 def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) -> list[Report] | None:
@@ -56,7 +57,7 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
     """Return the outcomes of runs, or None at the first that is not finished and published, or whose dataset may have changed."""
     project, store = backends.project, backends.store
     datasets: dict[str, DatasetRecord] = {}
-    published: dict[str, frozenset[str]] = {}
+    published: dict[str, dict[tuple[str, str], PublishedRun]] = {}
     known: dict[str, Any] = {}
     outcomes = []
     for spec in runs:
@@ -66,10 +67,10 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
                 return None
             datasets[spec.dataset] = dataset
         if spec.comparison not in published:
-            published[spec.comparison] = current_identities(project.tracking_uri, spec.dataset, spec.comparison)
+            published[spec.comparison] = current_runs(project.tracking_uri, spec.dataset, spec.comparison)
         dataset = datasets[spec.dataset]
         planned = plan_run(spec, dataset, project.state, store, known=known)
-        if planned.records is None or planned.published_id not in published[spec.comparison]:
+        if planned.records is None or (planned.published_id, spec.label) not in published[spec.comparison]:
             return None
         known |= {step.of.identity: step.record for step in (planned.train, planned.embed, planned.evaluate)}
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)

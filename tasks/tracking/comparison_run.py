@@ -34,7 +34,7 @@ from tasks.tracking.child_run import (
     run_link,
     view_link,
 )
-from tasks.tracking.connection import log_metrics, project_runs, set_tags, tag_filter
+from tasks.tracking.connection import log_metrics, runs_in, set_tags, tag_filter
 from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
@@ -49,15 +49,16 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     The parent has no metrics: its page would draw a chart of one bar for each. Means are in the description, and metrics of the runs that
     the saved view shows.
     """
-    _mark_killed(client, report.comparison)
+    experiment = client.get_run(parent).info.experiment_id
+    _mark_killed(client, experiment, report.comparison)
     if report.is_search:
         _describe_parent(client, parent, report, report.about or "")
         return
     digests = {} if report.digest is None else {report.dataset: report.digest}
     settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
-    published = in_order(map(PublishedRun.of_mlflow, project_runs(client, current_tags(report.comparison))))
+    published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
     selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
-    runs, experiment = selection.runs, client.get_run(parent).info.experiment_id
+    runs = selection.runs
     summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
     validation = validation_scores(runs)
     _log_means(client, parent, {})
@@ -82,7 +83,7 @@ def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> No
 
 def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
     """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-    shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in project_runs(client, {SUMMARY_TAG: comparison})}
+    shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in runs_in(client, [experiment], {SUMMARY_TAG: comparison})}
     for variant in shown.keys() - summaries.keys():
         client.delete_run(shown[variant])
     for variant, metrics in summaries.items():
@@ -128,9 +129,9 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {best_says[0].upper()}{best_says[1:]}"
 
 
-def _mark_killed(client: MlflowClient, comparison: str) -> None:
+def _mark_killed(client: MlflowClient, experiment: str, comparison: str) -> None:
     """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
-    for run in project_runs(client, {PART_TAG: comparison}):
+    for run in runs_in(client, [experiment], {PART_TAG: comparison}):
         if run.info.status == "RUNNING" and has_ended(run.data.tags.get(PROCESS_TAG, "")):
             client.set_terminated(run.info.run_id, "KILLED")
 

@@ -125,8 +125,12 @@ def one_line_errors(uri: str) -> Iterator[None]:
 def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:
     """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
     experiments = all_pages(partial(client.search_experiments, filter_string=PROJECT_EXPERIMENTS))
-    ids = [experiment.experiment_id for experiment in experiments]
-    return all_pages(partial(client.search_runs, ids, tag_filter(tags), **options)) if ids else []
+    return runs_in(client, [experiment.experiment_id for experiment in experiments], tags, **options)
+
+
+def runs_in(client: Any, experiments: Sequence[str], tags: Mapping[str, str], **options: Any) -> list[Any]:
+    """Return the runs of these experiments that have these tags, as `project_runs`."""
+    return all_pages(partial(client.search_runs, experiments, tag_filter(tags), **options)) if experiments else []
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:

@@ -26,7 +26,7 @@ from tasks.tracking.child_run import (
     metric_name,
     plain_name,
 )
-from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, tag_filter
+from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, runs_in, tag_filter
 from tasks.tracking.queries import available_way, query_database, query_server
 
 DATABASE_RUNS = """
@@ -55,27 +55,33 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     if way == "database":
         runs = _read_database(uri, dataset, comparison)
     else:
-        runs = _query_server(uri, dataset, comparison) if way == "server" else search_published(uri, comparison)
+        runs = _query_server(uri, dataset, comparison) if way == "server" else search_published(uri, dataset, comparison)
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return in_order(runs)
 
 
-def current_identities(uri: str, dataset: str, comparison: str) -> frozenset[str]:
-    """Return the identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
+def current_runs(uri: str, dataset: str, comparison: str) -> dict[tuple[str, str], PublishedRun]:
+    """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code.
+
+    Empty if MLflow is unavailable.
+    """
     try:
         runs = published_runs(uri, dataset, comparison)
     except TrackingError:
-        return frozenset()  # publishing tries again and reports it
-    return frozenset(run.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.tags)
+        return {}  # publishing tries again and reports it
+    return {(run.tags[IDENTITY_TAG], run.variant): run for run in runs if OLDER_CODE_TAG not in run.tags}
 
 
-def search_published(uri: str, comparison: str) -> list[PublishedRun]:
+def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
     """Return the comparison's current runs through MLflow's client, which can log in and supports every kind of database."""
     with one_line_errors(uri):
         from mlflow import MlflowClient
 
-        return [PublishedRun.of_mlflow(run) for run in project_runs(MlflowClient(uri), current_tags(comparison))]
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(experiment_name(dataset))
+        ids = [] if experiment is None else [experiment.experiment_id]
+        return [PublishedRun.of_mlflow(run) for run in runs_in(client, ids, current_tags(comparison))]
 
 
 def published_as(uri: str) -> tuple[set[str], set[str]]:

@@ -1,16 +1,15 @@
 """Publishing to MLflow: one experiment per dataset, one parent run per comparison, one child per run.
 
-Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found by its identity, and only what is missing is
-added. A superseded run is deleted in MLflow's sense: hidden, restorable, and restored when its settings are used again. A report that
-cannot be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
+Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found in its dataset's experiment by comparison,
+variant and identity, and only what is missing is added. A superseded run is deleted in MLflow's sense: hidden, and restored when
+its settings are used again. A report that cannot be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
 
 Locks are shared by all threads and processes with the same state folder. `mlflow.lock` is held while an experiment or a run is searched or
-created, so that others find what one creates. `mlflow.locks/` has one for each record of the outbox, held during its delivery, and one for
-each variant and seed of a comparison, of which one run is kept. No run waits for the upload of another. A local database is SQLite, which
-allows one writer at a time: each call holds `mlflow.locks/database`, and so does the logging of a model there.
+created, so that others find what one creates. `mlflow.locks/` has one for each record of the outbox, held during its delivery: one for each
+variant and seed of a comparison, of which one run is kept. No run waits for the upload of another. A local database is SQLite, which allows
+one writer at a time: each call holds `mlflow.locks/database`, and so does the logging of a model there.
 """
 
-import hashlib
 import logging
 import threading
 import time
@@ -26,7 +25,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Met
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-from dml_core.errors import StoreError, TrackingError
+from dml_core.errors import DmlError, TrackingError
 from dml_core.training.history import Progress, read_history
 from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport, read_scores
@@ -46,7 +45,7 @@ from tasks.tracking.child_run import (
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
-from tasks.tracking.connection import SQLITE, Lock, LockingClient, create_database, log_metrics, one_line_errors, project_runs, set_tags
+from tasks.tracking.connection import SQLITE, Lock, LockingClient, create_database, log_metrics, one_line_errors, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
@@ -116,7 +115,7 @@ class Tracker:
 
         Raises:
             TrackingError: the server does not accept them, and undelivered reports stay. Or, after the others were delivered: some reports
-                are damaged and set aside, or files of their runs are, which the next run makes again.
+                are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run makes again.
         """
         num_delivered, faults = 0, []
         for path in sorted(self.outbox.glob("*.json")):
@@ -125,7 +124,9 @@ class Tracker:
                     continue
                 try:
                     self._deliver(read_report(path))
-                except StoreError as error:
+                except TrackingError:
+                    raise
+                except DmlError as error:
                     faults.append(str(error))
                     continue
                 path.unlink()
@@ -166,9 +167,7 @@ class Tracker:
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
             if isinstance(report, RunReport):
-                place = hashlib.sha256(f"{report.comparison}\n{report.variant}\n{report.seed}".encode()).hexdigest()[:16]
-                with alone(self._locks / place):
-                    return self._complete_run(report)
+                return self._complete_run(report)
             with alone(self._lock):
                 parent = self._find_or_create_parent(report.comparison, self._experiment(report.dataset))
             publish_comparison(self._client, parent, report)
@@ -189,7 +188,7 @@ class Tracker:
             self._log_points(run, [*child_run.curve_points(history)])
             self._log_scores(run, report, model_id)
             self._log_files(run_id, report)
-            self._supersede_others(run_id, report)
+            self._supersede_others(run, report)
             self._client.set_terminated(run_id, "FINISHED")
             self._client.delete_tag(run_id, PROCESS_TAG)
             self._client.set_tag(run_id, PUBLISHED_TAG, "true")
@@ -261,16 +260,16 @@ class Tracker:
         with _model_lock, self._database():
             return log_model(self.uri, run_id, report, checkpoint, num_steps)
 
-    def _supersede_others(self, run_id: str, report: RunReport) -> None:
+    def _supersede_others(self, run: Run, report: RunReport) -> None:
         """Keep the last published run of one variant and seed in a comparison; delete the others."""
         place = {PART_TAG: report.comparison, VARIANT_TAG: report.variant, SEED_TAG: str(report.seed)}
-        for run in project_runs(self._client, place):
-            if run.info.run_id == run_id:
+        for other in runs_in(self._client, [run.info.experiment_id], place):
+            if other.info.run_id == run.info.run_id:
                 continue
-            if run.info.status == "RUNNING":
-                self._client.set_terminated(run.info.run_id, "KILLED")
-            self._client.set_tag(run.info.run_id, PUBLISHED_TAG, SUPERSEDED)
-            self._client.delete_run(run.info.run_id)
+            if other.info.status == "RUNNING":
+                self._client.set_terminated(other.info.run_id, "KILLED")
+            self._client.set_tag(other.info.run_id, PUBLISHED_TAG, SUPERSEDED)
+            self._client.delete_run(other.info.run_id)
 
     # ------------------------------------------------------------ finding and creating
 
@@ -281,7 +280,7 @@ class Tracker:
         """
         parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
         experiment = self._experiment(dataset)
-        run: Run | None = self._find({IDENTITY_TAG: identity})
+        run: Run | None = self._find(experiment, {IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant})
         if run is None:
             parent = self._find_or_create_parent(comparison, experiment)
             tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
@@ -297,16 +296,16 @@ class Tracker:
         self._client.log_batch(run_id, params=[Param(name, value) for name, value in parameters.items()])
 
     def _find_or_create_parent(self, comparison: str, experiment: str) -> str:
-        run = self._find({COMPARISON_TAG: comparison})
+        run = self._find(experiment, {COMPARISON_TAG: comparison})
         if run is None:
             run = self._client.create_run(experiment, run_name=comparison, tags={COMPARISON_TAG: comparison})
         if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
-    def _find(self, tags: dict[str, str]) -> Any:
-        """Return the newest run with these tags, or None. If all are deleted, by a user or as superseded, it is restored."""
-        runs = project_runs(self._client, tags, run_view_type=ViewType.ALL)
+    def _find(self, experiment: str, tags: dict[str, str]) -> Any:
+        """Return the experiment's newest run with these tags, or None. If all are deleted, by a user or as superseded, it is restored."""
+        runs = runs_in(self._client, [experiment], tags, run_view_type=ViewType.ALL)
         run = min(runs, key=lambda run: run.info.lifecycle_stage == LifecycleStage.DELETED, default=None)
         if run is not None and run.info.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_run(run.info.run_id)
@@ -325,7 +324,7 @@ class Tracker:
             return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
         if experiment.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_experiment(experiment.experiment_id)
-            for run in project_runs(self._client, {PUBLISHED_TAG: SUPERSEDED}):  # they are restored with the others
+            for run in runs_in(self._client, [experiment.experiment_id], {PUBLISHED_TAG: SUPERSEDED}):  # restored with the others
                 self._client.delete_run(run.info.run_id)
         return str(experiment.experiment_id)
 

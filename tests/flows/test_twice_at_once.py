@@ -39,7 +39,7 @@ from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
 from tasks.sealed import write_sealed
 from tasks.tables.result import RESULT, MeasuredRun, TableResult
 from tasks.tracking.outbox import keep_report
-from tasks.tracking.published import current_identities
+from tasks.tracking.published import current_runs
 from tasks.tracking.registered import Registry
 from tasks.workers.group import Spent
 from tasks.workers.jobs import Job
@@ -419,7 +419,7 @@ def test_two_promotions_and_two_deliveries_at_once(whole: Path, processes: Proce
     assert sum(counts) == 2
     assert not list((root / "state/outbox").glob("*"))
     (spec, *_) = comparison_runs(load_params(project.params_file), "own")
-    assert len(current_identities(project.tracking_uri, "own", spec.comparison)) == 2
+    assert len(current_runs(project.tracking_uri, "own", spec.comparison)) == 2
 
     ended = processes.at_once(root, ["models", "promote", "own/good"], ["models", "promote", "own/other"])
     said = "\n".join(one.printed for one in ended)

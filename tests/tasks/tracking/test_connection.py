@@ -54,7 +54,7 @@ def _spec() -> RunSpec:
 # Every public access to MLflow, called with its address and a folder.
 WAYS: dict[str, Callable[[str, Path], object]] = {
     "published_runs": lambda uri, folder: published_runs(uri, "d", "c"),
-    "search_published": lambda uri, folder: search_published(uri, "c"),
+    "search_published": lambda uri, folder: search_published(uri, "d", "c"),
     "standing_comparisons": lambda uri, folder: standing_comparisons(uri),
     "published_as": lambda uri, folder: published_as(uri),
     "Registry.fetch": lambda uri, folder: Registry(uri).fetch("models:/n@best", folder / "models"),

@@ -67,7 +67,7 @@ from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
     compare_published,
-    current_identities,
+    current_runs,
     in_order,
     published_runs,
     search_published,
@@ -372,21 +372,26 @@ def all_runs(tracker: Tracker, view: int = ViewType.ACTIVE_ONLY) -> list[mlflow.
     return list(client.search_runs([client.get_experiment_by_name(experiment_name("d")).experiment_id], run_view_type=view))
 
 
+def current_identities(tracker: Tracker, title: str = COMPARISON) -> set[str]:
+    """Return the identities of a comparison's complete runs of the present code."""
+    return {identity for identity, _ in current_runs(tracker.uri, "d", title)}
+
+
 def statuses(tracker: Tracker) -> dict[str, str]:
     return {run.info.run_name: run.info.status for run in all_runs(tracker)}
 
 
 def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tracker: Tracker, report: RunReport) -> None:
     first = tracker.publish(report)
-    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
+    assert current_identities(tracker) == {report.identity}
     newer = report.model_copy(update={"identity": "identity-of-y"})
     second = tracker.publish(newer)
-    assert current_identities(tracker.uri, "d", COMPARISON) == {"identity-of-y"}
+    assert current_identities(tracker) == {"identity-of-y"}
     assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
     counted = points(tracker, first)
     assert tracker.publish(report) == first
-    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
+    assert current_identities(tracker) == {report.identity}
     assert points(tracker, first) == counted
     assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [second]
     (model,) = client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])
@@ -460,16 +465,42 @@ def test_an_alarm_stays_in_the_description_when_the_comparison_is_published_agai
 def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
     run_id = tracker.publish(report)
     assert run_id is not None
-    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
+    assert current_identities(tracker) == {report.identity}
     recorded = points(tracker, run_id)
     file = "dml_core/losses/softtriple.py"
     assert tracker.publish(report.model_copy(update={"tags": report.tags | {"older_code": file}})) == run_id
     assert client_of(tracker).get_run(run_id).data.tags["dml.older_code"] == file
-    assert current_identities(tracker.uri, "d", COMPARISON) == frozenset(), "so that it is published again, and the tag goes"
+    assert current_runs(tracker.uri, "d", COMPARISON) == {}, "so that it is published again, and the tag goes"
     assert tracker.publish(report) == run_id
     assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
-    assert current_identities(tracker.uri, "d", COMPARISON) == {report.identity}
+    assert current_identities(tracker) == {report.identity}
     assert points(tracker, run_id) == recorded
+
+
+def test_variants_and_datasets_that_share_an_identity_are_all_there(tracker: Tracker, report: RunReport) -> None:
+    """The identity is of settings and data: it does not have the variant's name, nor the dataset's."""
+    renamed = {"dataset": report.dataset.model_copy(update={"name": "e"}), "comparison": "comparison on e"}
+    of_one_identity = [report, report.model_copy(update={"variant": "twin"}), report.model_copy(update=renamed)]
+    numbers = [tracker.publish(each) for each in of_one_identity]
+    assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["softtriple", "twin"]
+    assert [run.run_id for run in published_runs(tracker.uri, "e", "comparison on e")] == numbers[2:]
+    assert current_runs(tracker.uri, "d", COMPARISON).keys() == {(report.identity, "softtriple"), (report.identity, "twin")}
+    assert [tracker.publish(each) for each in of_one_identity] == numbers
+
+
+def test_after_its_experiment_is_renamed_a_comparison_is_published_again_beside_it(tracker: Tracker, report: RunReport) -> None:
+    first, client = tracker.publish(report), client_of(tracker)
+    parent = tracker.publish(comparison())
+    experiment = client.get_run(first).info.experiment_id
+    client.rename_experiment(experiment, experiment_name("d-in-may"))
+    with pytest.raises(TrackingError, match="has no runs of 'comparison on d'"):
+        published_runs(tracker.uri, "d", COMPARISON)
+    assert search_published(tracker.uri, "d", COMPARISON) == []
+    second = tracker.publish(report)
+    assert tracker.publish(comparison()) not in (None, parent)
+    assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
+    assert variants_in_view(tracker).keys() == {"softtriple"}
+    assert client.get_run(first).info.lifecycle_stage == "active", "the renamed experiment stays as it is"
 
 
 def test_two_processes_that_publish_the_same_run_at_once_leave_one(
@@ -604,7 +635,7 @@ def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparison
         "b": (0.5, 1),
     }
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["a", "a", "b"], "means are no runs"
-    assert current_identities(tracker.uri, "d", COMPARISON) == {f"view-{number}" for number in range(3)}
+    assert current_identities(tracker) == {f"view-{number}" for number in range(3)}
     tracker.publish(comparison().model_copy(update={"settings": {"b": "other"}, "is_one_protocol": True}))
     assert variants_in_view(tracker) == {}, "no run has today's settings, so there is no mean to show"
     tracker.publish(other(tracker, report, "view-3", "c", 0, 0.6))
@@ -648,7 +679,7 @@ def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunRepo
     assert away.publish(report) is None
     assert away.publish(comparison()) is None
     assert tracker.publish(comparison()) is None  # waits with its runs, although this server would accept it
-    assert current_identities(away.uri, "d", COMPARISON) == frozenset()
+    assert current_runs(away.uri, "d", COMPARISON) == {}
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 cannot be used") as caught:
         away.sync()
     assert "\n" not in str(caught.value)
@@ -664,21 +695,48 @@ def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_fr
     believed = report.scores.model_copy(update={"metrics": {"recall@1": 0.999}})
     keep_report(tracker.outbox, report.model_copy(update={"scores": believed}))
     of_gone = report.checkpoint.model_copy(update={"files": (report.checkpoint.files[0].model_copy(update={"sha256": "0" * 64}),)})
-    keep_report(tracker.outbox, report.model_copy(update={"identity": "gone", "checkpoint": of_gone}))
+    waiting = {"gone": keep_report(tracker.outbox, report.model_copy(update={"variant": "gone", "checkpoint": of_gone})).name}
     for how, damage in DAMAGE.items():
         if how != "remove":
-            damage(keep_report(tracker.outbox, report.model_copy(update={"identity": how})))
-    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 failed: .*flip\.json\.damaged-1.*changed or gone") as caught:
+            path = keep_report(tracker.outbox, report.model_copy(update={"variant": how}))
+            damage(path)
+            waiting[how] = f"{path.name}.damaged-1"
+    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 failed: .*changed or gone") as caught:
         tracker.sync()
+    assert waiting["flip"] in str(caught.value)
     assert "\n" not in str(caught.value)
     (run_id,) = (run.run_id for run in published_runs(tracker.uri, "d", COMPARISON))
     assert client_of(tracker).get_run(run_id).data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
-    left = sorted(path.name for path in tracker.outbox.iterdir() if not path.name.startswith("."))
-    assert left == sorted(["gone.json", *(f"{how}.json.damaged-1" for how in DAMAGE if how != "remove")])
-    DAMAGE["cut"](keep_report(tracker.outbox, report.model_copy(update={"identity": "flip"})))
-    with pytest.raises(TrackingError, match=r"flip\.json: damaged, kept as flip\.json\.damaged-2; `dml reproduce` publishes it again"):
+    assert sorted(path.name for path in tracker.outbox.iterdir() if not path.name.startswith(".")) == sorted(waiting.values())
+    path = keep_report(tracker.outbox, report.model_copy(update={"variant": "flip"}))
+    DAMAGE["cut"](path)
+    said = rf"{path.name}: damaged, kept as {path.name}\.damaged-2; `dml reproduce` publishes it again"
+    with pytest.raises(TrackingError, match=said):
         tracker.sync()
-    assert {"flip.json.damaged-1", "flip.json.damaged-2"} <= {path.name for path in tracker.outbox.iterdir()}
+    assert {waiting["flip"], f"{path.name}.damaged-2"} <= {path.name for path in tracker.outbox.iterdir()}
+
+
+def test_a_run_that_waits_is_replaced_by_a_newer_one_of_its_variant_and_seed(tracker: Tracker, report: RunReport, store: Store) -> None:
+    away = Tracker("http://127.0.0.1:9", tracker.outbox.parent, store)
+    assert away.publish(report) is None
+    assert away.publish(report.model_copy(update={"identity": "of-a-table", "comparison": "a table on d"})) is None
+    newer = tracker.publish(report.model_copy(update={"identity": "newer"}))
+    assert tracker.sync() == 1
+    assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [newer]
+    assert len(published_runs(tracker.uri, "d", "a table on d")) == 1
+
+
+def test_a_run_whose_packed_data_is_gone_keeps_no_other_from_being_delivered(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    elsewhere = report.dataset.model_copy(update={"folder": str(tmp_path / "gone")})
+    variants = [f"v{number}" for number in range(4)]  # so that some record is delivered after the first that cannot be
+    for number, variant in enumerate(variants):
+        place = {"identity": variant, "variant": variant}
+        keep_report(tracker.outbox, report.model_copy(update=place | ({"dataset": elsewhere} if number < 2 else {})))
+    with pytest.raises(TrackingError, match=r"^2 records delivered, 2 failed: .*gone") as caught:
+        tracker.sync()
+    assert "\n" not in str(caught.value)
+    assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == variants[2:]
+    assert len(list(tracker.outbox.glob("*.json"))) == 2
 
 
 def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: RunReport, tmp_path: Path) -> None:
@@ -691,16 +749,16 @@ def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: Ru
 
 
 def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_delivered(tracker: Tracker, report: RunReport) -> None:
-    newer = keep_report(tracker.outbox, report.model_copy(update={"identity": "newer"}))
+    newer = keep_report(tracker.outbox, report.model_copy(update={"variant": "newer"}))
     newer.write_text(as_format(newer.read_text(), 9))
     before = newer.read_bytes()
     keep_report(tracker.outbox, report)
     with pytest.raises(
-        TrackingError, match=r"^1 records delivered, 1 failed: .*newer\.json: written by a newer version \(format 9, .* up to 1\)"
+        TrackingError, match=rf"^1 records delivered, 1 failed: .*{newer.name}: written by a newer version \(format 9, .* up to 1\)"
     ):
         tracker.sync()
-    with pytest.raises(NewerFormatError, match=r"newer\.json: written by a newer version"):
-        keep_report(tracker.outbox, report.model_copy(update={"identity": "newer"}))
+    with pytest.raises(NewerFormatError, match=rf"{newer.name}: written by a newer version"):
+        keep_report(tracker.outbox, report.model_copy(update={"variant": "newer"}))
     assert newer.read_bytes() == before
 
 
@@ -715,7 +773,7 @@ def test_a_damaged_local_database_is_one_line_and_costs_no_record(report: RunRep
     damaged = path.read_bytes()
     tracker = Tracker(f"sqlite:///{path}", tmp_path, store)
     assert tracker.publish(report) is None
-    assert current_identities(tracker.uri, "d", COMPARISON) == frozenset()
+    assert current_runs(tracker.uri, "d", COMPARISON) == {}
     with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used: .*(malformed|not a database)") as caught:
         tracker.sync()
     assert "\n" not in str(caught.value)
@@ -743,7 +801,7 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     tracker.publish(other(tracker, report, "identity-of-z", "softmax", 3, 0.25))  # supersedes the previous one
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     by_file, by_rest = published_runs(tracker.uri, "d", COMPARISON), published_runs(server, "d", COMPARISON)
-    by_client = in_order(search_published(tracker.uri, COMPARISON))
+    by_client = in_order(search_published(tracker.uri, "d", COMPARISON))
     assert by_file == by_rest == by_client
     assert (by_file[0].variant, by_file[0].seed, by_file[0].metrics["recall_at_1"]) == ("softmax", 3, 0.25)
     with pytest.raises(TrackingError, match="has no runs of 'comparison on e'"):

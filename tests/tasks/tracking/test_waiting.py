@@ -14,10 +14,10 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from tasks.runs.records import RunReport
 from tasks.storage import Store
-from tasks.tracking.published import current_identities
+from tasks.tracking.published import current_runs
 from tasks.tracking.tracker import LiveCurves, Tracker
 from tests.conftest import small_training
-from tests.tasks.tracking.test_tracking import client_of, comparison, made, migrated, other, spec_of, store, tracker  # noqa: F401
+from tests.tasks.tracking.test_tracking import client_of, comparison, current_identities, made, migrated, other, spec_of, store, tracker  # noqa: F401
 
 pytestmark = pytest.mark.slow
 SECONDS = 300  # far more than any of these tests takes
@@ -81,13 +81,13 @@ def test_curves_and_the_publishing_of_one_run_go_on_while_another_is_uploaded(
     ended(pool.submit(live, Progress(0, 2, 5, 5, 100.0, {"loss": 1.0}, epoch_ended=True)))
     assert not live._failed
     assert client_of(tracker).get_metric_history(live._run_id, "epoch/loss")[0].value == 1.0
-    ended(pool.submit(current_identities, tracker.uri, report.dataset.name, report.comparison))
+    ended(pool.submit(current_runs, tracker.uri, report.dataset.name, report.comparison))
     in_another_process = Tracker(tracker.uri, tmp_path, tracker._store)
     assert ended(pool.submit(in_another_process.publish, second)) == live._run_id
     assert not first.done()
     may_end.set()
     assert ended(first) is not None
-    assert current_identities(tracker.uri, report.dataset.name, report.comparison) == {"second", report.identity}
+    assert current_identities(tracker, report.comparison) == {"second", report.identity}
 
 
 def test_a_comparison_waits_for_the_upload_of_its_runs_and_is_delivered_after_them(
@@ -124,7 +124,7 @@ def test_of_two_runs_of_one_variant_and_seed_that_are_published_together_one_sta
     assert still_waits(later)
     may_end.set()
     assert None not in (ended(first), ended(later))
-    assert current_identities(tracker.uri, report.dataset.name, report.comparison) == {"later"}
+    assert current_identities(tracker, report.comparison) == {"later"}
 
 
 @pytest.mark.parametrize(("uri", "most"), [("sqlite:///{}/mlflow.db", 1), ("http://tracking.example:5000", 4)])
