@@ -4,7 +4,9 @@ Every worker of the group makes the same calls. Checkpoints are verified before 
 starts from the beginning, and embedding needs one that is intact, of this run and of all its epochs.
 """
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -61,8 +63,10 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     with patient():
         folder = from_rank_zero(lambda: store.pull(job.train_key))
     taken_up = (folder / CHECKPOINT_FILE).exists()
-    if validation is not None and rank() == 0:
-        save_split(packed, validation, folder)
+    if rank() == 0:
+        _remove_unfinished(folder)
+        if validation is not None:
+            save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
     epoch_scorers = scorers(packed, training, device, num_loaders, source)
     saving = Saving(
@@ -110,6 +114,14 @@ def scored_datasets(folder: Path, spec: RunSpec, source: EncodedImages | None = 
     role = spec.evaluation.role
     roles = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
     return {role: open_role(folder, role, spec.training.validation, source) for role in roles}
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove files that a killed worker was writing (`dml_core.files.writing` names them); the caller holds the folder's lock."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name):
+                path.unlink()
 
 
 @cache

@@ -1,0 +1,48 @@
+"""A worker's steps without Ray: what they leave in the folder of a run."""
+
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dml_core.evaluation.config import EvaluationConfig
+from tasks.runs.specs import RunSpec
+from tasks.workers import work
+from tasks.workers.jobs import Job
+from tests.conftest import small_training
+
+CPU = torch.device("cpu")
+
+
+def job_for(packed: Path, tmp_path: Path) -> Job:
+    spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(num_epochs=2), evaluation=EvaluationConfig())
+    return Job("", spec, "", str(packed), "train/x", "embed/x", str(tmp_path / "store"), str(tmp_path / "cache"), 0)
+
+
+def killed_while_it_saves(job: Job) -> None:
+    save = torch.save
+
+    def save_and_die(state: Any, file: IO[bytes]) -> None:
+        save(state, file)
+        file.flush()
+        if state["num_epochs_done"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = save_and_die
+    work.train(job, CPU, lambda message: None)
+
+
+def test_what_a_killed_worker_was_writing_is_removed_and_what_was_set_aside_stays(packed: Path, tmp_path: Path) -> None:
+    job, folder = job_for(packed, tmp_path), tmp_path / "store/train/x"
+    for _ in range(2):
+        worker = get_context("spawn").Process(target=killed_while_it_saves, args=(job,))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == -signal.SIGKILL
+        assert len(list(folder.glob(".checkpoint.pt.*"))) == 1, "of the last one killed only"
+    (folder / ".checkpoint.pt.damaged-1").write_bytes(b"to be looked at")
+    work.train(job, CPU, lambda message: None)
+    assert sorted(path.name for path in folder.iterdir()) == [".checkpoint.pt.damaged-1", "checkpoint.pt", "history.jsonl"]
