@@ -20,7 +20,7 @@ from dml_core.measurements.registry import MEASUREMENTS, measurement, parse_meas
 from dml_core.models.backbones.registry import BACKBONES
 from flows.cli.app import VERBS
 from tasks.runs.identity import STEP_MODULES, source_files
-from tasks.runs.specs import load_params
+from tasks.runs.specs import ComparisonSpec, Params, load_params
 from tests.architecture.readme_results import PAGE, readme_with
 from tests.conftest import ROOT
 
@@ -140,6 +140,24 @@ def test_dvc_names_only_parameters_that_exist() -> None:
             found = found[part]
     assert "evaluation" in named
     assert set(params["evaluation"]) <= set(EvaluationConfig.model_fields)
+
+
+def test_settings_that_only_dvc_needs_are_documented_and_may_be_null(tmp_path: Path) -> None:
+    """DVC fails if a key in dvc.yaml is absent from params.yaml."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    values = read_yaml(ROOT / "params.yaml")
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    (sentence,) = (line for line in page.splitlines() if line.startswith("DVC refuses absent keys"))
+    for name in (name for name in stages["comparison"]["do"]["params"] if "$" not in name):
+        *above, key = name.split(".")
+        block = values["comparison"] if above else values
+        config = ComparisonSpec if above else Params
+        if not config.model_fields[key].is_required():
+            assert f"`{name}`" in sentence
+            block[key] = None
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    params = load_params(tmp_path / "params.yaml")
+    assert (params.comparison.reference, params.evaluation) == (None, EvaluationConfig())
 
 
 def test_the_standing_comparison_is_a_valid_one() -> None:
