@@ -1,4 +1,4 @@
-"""Raise and end alarms after a verification: one for each row that drifted, failed or vanished, until the row is reproduced again.
+"""Raise and end alarms after a verification: one for each row that drifted, failed or vanished, until it is reproduced or not accepted.
 
 An alarm is written to the state first and sent afterwards, with the id of its event; if the process dies in between, the next call sends
 the same event, and Prefect's server acts once on an id. `infra/automations.yaml` turns events into calls of a webhook.
@@ -13,7 +13,7 @@ the same event, and Prefect's server acts once on an id. `infra/automations.yaml
 import hashlib
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -29,37 +29,41 @@ from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
 from tasks.watch.history import write_history
 from tasks.watch.records import BAD, RowVerdict, Verdict, Verification
+from tasks.watch.storage import read_references
 
 SECONDS = 10
-REPRODUCED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
 REMEDIES = {
     Verdict.DRIFTED: "find the first difference named here and undo it, or make the new result the reference: dml accept {name} --why ...",
     Verdict.FAILED: "correct the error, then: dml verify {name} --row {row}",
-    Verdict.VANISHED: "restore the row, or accept {name} without it: dml accept {name} --why ...",
+    Verdict.VANISHED: "restore the row, or accept {name} without it: dml accept {name} --why ...; "
+    "if the project has no {name} any more, remove its file from results/accepted",
 }
 logger = logging.getLogger(__name__)
 
 
-def notify(project: Project, verification: Verification) -> list[Alarm]:
-    """Update the alarms by a verification, send what is new, mark MLflow and the pages, and return the alarms that last.
+def notify(project: Project, *verifications: Verification) -> list[Alarm]:
+    """Update the alarms by the verifications of one execution, send what is new, mark MLflow and the pages; return the alarms that last.
 
-    A row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
+    An accepted row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
 
     Raises:
-        NewerFormatError, StoreError: the file of alarms cannot be read or written.
+        NewerFormatError, StoreError: the file of alarms cannot be read or written, or a reference is damaged.
     """
+    accepted = {(name, one.row) for name, reference in read_references(project).items() for one in reference.evidence}
     path = project.state / ALARMS_FILE
     with alone(path.with_name(f".{ALARMS_FILE}.lock")):
-        alarms = _updated(read_or_set_aside(path, ALARMS) or {}, verification)
+        before = read_or_set_aside(path, ALARMS) or {}
+        alarms = _updated(before, verifications, accepted)
         write_sealed(path, alarms, ALARMS)
         server = prefect_server()
-        if server and _send(server, [_verified(verification), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
+        if server and _send(server, [*map(_verified, verifications), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
         ended = [cause for cause, alarm in alarms.items() if alarm.ended is not None and (alarm.event is None or not server)]
         alarms = {cause: alarm for cause, alarm in alarms.items() if cause not in ended}
         write_sealed(path, alarms, ALARMS)
     lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
-    _mark(project, verification.name, lasting)
+    for name in dict.fromkeys([*(verification.name for verification in verifications), *(alarm.name for alarm in before.values())]):
+        _mark(project, name, lasting)
     folder = project.root / SITE
     with alone(project.state / SITE_LOCK):
         write_history(project)
@@ -80,31 +84,35 @@ def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
         logger.warning("%s; its comparisons do not show the alarms of %s", error, name)
 
 
-def _updated(alarms: dict[str, Alarm], verification: Verification) -> dict[str, Alarm]:
-    """Return the alarms after a verification: new causes added, causes that are over marked as ended."""
-    found = dict(_causes(verification))
-    reproduced = {row.row for row in verification.rows} - {row.row for row in verification.rows if row.verdict not in REPRODUCED}
-    replaced = {verdict.row for verdict in found.values()}  # a row's new cause replaces the earlier one
+def _updated(alarms: dict[str, Alarm], verifications: Sequence[Verification], accepted: Set[tuple[str, str]]) -> dict[str, Alarm]:
+    """Return the alarms after verifications: new causes added, causes that are over marked as ended.
+
+    A cause is over if its row was verified without it, or is no longer accepted.
+
+    Args:
+        alarms: those before.
+        verifications: of one execution.
+        accepted: name and row of all accepted rows.
+    """
+    found = {alarm.cause: alarm for alarm in _found(verifications)}
+    verified = {(verification.name, row.row) for verification in verifications for row in verification.rows}
     after: dict[str, Alarm] = {}
     for cause, alarm in alarms.items():
-        is_reproduced = alarm.row in reproduced or alarm.row in replaced
-        is_over = alarm.name == verification.name and alarm.ended is None and cause not in found and is_reproduced
-        ended = {"ended": verification.started_at, "event": _event_id(cause, verification.started_at, "recovered")}
-        after[cause] = alarm.model_copy(update=ended) if is_over else alarm
-    for cause, verdict in found.items():
-        if cause not in after or after[cause].ended is not None:
-            after[cause] = _alarm(cause, verdict, verification)
-    return after
+        row, at = (alarm.name, alarm.row), verifications[0].started_at
+        is_over = alarm.ended is None and cause not in found and (row in verified or row not in accepted)
+        after[cause] = alarm.model_copy(update={"ended": at, "event": _event_id(cause, at, "recovered")}) if is_over else alarm
+    return after | {cause: alarm for cause, alarm in found.items() if cause not in after or after[cause].ended is not None}
 
 
-def _causes(verification: Verification) -> Iterator[tuple[str, RowVerdict]]:
-    """Yield cause -> the first seed of a row with a verdict that raises an alarm."""
+def _found(verifications: Sequence[Verification]) -> Iterator[Alarm]:
+    """Yield the alarms that verifications raise; of a row's seeds with the same verdict, that of the first."""
     seen = set()
-    for row in verification.rows:
-        cause = f"{verification.name} {row.row} {row.verdict}"
-        if row.verdict in BAD and cause not in seen:
-            seen.add(cause)
-            yield cause, row
+    for verification in verifications:
+        for row in verification.rows:
+            cause = f"{verification.name} {row.row} {row.verdict}"
+            if row.verdict in BAD and cause not in seen:
+                seen.add(cause)
+                yield _alarm(cause, row, verification)
 
 
 def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:
@@ -155,6 +163,8 @@ def _send(server: str, events: list[dict[str, Any]]) -> bool:
     try:
         requests.post(f"{server.rstrip('/')}/events", json=events, timeout=SECONDS, headers=prefect_login()).raise_for_status()
     except requests.RequestException as error:
-        logger.warning("Prefect's server did not take the events of this verification (%s); the next one sends them", type(error).__name__)
+        logger.warning(
+            "Prefect's server did not take the events of this verification (%s); the next one sends those of alarms", type(error).__name__
+        )
         return False
     return True

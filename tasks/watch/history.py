@@ -14,12 +14,11 @@ from tasks.reports.kit import render
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.watch.bands import bands_of, level_of
 from tasks.watch.receipts import read_receipts
-from tasks.watch.records import BAD, Band, Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import BAD, REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications
 from tasks.watch.summary import first_recall
 
 MOST_NIGHTS = 60  # of a row, the newest
-COMPARED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,13 @@ class RowHistory:
         """Whether the row is still reproduced, and if not, since when and what changed."""
         last = self.nights[-1]
         if not self.is_bad:
-            return f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}" if last.verdict.verdict in COMPARED else "no reference"
+            return (
+                f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}" if last.verdict.verdict in REPRODUCED else "no reference"
+            )
         bad_times = {night.at for night in self.nights if night.is_bad}
-        good = next((night for night in reversed(self.nights) if night.at not in bad_times), None)
-        first = next(night for night in self.nights if night.is_bad and (good is None or night.at > good.at))
+        fine = [night for night in self.nights if night.at not in bad_times]
+        first = next(night for night in self.nights if night.is_bad and (not fine or night.at > fine[-1].at))
+        good = next((night for night in reversed(fine) if night.verdict.verdict in REPRODUCED), None)
         before = "" if good is None else f"; reproduced before on {good.at:%Y-%m-%d} at commit {good.commit[:10]}"
         changed = f"; changed: {', '.join(first.verdict.changed)}" if first.verdict.changed else ""
         return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
@@ -88,6 +90,8 @@ def write_history(project: Project) -> None:
 def rows_of(past: Sequence[Verification], reference: Reference | None, level: float) -> list[RowHistory]:
     """Return the history of each row, those that are not reproduced first.
 
+    Left out are rows that were not reproduced and are no longer accepted: accepting without them ended their alarms.
+
     Args:
         past: verifications of one table or dataset, oldest first.
         reference: its accepted evidence; None if nothing is accepted.
@@ -101,7 +105,10 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
     for row, of_row in nights.items():
         accepted = [] if reference is None else [one for one in reference.evidence if one.row == row]
         newest = tuple(of_row[-MOST_NIGHTS:])
-        histories.append(RowHistory(row, newest, _picture(newest, accepted, level)))
+        history = RowHistory(row, newest, _picture(newest, accepted, level))
+        is_unwatched = reference is not None or newest[-1].verdict.verdict is Verdict.VANISHED
+        if accepted or not (history.is_bad and is_unwatched):
+            histories.append(history)
     return sorted(histories, key=lambda history: not history.is_bad)
 
 

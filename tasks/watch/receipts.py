@@ -7,7 +7,6 @@ signature, which OpenSSH makes and verifies (`ssh-keygen -Y`). It is in the file
 import hashlib
 import json
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from tasks.environment import Project
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
 from tasks.watch.storage import read_evidence, write_evidence
-from tasks.watch.summary import WORDS
+from tasks.watch.summary import counted
 from tasks.watch.verdicts import verdict_of
 
 RECEIPTS = Path("results") / "receipts"  # in the project: receipts that others sent
@@ -142,11 +141,12 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
 
 
 def _result(receipt: Receipt, reference: Reference | None, level: float) -> str:
-    verdicts: Counter[Verdict] = Counter()
+    """Return how many runs of a receipt have each verdict."""
+    verdicts = []
     for one in receipt.evidence:
         accepted = [] if reference is None else [other for other in reference.evidence if other.row == one.row]
-        verdicts[verdict_of(one, accepted, level).verdict if accepted else Verdict.NEW] += 1
-    return ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in WORDS.items() if verdicts[verdict])
+        verdicts.append(verdict_of(one, accepted, level).verdict if accepted else Verdict.NEW)
+    return counted(verdicts)
 
 
 def _signature(path: Path) -> Path:

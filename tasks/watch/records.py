@@ -119,11 +119,12 @@ class Verdict(StrEnum):
     WITHIN_BAND = "within the band"
     DRIFTED = "drifted"
     FAILED = "failed"
-    NEW = "no reference"
     VANISHED = "vanished"
+    NEW = "no reference"
 
 
 BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)  # verdicts that raise an alarm
+REPRODUCED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
 
 
 class Band(_Record):

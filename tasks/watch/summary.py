@@ -1,35 +1,32 @@
 """Sentences about a verification, for the terminal, pages and flow runs."""
 
 from collections import Counter
+from collections.abc import Iterable
 
-from tasks.watch.records import BAD, Receipt, Reference, RowVerdict, Verdict, Verification
-
-WORDS = {
-    Verdict.IDENTICAL: "identical",
-    Verdict.WITHIN_BAND: "within the band",
-    Verdict.DRIFTED: "drifted",
-    Verdict.FAILED: "failed",
-    Verdict.VANISHED: "vanished",
-    Verdict.NEW: "without a reference",
-}
+from tasks.watch.records import BAD, REPRODUCED, Receipt, Reference, RowVerdict, Verdict, Verification
 
 
 def first_sentence(verification: Verification, reference: Reference | None) -> str:
     """Return whether a reference is reproduced, with the number of rows of each verdict."""
-    counts = Counter(row.verdict for row in verification.rows)
-    parts = [f"{counts[verdict]} {words}" for verdict, words in WORDS.items() if counts[verdict]]
     skipped = f"; {len(verification.skipped)} left for another time" if verification.skipped else ""
     too_long = f"; longer than the budget: {', '.join(verification.too_long)}" if verification.too_long else ""
-    bad = [row.row for row in verification.rows if row.verdict in BAD]
-    if bad:
+    verdicts = [row.verdict for row in verification.rows]
+    if any(verdict in BAD for verdict in verdicts):
         result = "NOT reproduced"
-    elif counts[Verdict.IDENTICAL] or counts[Verdict.WITHIN_BAND]:
+    elif any(verdict in REPRODUCED for verdict in verdicts):
         result = "reproduced"
     else:
         result = "nothing is accepted" if reference is None else "nothing was compared"
     source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
     since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
-    return f"{verification.name}: {result}{since}: {', '.join(parts) or 'no run'}{skipped}{too_long}."
+    return f"{verification.name}: {result}{since}: {counted(verdicts) or 'no run'}{skipped}{too_long}."
+
+
+def counted(verdicts: Iterable[Verdict]) -> str:
+    """Return the number of verdicts of each kind, as "3 identical, 1 drifted"."""
+    counts = Counter(verdicts)
+    words = {Verdict.NEW: "without a reference"}
+    return ", ".join(f"{counts[verdict]} {words.get(verdict, verdict)}" for verdict in Verdict if counts[verdict])
 
 
 def first_recall(row: RowVerdict) -> str:

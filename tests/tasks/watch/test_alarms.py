@@ -17,14 +17,16 @@ import requests
 
 from tasks import doctor
 from tasks.environment import Project
-from tasks.reports.table_pages import INDEX, SITE, index_page
+from tasks.reports.table_pages import HISTORY, INDEX, SITE, index_page
 from tasks.stack.automations import replace_automations
-from tasks.tables.alarms import open_alarms, read_alarms
+from tasks.tables.alarms import Alarm, open_alarms, read_alarms
 from tasks.watch import alarms
 from tasks.watch.alarms import notify
+from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.storage import write_verification
+from tasks.watch.storage import write_reference, write_verification
 from tests.conftest import ROOT
+from tests.tasks.watch.conftest import reference
 from tests.webhook import webhook_receiver
 
 FIRST_NIGHT = datetime(2026, 11, 25, 2, tzinfo=UTC)
@@ -34,7 +36,9 @@ DRIFT, SAME, FAILED, GONE = Verdict.DRIFTED, Verdict.IDENTICAL, Verdict.FAILED, 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    return Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    write_reference(project, reference("synthetic", "a", "b", "c", "softmax", "sgsl"))
+    return project
 
 
 def night(number: int, **verdicts: Verdict) -> Verification:
@@ -47,6 +51,13 @@ def night(number: int, **verdicts: Verdict) -> Verification:
     ]
     started = FIRST_NIGHT + timedelta(days=number)
     return Verification(name="synthetic", started_at=started, seconds=60, commit="c" * 40, rows=tuple(rows))
+
+
+def page(project: Project, verification: Verification) -> str:
+    """Return the page after one more verification."""
+    write_verification(project.state, verification)
+    write_history(project)
+    return (project.root / SITE / HISTORY).read_text()
 
 
 def causes(project: Project) -> list[str]:
@@ -77,6 +88,41 @@ def test_another_table_ends_no_alarm(project: Project) -> None:
     notify(project, night(0, a=DRIFT))
     notify(project, night(1, a=SAME).model_copy(update={"name": "softtriple/table1"}))
     assert causes(project) == ["synthetic a drifted"]
+
+
+def test_the_alarm_of_a_vanished_row_ends_when_it_is_accepted_without_it(project: Project) -> None:
+    (alarm,) = notify(project, night(0, a=GONE, b=SAME))
+    assert alarm.remedy.startswith("restore the row, or accept synthetic without it: dml accept synthetic --why ...")
+    assert causes(project) == ["synthetic a vanished"]
+    assert "NOT reproduced" in page(project, night(0, a=GONE, b=SAME))
+    write_reference(project, reference("synthetic", "b"))
+    assert notify(project, night(1, b=SAME)) == []
+    after = page(project, night(1, b=SAME))
+    assert "NOT reproduced" not in after
+    assert "reproduced on 2026-11-26" in after
+
+
+@pytest.mark.parametrize("verdict", [DRIFT, FAILED, GONE])
+def test_the_alarms_of_a_name_end_when_its_reference_is_removed(
+    verdict: Verdict, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset that the project has no more is never verified again: another verification ends its alarms."""
+    gone = night(0, old=verdict).model_copy(update={"name": "old"})
+    path = write_reference(project, reference("old", "old"))
+    notify(project, gone, night(0, a=SAME))
+    notify(project, night(1, a=SAME))
+    assert causes(project) == [f"old old {verdict}"]
+    path.unlink()
+    marked: dict[str, list[Alarm]] = {}
+    monkeypatch.setattr(alarms, "_mark", lambda project, name, lasting: marked.update({name: lasting}))
+    assert notify(project, night(2, a=SAME)) == []
+    assert marked == {"synthetic": [], "old": []}, "the comparisons in MLflow whose marks are removed"
+
+
+def test_a_failed_row_without_a_reference_has_an_alarm_until_it_is_verified(project: Project) -> None:
+    first = night(0, new=FAILED).model_copy(update={"name": "new"})
+    assert [alarm.cause for alarm in notify(project, first, night(0, a=SAME))] == ["new new failed"]
+    assert notify(project, night(1, new=Verdict.NEW).model_copy(update={"name": "new"})) == []
 
 
 @pytest.mark.parametrize(
@@ -153,10 +199,13 @@ def test_a_process_killed_while_it_sends_repeats_the_same_event(project: Project
     assert sent.events[0] == sent.events[1], "the server acts once on an id"
 
 
-def test_an_unreachable_server_gets_the_event_later(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_gets_the_event_later(
+    project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # nothing listens there
     assert len(notify(project, night(0, a=DRIFT))) == 1
     assert [alarm.event is None for alarm in read_alarms(project.state).values()] == [False]
+    assert "did not take the events of this verification (ConnectionError); the next one sends those of alarms" in caplog.text
 
 
 def test_processes_at_once_send_one_event(project: Project, sent: Sent) -> None:

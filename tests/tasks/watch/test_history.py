@@ -37,6 +37,7 @@ def history(*days: Sequence[Verdict]) -> RowHistory:
         ((SAME, BAND), "reproduced on 2026-11-02 at commit 1111111111"),
         ((DRIFT, SAME), "reproduced on 2026-11-02 at commit 1111111111"),
         ((NEW,), "no reference"),
+        ((NEW, DRIFT), "NOT reproduced since 2026-11-02, commit 1111111111; changed: torch 1"),
         ((DRIFT,), "NOT reproduced since 2026-11-01, commit 0000000000; changed: torch 0"),
         (
             (SAME, DRIFT, FAILED),
