@@ -141,13 +141,18 @@ def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verificat
 # ---------------------------------------------------------------- rows of today
 
 
+def names_today(params: Params) -> list[str]:
+    """Return the datasets of the standing comparison and the tables, which can be verified."""
+    return [*params.comparison.datasets, *(table for table in table_names() if table != STANDING)]
+
+
 def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
     """Return row -> its run with seed 0, for all rows of a dataset's standing comparison or of a table; datasets are the project's.
 
     Raises:
         ConfigError: the name is unknown, or no row of it can be run.
     """
-    known = [*params.comparison.datasets, *(table for table in table_names() if table != STANDING)]
+    known = names_today(params)
     if name not in known:
         raise unknown_name("dataset of the comparison or table", name, known)
     if name in params.comparison.datasets:

@@ -29,7 +29,7 @@ from tasks.watch.evidence import code_commit, collect, environment_here, setting
 from tasks.watch.fresh_runs import Workspace, train, workspace
 from tasks.watch.records import BAD, Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
-from tasks.watch.storage import matching_rows, protocol_of, read_references, read_verifications, rows_today, write_verification
+from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
 
 END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
@@ -91,7 +91,7 @@ class _Verifier:
     """One execution.
 
     Attributes:
-        specs: name -> row -> its run with seed 0.
+        specs: name -> row -> its run with seed 0; no rows of an accepted name that the project has no more.
         accepted: name -> row -> accepted seed, or finished one of a name without a reference -> seconds of its training.
         verdicts: name -> verdicts so far.
     """
@@ -106,11 +106,13 @@ class _Verifier:
         refuse_repeats("--seed", request.seeds)
         if not names:
             raise ConfigError("nothing is accepted yet; verify the finished runs of a dataset or table: dml verify NAME")
-        self.params = _params_of(project, names)
+        params = load_params(project.params_file)
+        present = names if request.names or receipt else [name for name in names if name in names_today(params)]
+        self.params = _with_resources(params, present)
         if request.deterministic:
             scale = self.params.scale.model_copy(update={"deterministic": True})
             self.params = self.params.model_copy(update={"scale": scale})
-        self.specs = {name: rows_today(self.params, name) for name in names}
+        self.specs = {name: rows_today(self.params, name) if name in present else {} for name in names}
         self.num_parallel = placement_here(self.params.scale).num_groups
         self.level = level_of(sum(len(rows) for rows in self.specs.values()))
         self.commit = code_commit(project.root)
@@ -127,12 +129,15 @@ class _Verifier:
 
     def _from_reference(self, name: str, reference: Reference, rows: Sequence[str]) -> dict[str, dict[int, float]]:
         """Return the rows to verify; give verdicts on those that vanished, are new, or have other settings, which are not trained."""
-        if reference.protocol != protocol_of(self.params, name):
+        if self.specs[name] and reference.protocol != protocol_of(self.params, name):
             self.say(f"{name}: the protocol differs from the accepted one; rows with other settings are not compared")
         accepted: dict[str, dict[int, float]] = {}
         for row in rows:
             spec, evidence = self.specs[name].get(row), [one for one in reference.evidence if one.row == row]
-            if spec is None:
+            if not self.specs[name]:
+                reason = f"accepted, but the project has no row of {name}; restore {name}, or remove its file from results/accepted"
+                self._settle(name, row, Verdict.VANISHED, reason)
+            elif spec is None:
                 self._settle(name, row, Verdict.VANISHED, "accepted, but the project has no such row; restore it, or accept without it")
             elif not evidence:
                 self._settle(name, row, Verdict.NEW, f"not accepted; after a verification of it: dml accept {name} --row ... --why ...")
@@ -173,7 +178,7 @@ class _Verifier:
         if self.receipt is None:
             for verification in verifications:
                 write_verification(self.project.state, verification)
-                notify(self.project, verification)
+            notify(self.project, *verifications)
         return Verified(verifications, self.references, folder if is_kept else None)
 
     def _has_alarm(self) -> bool:
@@ -291,9 +296,8 @@ class _Verifier:
         )
 
 
-def _params_of(project: Project, names: Sequence[str]) -> Params:
-    """Return the parameters, with the resources that the tables among the names request, if all request the same."""
-    params = load_params(project.params_file)
+def _with_resources(params: Params, names: Sequence[str]) -> Params:
+    """Return the parameters, with the resources that the names request, if all are tables that request the same."""
     tables = [load_table(name) for name in names if name not in params.comparison.datasets]
     return at_scale(params, tables) if tables and len(tables) == len(names) else params
 

@@ -24,9 +24,9 @@ from tasks.watch import accepting, evidence, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, Verdict
-from tasks.watch.storage import read_reference, reference_path
+from tasks.watch.storage import read_reference, reference_path, write_reference
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import Say, commit, say, train_here, verified
+from tests.tasks.watch.conftest import Say, commit, reference, say, train_here, verified
 
 pytestmark = pytest.mark.slow
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
@@ -229,6 +229,26 @@ def test_rows_and_settings_that_changed_are_named_and_not_trained(accepted: Proj
     path.write_text(yaml.safe_dump(params))
     (verification,) = verify(accepted, VerifyRequest(("own",)), say).verifications
     assert {row.row: row.verdict for row in verification.rows} == {"own/good": Verdict.VANISHED, "own/new": Verdict.NEW}
+
+
+def test_an_accepted_name_that_the_project_has_no_more_stops_no_other(accepted: Project) -> None:
+    write_reference(accepted, reference("old", "old/good"))
+    path = write_reference(accepted, reference("old/table", "old/table:row:cub200"))
+    everything = VerifyRequest(seeds=(3,))
+    verifications = {one.name: one for one in verify(accepted, everything, say).verifications}
+    assert {name: [row.verdict for row in one.rows] for name, one in verifications.items()} == {
+        "old": [Verdict.VANISHED],
+        "old/table": [Verdict.VANISHED],
+        "own": [Verdict.IDENTICAL],
+    }
+    assert "restore old, or remove its file from results/accepted" in verifications["old"].rows[0].reason
+    assert [alarm.name for alarm in open_alarms(accepted.state)] == ["old", "old/table"]
+    reference_path(accepted, "old").unlink()
+    path.unlink()
+    verify(accepted, everything, say)
+    assert open_alarms(accepted.state) == []
+    with pytest.raises(ConfigError, match="old"):
+        verify(accepted, VerifyRequest(("old",)), say)
 
 
 def test_deterministic_algorithms_are_a_setting_of_the_copy_only(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
