@@ -189,7 +189,8 @@ def services() -> set[str]:
     """Return the modules of the project's own requirements, which the library must not need."""
     optional = PROJECT["project"]["optional-dependencies"]
     named = [*PROJECT["project"]["dependencies"], *optional["pipeline"], *optional["serve"]]
-    return modules_of(named) - BASE - OPTIONAL.keys() - {"faiss-gpu", "dml-core"} | {"tasks", "flows", "pandas"}
+    of_library = {"faiss-gpu", "dml-core", "packaging"}  # the last one is faiss's and matplotlib's
+    return modules_of(named) - BASE - OPTIONAL.keys() - of_library | {"tasks", "flows", "pandas"}
 
 
 @pytest.mark.slow

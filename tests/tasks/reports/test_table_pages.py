@@ -123,7 +123,7 @@ def test_significant_differences_are_above_the_table_with_every_pair(html: Eleme
     lead = [cell for cell in html.all("td", "measured") if "lead" in str(cell.attributes["class"]).split()]
     assert lead
     assert all(cell.attributes["data-column"] == "cub200 R@1" for cell in lead)
-    assert differences.all("img")[0].attributes["src"].startswith("data:image/webp;base64,")
+    assert not differences.all("img"), "two systems with shared seeds have no ranks"
 
 
 def test_a_row_opens_to_what_differs_from_the_protocol_first_then_to_everything(html: Element) -> None:
