@@ -263,6 +263,8 @@ def _check_weights(training: TrainingConfig) -> None:
     if weights in ("none", "imagenet") or "://" in weights:
         return
     path = Path(weights)
+    if not path.is_absolute():  # workers and `dml verify` have other working directories
+        raise ConfigError(f"model.backbone.weights: {weights}: a relative path, which workers do not find; write an absolute one")
     if not path.is_file():
         raise ConfigError(f"model.backbone.weights: {weights}: no such file")
     status = path.stat()

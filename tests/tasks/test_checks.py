@@ -60,7 +60,11 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(sampler={"kind": "shuffled", "batch_size": 1}), "a batch of 1 images cannot be spread over 2 workers"),
         (of_variant(validation={"share": 0.9}), "leaves fewer than two to train"),
         (of_variant(validation={"share": 0.5}, sampler={"kind": "k_by_n"}), "num_classes_per_batch is 4, the training set has 2 classes"),
-        (of_variant(model={"backbone": {"weights": "nowhere.pt"}}), "nowhere.pt: no such file"),
+        (of_variant(model={"backbone": {"weights": "/nowhere.pt"}}), "/nowhere.pt: no such file"),
+        (
+            of_variant(model={"backbone": {"weights": os.path.relpath(__file__)}}),
+            "a relative path, which workers do not find; write an absolute one",
+        ),
         (of_variant(model={"backbone": {"weights": "imagenet"}}), "'small_cnn' has no ImageNet weights"),
         (of_variant(model={"backbone": {"weights": __file__, "weights_sha256": "0" * 64}}), "the file is damaged, or another one"),
         (
@@ -216,7 +220,7 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
         (["reproduce", "-v", "softripl"], "did you mean 'softtriple'?"),
         (["run", "synthetic", "softtriple", "--set", "comparison.protocol.num_epoch=3"], "did you mean 'num_epochs'?"),
         (["reproduce", "--set", "comparison.protocol.sampler.num_classes_per_batch=50"], "the training set has 4 classes"),
-        (["reproduce", "--set", "comparison.protocol.model.backbone.weights=gone.pth"], "gone.pth: no such file"),
+        (["reproduce", "--set", "comparison.protocol.model.backbone.weights=/gone.pth"], "/gone.pth: no such file"),
         (
             ["reproduce", "--set", f"comparison.protocol.model.backbone={{name: small_cnn, {OTHER_FILE}}}"],
             "the file is damaged, or another one",
