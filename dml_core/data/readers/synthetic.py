@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dml_core.data.drawing import creatures, layouts
 from dml_core.data.drawing.creatures import Pose, Species, draw_picture, draw_pose, draw_species
@@ -30,6 +30,7 @@ from dml_core.data.store.rows import Row
 from dml_core.data.store.sizes import MAX_SIDE
 
 _JPEG_QUALITY = 92
+_MOST_IDX_CLASSES = 10  # the labels that MNIST's reader accepts
 _LOADERS: dict[str, Callable[..., DatasetConfig]] = {
     "cub200": Cub200,
     "cars-annos": Cars196,
@@ -66,6 +67,12 @@ class Synthetic(DatasetConfig):
     grayscale_share: float = Field(default=0.02, ge=0.0, le=1.0)
     seed: int = Field(default=0, ge=0, lt=2**32)
     layout: Layout = "cub200"
+
+    @model_validator(mode="after")
+    def _fits_the_layout(self) -> "Synthetic":
+        if self.layout == "idx" and self.num_classes > _MOST_IDX_CLASSES:
+            raise ValueError(f"layout 'idx' has at most {_MOST_IDX_CLASSES} classes, found num_classes {self.num_classes}: lower it")
+        return self
 
     @property
     def shares_classes(self) -> bool:

@@ -114,6 +114,12 @@ def test_drawn_idx_files_are_grey_and_split_by_image(tmp_path: Path) -> None:
     assert {role: (entry.num_images, entry.num_classes) for role, entry in info.roles.items()} == {"train": (16, 8), "test": (16, 8)}
 
 
+@pytest.mark.parametrize("num_classes", [11, 300])
+def test_idx_files_of_more_classes_than_digits_are_refused(num_classes: int) -> None:
+    with pytest.raises(ConfigError, match=f"layout 'idx' has at most 10 classes, found num_classes {num_classes}: lower it"):
+        parse_dataset("synthetic", {"num_classes": num_classes, "layout": "idx"})
+
+
 def test_the_real_files_have_the_published_counts_and_lose_nothing(published: Path) -> None:
     manifest = FashionMnist().read(published)
     assert [sum(row.role == role for row in manifest.rows) for role in ("train", "test")] == [35_000, 35_000]
