@@ -36,6 +36,11 @@ class Handler(BaseHTTPRequestHandler):
         asked = self.headers["Range"]
         self.ranges.append(asked)
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        if start >= len(self.content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.content)}")
+            self.end_headers()
+            return
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
@@ -71,6 +76,20 @@ def test_download_goes_on_where_it_stopped(url: str, handler: type[Handler], tmp
     assert handler.ranges == [None, "bytes=100000-"]
     assert calls[-1] == (len(CONTENT), len(CONTENT))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_download_that_was_killed_before_its_file_was_renamed_is_complete(url: str, tmp_path: Path) -> None:
+    (tmp_path / ".file.partial").write_bytes(CONTENT)
+    download(url, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_part_that_is_longer_than_the_file_is_removed(url: str, tmp_path: Path) -> None:
+    (tmp_path / ".file.partial").write_bytes(CONTENT + b"of another file")
+    with pytest.raises(DataError, match="416"):
+        download(url, tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unreachable_server(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def download(url: str, path: Path, progress: Progress | None = None) -> None:
                         progress(done, total)
     except (OSError, HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if error.headers.get("Content-Range") == f"bytes */{done}":
+                partial.replace(path)  # complete: the program was killed before it renamed the file
+                return
             partial.unlink()  # the remote file is shorter than the part received, so it is a different file
         raise DataError(f"{url}: download failed after {done} bytes ({error}); run it again to go on") from None
     if done < total:
