@@ -53,6 +53,8 @@ class ClassBalancedSampler(BatchSampler):
         }
         self._config = parse(SamplerConfig, options, "sampler")
         found = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+        if found.dtype == object and found.ndim == 1 and all(isinstance(label, str) for label in found):
+            found = found.astype(str)  # as in a pandas column
         if found.ndim != 1 or found.dtype.kind not in "iuUS":
             raise DataError(f"sampler: expected one integer or string per image, found {found.dtype} of shape {found.shape}")
         self._labels_N = np.unique(found, return_inverse=True)[1]

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -38,7 +39,9 @@ def test_by_size():
 
 def test_every_kind_of_labels_gives_the_same_batches():
     first = list(ClassBalancedSampler(LABELS, 3, 2))
-    for labels in (LABELS.tolist(), torch.from_numpy(LABELS), torch.from_numpy(LABELS).int(), [f"class {label}" for label in LABELS]):
+    texts = [f"class {label}" for label in LABELS]
+    numbers = (LABELS.tolist(), torch.from_numpy(LABELS), torch.from_numpy(LABELS).int(), pd.Series(LABELS))
+    for labels in (*numbers, texts, np.array(texts, dtype=object), pd.Series(texts), pd.Categorical(texts)):
         assert list(ClassBalancedSampler(labels, 3, 2)) == first
 
 
@@ -59,6 +62,7 @@ def test_a_resumed_training_gets_the_batches_of_its_epoch():
         (LABELS / 2, 3, 2, DataError, r"expected one integer or string per image, found float64 of shape \(14,\)"),
         (LABELS[None], 3, 2, DataError, r"found int64 of shape \(1, 14\)"),
         ([], 3, 2, DataError, r"found float64 of shape \(0,\)"),
+        (pd.Series(["a", None, "b"]), 2, 2, DataError, r"found object of shape \(3,\)"),
     ],
 )
 def test_wrong_arguments_are_one_line(labels, k, n, error, message):
