@@ -18,7 +18,8 @@ class Row:
         label_name: the publisher's class name.
         role: "train", "test" or (In-shop) "query", "gallery"; the classes of training and the other roles are disjoint,
             unless the dataset is split by image.
-        box: (left, top, right, bottom) in pixels of the original image, right and bottom exclusive, or None.
+        box: (left, top, right, bottom) in pixels of the image as decoded (the user's own images upright), right and bottom exclusive, or
+            None.
     """
 
     path: str
