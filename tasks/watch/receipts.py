@@ -133,10 +133,11 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
         allowed = path.with_name(SIGNERS)
         try:
             receipt, signer = read_receipt(path), signer_of(path, allowed if allowed.is_file() and _signature(path).is_file() else None)
+            result = _result(receipt, references.get(receipt.name), level)
         except (ConfigError, StoreError) as error:
             read.append(Reproduced(path.name, None, str(error).removeprefix(f"{path}: ")))
             continue
-        read.append(Reproduced(path.name, receipt, _result(receipt, references.get(receipt.name), level), signer or "not signed"))
+        read.append(Reproduced(path.name, receipt, result, signer or "not signed"))
     return sorted(read, key=lambda one: ("" if one.receipt is None else one.receipt.accepted_at.isoformat(), one.file))
 
 

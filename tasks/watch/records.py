@@ -5,9 +5,9 @@ in hexadecimal.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from dml_core.evaluation.metric_info import recall_k
 
@@ -75,6 +75,12 @@ class Evidence(_Record):
     steps_per_epoch: int = 0
     curve_epochs: tuple[int, ...] = ()
 
+    @model_validator(mode="after")
+    def _has_an_epoch_for_each_point(self) -> Self:
+        if len(self.curve) != len(self.curve_epochs):
+            raise ValueError(f"curve has {len(self.curve)} values, curve_epochs {len(self.curve_epochs)}")
+        return self
+
     @property
     def first_recall(self) -> str | None:
         """Name of the score Recall@K with the smallest K; None if there is none."""
@@ -99,7 +105,7 @@ class Reference(_Record):
     why: str
     commit: str
     accepted_at: AwareDatetime
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...] = Field(min_length=1)
 
 
 class Receipt(Reference):

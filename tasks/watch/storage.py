@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from dml_core.config import unknown_name
 from dml_core.errors import StoreError
+from dml_core.files import read_regular
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.runs.protocols import read_protocol
@@ -63,10 +64,13 @@ def read_evidence(path: Path) -> dict[str, Any]:
 
     Raises:
         StoreError: a newer version of the program wrote it.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is not a regular file.
         ValueError: it is not JSON, or not an object.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(read_regular(path))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError("not an object")
     if isinstance(content.get("format"), int) and content["format"] > FORMAT:

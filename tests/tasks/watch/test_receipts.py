@@ -1,6 +1,7 @@
 """A receipt of one clone is verified in another, and whatever was altered in it is refused or found."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,13 +18,14 @@ from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
-from tasks.watch.receipts import RECEIPTS, SIGNERS, _hash, read_receipt, signer_of, write_receipt
-from tasks.watch.records import RowVerdict, Verdict
-from tasks.watch.storage import read_verifications
+from tasks.watch.history import write_history
+from tasks.watch.receipts import RECEIPTS, SIGNERS, _hash, read_receipt, read_receipts, signer_of, write_receipt
+from tasks.watch.records import Receipt, RowVerdict, Verdict
+from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.forked import dml
 from tests.tasks.models.conftest import OPTIONS
-from tests.tasks.watch.conftest import git, say, verified
+from tests.tasks.watch.conftest import git, reference, say, verified
 
 pytestmark = pytest.mark.slow
 PERSON = "person@example.invalid"
@@ -197,6 +199,33 @@ def test_a_file_that_is_no_receipt_or_cannot_sign_is_one_line(accepted: Project,
     with pytest.raises(ConfigError, match=r"^[^\n]*written, but not signed[^\n]*$"):
         write_receipt(accepted, "own", tmp_path / "new", (), tmp_path / "file", say)
     assert read_receipt(tmp_path / "new").name == "own"
+
+
+def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tmp_path: Path) -> None:
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    folder = tmp_path / RECEIPTS
+    folder.mkdir(parents=True)
+    accepted = reference("own", "own/good", seeds=range(10))
+    content = Receipt(**accepted.model_dump()).model_dump(mode="json")
+    one = content["evidence"][0]
+    contents = {
+        "d": content,
+        "b": content | {"evidence": [one | {"curve": [0.1, 0.2], "curve_epochs": [1]}]},
+        "c": content | {"evidence": []},
+    }
+    (folder / "a.json").write_text("[" * 200_000)
+    for name, values in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(values | {"sha256": _hash(values)}))
+    os.mkfifo(folder / "e.json")
+    results = {one.file: one.result for one in read_receipts(project, {"own": accepted}, 0.001)}
+    assert [file for file, result in results.items() if result.startswith("not a receipt; ")] == ["a.json", "b.json", "c.json"]
+    assert (results["d.json"], results["e.json"]) == ("10 identical", "cannot be read (not a regular file)")
+    write_reference(project, accepted)
+    write_history(project)
+    assert "10 identical" in (tmp_path / SITE / HISTORY).read_text()
+    reference_path(project, "own").write_text("[" * 200_000)
+    with pytest.raises(StoreError, match="damaged; restore it with git"):
+        read_references(project)
 
 
 def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted: Project, receipt: Path, signers: Path) -> None:
