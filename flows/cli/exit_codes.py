@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | an error of this program: the line names the log file with the traceback; of `dml verify`: a row drifted, failed or vanished |
 | 2 | a problem that the user can fix: the line says what, where and how |
-| 130 | interrupted with Ctrl-C |
+| 129, 130, 143 | interrupted: closed terminal, Ctrl-C, SIGTERM |
 | 141 | the reader of standard output has closed it, as `head` does |
 """
 
