@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from dml_core.data.readers.shared.lists import read_list
 from dml_core.data.readers.shared.own import LIST_SUFFIXES, is_image_name
 from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
-from dml_core.files import check_regular, read_regular
+from dml_core.files import read_regular
 from tasks.storage import Store
-
-BOX_COLUMNS = ("left", "top", "right", "bottom")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def find_images(source: str) -> Images:
 
     Args:
         source: a folder, with or without one subfolder per class; a CSV or Parquet file with the column `path` and optionally `label` and a
-            box (`left`, `top`, `right`, `bottom`); or `s3://bucket/prefix`.
+            box (`left`, `top`, `right`, `bottom`), other columns are ignored; or `s3://bucket/prefix`.
 
     Raises:
         DataError: there are none, or the list cannot be read.
@@ -121,34 +120,10 @@ def _in_bucket(address: str) -> Images:
 
 
 def _in_list(path: Path) -> Images:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    texts = csv.ConvertOptions(column_types={"path": pa.string(), "label": pa.string()}, strings_can_be_null=True)
-    try:
-        check_regular(path)
-        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=texts)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path}: not readable as a table ({reason})") from None
-    twice = sorted(column for column in set(table.column_names) if table.column_names.count(column) > 1)
-    if twice:
-        raise DataError(f"{path}: column '{twice[0]}' appears twice; remove one")
-    for column in ("path", *(["label"] if "label" in table.column_names else [])):
-        if column not in table.column_names or table[column].null_count:
-            raise DataError(f"{path}: column '{column}' is missing or has empty cells")
-    names = [str(name) for name in table["path"].to_pylist()]
-    classes = [str(name) for name in table["label"].to_pylist()] if "label" in table.column_names else None
-    boxes, root = None, path.absolute().parent
-    if set(BOX_COLUMNS) <= set(table.column_names):
-        try:
-            sides = zip(*(table[column].cast(pa.float64()).to_pylist() for column in BOX_COLUMNS), strict=True)
-        except pa.ArrowException as error:
-            raise DataError(f"{path}: a box has a value that is not a number ({str(error).splitlines()[0]})") from None
-        boxes = [None if None in box else box for box in sides]
-    return _in_files(names, classes, boxes, root)
+    entries = read_list(path, is_dataset=False)
+    classes = [entry.label for entry in entries if entry.label is not None]
+    boxes = [entry.box for entry in entries]
+    return _in_files([entry.path for entry in entries], classes or None, boxes if any(boxes) else None, path.absolute().parent)
 
 
 def _parents(names: list[str]) -> list[str] | None:

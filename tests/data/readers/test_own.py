@@ -101,6 +101,12 @@ def test_csv_with_roles_and_boxes(tmp_path: Path) -> None:
     ]
 
 
+def test_only_an_empty_cell_is_empty(tmp_path: Path) -> None:
+    """Countries and plants have such classes: NA is Namibia."""
+    raw = listed(tmp_path, "path,label\n1.png,NA\n2.png,NA\n3.png,nan\n4.png,nan\n")
+    assert [row.label_name for row in parse_dataset("manifest", {}).read(raw).rows] == ["NA", "NA", "nan", "nan"]
+
+
 def test_parquet_without_roles(tmp_path: Path) -> None:
     listed(tmp_path, "")
     pq.write_table(pa.table({"path": ["1.png", "2.png", "3.png", "4.png"], "label": [10, 9, 10, 9]}), tmp_path / "list.parquet")
@@ -112,12 +118,13 @@ def test_parquet_without_roles(tmp_path: Path) -> None:
     [
         ("path,label,rolle\n1.png,a,train\n", "unknown column 'rolle'"),
         ("path\n1.png\n", "column 'label' is missing"),
-        ("path,label,label\n1.png,a,b\n", "column 'label' is there twice; remove one"),
+        ("path,label,label\n1.png,a,b\n", "column 'label' appears twice; remove one"),
         ("path,label\n1.png,\n", "column 'label' is missing or has empty cells"),
         ("path,label\n1.png\n", "not readable as a table"),
         ("", "not readable as a table"),
         ("path,label\n", "no images"),
         ("path,label,role\n1.png,a,training\n", "row 1 has role 'training'"),
+        ("path,label,role\n1.png,a,\n", "column 'role' is missing or has empty cells"),
         ("path,label,left\n1.png,a,3\n", "a box needs all"),
         (HEADER + "1.png,a,train,5,0,2,3\n", "row 1 has a box"),
         (HEADER + "1.png,a,train,5,,,\n", "row 1 has a box"),
@@ -238,5 +245,5 @@ def test_a_link_to_a_folder_is_refused_but_as_the_raw_folder_itself(tmp_path: Pa
 def test_a_list_that_is_a_pipe_elsewhere_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="not a file"):
+    with pytest.raises(DataError, match="not a regular file"):
         parse_dataset("manifest", {"file": "../pipe"}).read(tmp_path / "raw")

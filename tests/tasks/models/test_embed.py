@@ -347,7 +347,10 @@ def test_a_name_that_is_not_utf_8_is_refused(folder: Path, tmp_path: Path) -> No
     ("text", "said"),
     [
         ("path,path\na.jpg,b.jpg\n", "column 'path' appears twice"),
-        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", "a box has a value that is not a number"),
+        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", r"not readable as a table \(In CSV column #3"),
+        ("path,left,top,right,botom\na.jpg,1,1,9,9\n", "a box needs all of the columns left, top, right, bottom"),
+        ("path,left,top,right,bottom\na.jpg,1,1,9,\n", "row 1 has a box that is incomplete"),
+        ("path,left,top,right,bottom\na.jpg,1,1,nan,9\n", "a side that is not a finite number"),
         ("path,label\na.jpg\n", "not readable as a table"),
         ("label\n1\n", "column 'path' is missing"),
     ],

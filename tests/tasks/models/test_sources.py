@@ -6,9 +6,14 @@ from tasks.models.sources import find_images
 
 
 def test_a_row_without_a_box_is_the_whole_image_and_the_others_keep_theirs(tmp_path: Path) -> None:
-    rows = ["path,left,top,right,bottom", "a.png,1,2,3,4", "b.png,,,,", "c.png,5,6,7,"]
+    rows = ["path,left,top,right,bottom", "a.png,1,2,3,4", "b.png,,,,"]
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    assert find_images(str(tmp_path / "list.csv")).boxes == [(1.0, 2.0, 3.0, 4.0), None, None]
+    assert find_images(str(tmp_path / "list.csv")).boxes == [(1.0, 2.0, 3.0, 4.0), None]
+
+
+def test_a_class_called_na_is_a_class(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\na.png,NA\nb.png,null\n")
+    assert find_images(str(tmp_path / "list.csv")).classes == ["NA", "null"]
 
 
 def test_links_in_a_circle_through_each_other_are_followed_once(tmp_path: Path) -> None:
