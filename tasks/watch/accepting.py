@@ -1,7 +1,8 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,11 +10,19 @@ from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.runs.specs import RunSpec, load_params
-from tasks.watch.bands import level_of, seeds_needed
+from tasks.watch.bands import seeds_needed, shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, is_same_code
 from tasks.watch.records import Environment, Evidence, Reference, Verdict
-from tasks.watch.storage import matching_rows, protocol_of, read_reference, read_verifications, rows_today, write_reference
+from tasks.watch.storage import (
+    matching_rows,
+    protocol_of,
+    read_reference,
+    read_references,
+    read_verifications,
+    rows_today,
+    write_reference,
+)
 from tasks.watch.verdicts import verdict_of
 
 Say = Callable[[str], None]
@@ -35,19 +44,25 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
     specs = rows_today(load_params(project.params_file), name)
-    reference = verified_reference(project, name, why, rows, say)
+    others = read_references(project, without=name)
+    accepted = read_reference(project, name) if rows else None
+    kept = [*others.values()] if accepted is None else [*others.values(), accepted]
+    reference = verified_reference(project, name, why, rows, kept, say)
     with alone(project.state / ".accept.lock"):
-        accepted = read_reference(project, name)
-        if rows and accepted is not None:
+        accepted = read_reference(project, name) if rows else None
+        if accepted is not None:
             if accepted.protocol != reference.protocol:
                 raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
             new = {one.row for one in reference.evidence}
             evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
             reference = reference.model_copy(update={"evidence": evidence})
-        return reference, write_reference(project, reference)
+        path = write_reference(project, reference)
+    for line in _lost_bands(reference, list(others.values())):
+        say(line)
+    return reference, path
 
 
-def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> Reference:
+def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], kept: Sequence[Reference], say: Say) -> Reference:
     """Return the evidence of finished runs that a verification has trained again, without writing anything.
 
     Args:
@@ -55,6 +70,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
         name: dataset of the standing comparison, or table.
         why: the person's reason.
         rows: only these rows.
+        kept: references whose rows are verified in the same nights.
         say: receives progress, a line at a time.
 
     Raises:
@@ -71,7 +87,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     _check_finished(name, candidates.unfinished, candidates.finished)
     verified = _verified(project, name, list(candidates.finished), commit)
     say(f"{name}: collecting the evidence of {sum(map(len, candidates.finished.values()))} runs")
-    level = level_of(len(specs))
+    level = shared_level(kept, candidates.finished)
     evidence = []
     for row, seeds in candidates.finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
@@ -88,6 +104,15 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
         accepted_at=datetime.now(UTC).replace(microsecond=0),
         evidence=_in_order(evidence, specs),
     )
+
+
+def _lost_bands(reference: Reference, others: Sequence[Reference]) -> Iterator[str]:
+    """Yield a note for each other name that has enough seeds for its bands without the rows of a reference, and too few with them."""
+    before, needed = (seeds_needed(shared_level(references)) for references in (others, [*others, reference]))
+    for other in others:
+        few = [num_seeds for num_seeds in Counter(one.row for one in other.evidence).values() if before <= num_seeds < needed]
+        if few:
+            yield f"note: with the rows of {reference.name}, {other.name} has too few seeds for bands: {min(few)}, and {needed} are needed"
 
 
 def _person(root: Path) -> str:

@@ -7,18 +7,18 @@ good is a fault as well. Extremes are not dropped: a t limit needs the whole spr
 many (tests/tasks/watch/test_bands.py simulates both).
 
 Judged are Recall@K at the smallest K, MAP@R, NMI, the mean loss of the first and of the last epoch, and the number of epochs to a target
-score. The level is Bonferroni's, over rows, scores, sides and the nights of a month.
+score. The level is Bonferroni's, over all accepted rows, scores, sides and the nights of a month.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from scipy import stats
 
 from dml_core.evaluation.metric_info import metric_info
-from tasks.watch.records import Band, Evidence
+from tasks.watch.records import Band, Evidence, Reference
 
 ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; below 1 if they are Student-t of 8 degrees
 NIGHTS_PER_MONTH = 30
@@ -27,6 +27,16 @@ EPOCHS, FIRST_LOSS, LAST_LOSS = "epochs to target", "loss of the first epoch", "
 MOST_JUDGED = 6
 WIDEST = 9.0  # standard deviations; a wider band would accept almost any run
 RELATIVE_FLOOR = 1e-6  # of the mean: deviation of scores that are equal in all accepted runs
+
+
+def shared_level(references: Iterable[Reference], rows: Iterable[str] = ()) -> float:
+    """Return the level of the bands of all rows, which share the false alarms of a night (`level_of`).
+
+    Args:
+        references: those of all accepted names.
+        rows: further rows, which are about to be accepted.
+    """
+    return level_of(len({one.row for reference in references for one in reference.evidence}.union(rows)))
 
 
 def level_of(num_rows: int) -> float:

@@ -12,7 +12,7 @@ from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.reports.kit import render
 from tasks.reports.table_pages import HISTORY, SITE
-from tasks.watch.bands import bands_of, level_of
+from tasks.watch.bands import bands_of, shared_level
 from tasks.watch.receipts import read_receipts
 from tasks.watch.records import BAD, REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications
@@ -80,7 +80,7 @@ def write_history(project: Project) -> None:
     names: dict[str, list[Verification]] = {}
     for verification in read_verifications(project.state):
         names.setdefault(verification.name, []).append(verification)
-    level = level_of(len({row.row for past in names.values() for verification in past for row in verification.rows}))
+    level = shared_level(references.values())
     histories = {name: rows_of(past, references.get(name), level) for name, past in names.items()}
     receipts = read_receipts(project, references, level)
     page = render("verification.html", histories=histories, references=references, receipts=receipts)
@@ -95,7 +95,7 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
     Args:
         past: verifications of one table or dataset, oldest first.
         reference: its accepted evidence; None if nothing is accepted.
-        level: of the bands that are drawn, as of `tasks.watch.bands.level_of`.
+        level: of the bands that are drawn, as of `tasks.watch.bands.shared_level`.
     """
     nights: dict[str, list[Night]] = {}
     for verification in past:

@@ -61,7 +61,7 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
     """
     if key is not None and not key.is_file():
         raise ConfigError(f"--sign {key}: no such file; name an SSH key, for example ~/.ssh/id_ed25519")
-    reference = verified_reference(project, name, "", rows, say)
+    reference = verified_reference(project, name, "", rows, (), say)
     receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
     content = receipt.model_dump(mode="json")
     _signature(path).unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
     Args:
         project: the project.
         references: name -> accepted reference.
-        level: of the bands, as of `tasks.watch.bands.level_of`.
+        level: of the bands, as of `tasks.watch.bands.shared_level`.
     """
     read = []
     for path in sorted((project.root / RECEIPTS).glob("*.json")):

@@ -78,14 +78,14 @@ def read_evidence(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_references(project: Project, names: Iterable[str] = ()) -> dict[str, Reference]:
-    """Return name -> reference; all references without names.
+def read_references(project: Project, without: str | None = None) -> dict[str, Reference]:
+    """Return name -> reference, of all accepted names but one.
 
     Raises:
         StoreError: as `read_reference`.
     """
-    found = names or [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("*.json"))]
-    references = {name: read_reference(project, name) for name in found}
+    names = [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("*.json"))]
+    references = {name: read_reference(project, name) for name in names if name != without}
     return {name: reference for name, reference in references.items() if reference is not None}
 
 

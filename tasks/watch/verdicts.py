@@ -29,7 +29,7 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     Args:
         new: the run.
         accepted: accepted runs of its row, at least one.
-        level: as of `tasks.watch.bands.level_of`.
+        level: as of `tasks.watch.bands.shared_level`.
     """
     same = next((evidence for evidence in accepted if evidence.seed == new.seed), None)
     nearest = same or accepted[0]

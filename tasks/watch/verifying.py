@@ -23,7 +23,7 @@ from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table
 from tasks.tables.runs import at_scale
 from tasks.watch.alarms import notify
-from tasks.watch.bands import level_of
+from tasks.watch.bands import shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
@@ -99,7 +99,9 @@ class _Verifier:
     def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None) -> None:
         self.project, self.request, self.say, self.receipt = project, request, say, receipt
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
-        self.references: dict[str, Reference] = read_references(project, request.names) if receipt is None else {receipt.name: receipt}
+        references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}
+        self.references = {name: one for name, one in references.items() if name in (request.names or references)}
+        self.level = shared_level(references.values())
         names = list(request.names or self.references)
         refuse_repeats("NAME", names)
         check_seeds(request.seeds)
@@ -114,7 +116,6 @@ class _Verifier:
             self.params = self.params.model_copy(update={"scale": scale})
         self.specs = {name: rows_today(self.params, name) if name in present else {} for name in names}
         self.num_parallel = placement_here(self.params.scale).num_groups
-        self.level = level_of(sum(len(rows) for rows in self.specs.values()))
         self.commit = code_commit(project.root)
         self.verdicts: dict[str, list[RowVerdict]] = {name: [] for name in names}
         self.accepted: dict[str, dict[str, dict[int, float]]] = {}

@@ -54,6 +54,10 @@ def test_the_band_of_the_epochs_is_finite_although_one_of_many_accepted_runs_col
         assert judge(evidence("own/good", 30, curve=curve, curve_epochs=(1, 2)), accepted, level_of(ROWS))[1] == outside
 
 
+def test_more_rows_need_more_seeds_for_their_bands() -> None:
+    assert [seeds_needed(level_of(num_rows)) for num_rows in (8, 12, 24)] == [8, 9, 10]
+
+
 def test_few_seeds_have_no_band_and_epochs_are_interpolated() -> None:
     assert width_of(SEEDS, level_of(ROWS)) == pytest.approx(6.8, abs=0.05)
     assert 3 < seeds_needed(level_of(ROWS)) <= SEEDS

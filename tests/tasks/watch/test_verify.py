@@ -14,7 +14,7 @@ import yaml
 
 from dml_core.data.store import packed
 from dml_core.data.views import batches
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, StoreError
 from dml_core.training import loop
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
@@ -75,7 +75,7 @@ def test_rows_that_are_accepted_at_once_are_all_kept(accepted: Project, monkeypa
         time.sleep(0.1)
         return found
 
-    monkeypatch.setattr(accepting, "verified_reference", lambda project, name, why, rows, say: of_row(rows[0]))
+    monkeypatch.setattr(accepting, "verified_reference", lambda project, name, why, rows, kept, say: of_row(rows[0]))
     monkeypatch.setattr(accepting, "read_reference", slowly)
     rows = [f"own/row-{number}" for number in range(4)]
     with ThreadPoolExecutor() as pool:
@@ -207,6 +207,35 @@ def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and
     assert row.reason.startswith("the loss differs from step ")
     assert [line.split()[0] for line in row.changed] == ["commit", "processor", "torch"]
     assert row.changed[2].endswith("-> 9.9")
+
+
+def test_all_accepted_rows_share_the_false_alarms_and_accept_names_those_who_lose_their_bands(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """44 rows need 10 seeds for their bands, 45 need 11."""
+    other, lines = write_reference(accepted, reference("other", *(f"other/{row}" for row in range(44)), seeds=range(10))), list[str]()
+    verified(accepted)
+    accept(accepted, "own", "again", (), lines.append)
+    assert lines[-2:] == [
+        "note: 10 seeds; 11 are needed for a band: until then any other bits are drift",
+        "note: with the rows of own, other has too few seeds for bands: 10, and 11 are needed",
+    ]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    slightly_other_numbers(monkeypatch)
+    row = verified(accepted)
+    assert row.verdict is Verdict.DRIFTED
+    assert row.reason.endswith("; 10 accepted seeds, and a band needs 11")
+    other.unlink()
+    assert verified(accepted).verdict is Verdict.WITHIN_BAND
+
+
+def test_a_damaged_reference_can_be_accepted_again_as_its_error_says(accepted: Project) -> None:
+    verified(accepted)
+    reference_path(accepted, "own").write_text("{")
+    with pytest.raises(StoreError, match="or accept again: dml accept own"):
+        verified(accepted)
+    accept(accepted, "own", "again", (), say)
+    assert verified(accepted).verdict is Verdict.IDENTICAL
 
 
 def test_the_same_rounding_errors_in_an_equal_environment_are_drift(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
