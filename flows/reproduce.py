@@ -27,7 +27,7 @@ from tasks.checks import bring_weights, check_before, check_devices, check_parts
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, run_label
+from tasks.runs.specs import Params, RunSpec, load_params, run_label, standing_runs
 from tasks.tables.file import load_table
 from tasks.tables.judging import compared_columns, compared_epoch
 from tasks.tables.runs import printed_epoch
@@ -176,7 +176,7 @@ def run(
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
-    runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
+    runs = standing_runs(params, [dataset], [variant], [seed], overrides or ())[dataset]
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale, force, code=code)) as services:
         outcomes, failures = run_chains(runs, _prepare_all(runs, params, services), services)

@@ -28,6 +28,7 @@ For everyone who edits `params.yaml` or sets up servers: each key with its type 
 key but those of `datasets` with `--set`, for example `--set comparison.protocol.num_epochs=3`; see
 [dml reproduce](command-line.md#dml-reproduce). A run's training settings are `comparison.protocol`, overridden by the entry of its dataset
 in `comparison.datasets`, then by the entry of its variant in `comparison.variants`. Overrides replace single keys and keep the others.
+A `--set` of the protocol that other entries override in all requested runs of a dataset is refused.
 DVC refuses absent keys: for `dvc repro`, write the optional `comparison.reference` and `evaluation` too; `null` gives the default.
 Options of losses are in [Losses](losses.md), options of dataset readers and backbones in
 [Backbones and datasets](backbones-and-datasets.md).

@@ -6,6 +6,7 @@ overridden by the dataset's part and then the variant's (`dml_core.overrides`); 
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
@@ -21,7 +22,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
-from dml_core.overrides import override, parse_overridden
+from dml_core.overrides import PART, override, parse_overridden
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.environment import state_folder
@@ -296,8 +297,8 @@ def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> 
     Runs scored on validation classes and runs with other settings are separate comparisons: they replace nothing in the standing one.
     """
     validation = [] if role == "test" else [f"{role} classes"]
-    settings = sorted(setting.replace("'", '"') for setting in overrides if changes_results(setting))  # MLflow's filters have no escape
-    return ", ".join([f"comparison on {dataset}", *validation, *settings])
+    named = [setting.strip().replace("'", '"') for setting in overrides if changes_results(setting)]  # MLflow's filters have no escape
+    return ", ".join([f"comparison on {dataset}", *validation, *sorted(named)])
 
 
 def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
@@ -307,13 +308,14 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
 
     Args:
         path: the file.
-        overrides: settings that override it, each `dotted.path=value` with a YAML value.
+        overrides: settings that override it, each `dotted.path=value` with a YAML value. Their order does not matter.
 
     Raises:
         ConfigError: the first error, in one line.
     """
     values = read_yaml(path)
-    for setting in overrides:
+    refuse_repeats("--set", map(_path_of, overrides))
+    for setting in sorted(overrides, key=_rank):
         values = override(values, _set_value(values, setting))
     params = parse_overridden(Params, path.name, values)
     for name, dataset in params.datasets.items():
@@ -343,7 +345,7 @@ def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
         overrides: settings that `load_params` has accepted.
     """
     values, lines = read_yaml(path), []
-    for setting in overrides:
+    for setting in sorted(overrides, key=_rank):
         before = flatten(values)
         values = override(values, _set_value(values, setting))
         after = flatten(values)
@@ -406,8 +408,8 @@ def check_seeds(seeds: Iterable[int]) -> None:
 
 
 def changes_results(setting: str) -> bool:
-    """Return whether a `--set` setting can change a result; those below `scale` cannot."""
-    return not setting.startswith("scale.")
+    """Return whether a `--set` setting can change a result; those of `scale` and `promotion` cannot."""
+    return _path_of(setting).split(".")[0] not in ("scale", "promotion")
 
 
 def standing_runs(
@@ -426,7 +428,7 @@ def standing_runs(
         whole: if none are given, use all variants and seeds.
 
     Raises:
-        ConfigError: as `comparison_runs`, or a dataset is given twice.
+        ConfigError: as `comparison_runs`, a dataset is given twice, or an override of the protocol has no effect on a dataset.
     """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
@@ -438,7 +440,31 @@ def standing_runs(
             return variants
         return [name for name in variants_on(params, dataset) if comparison.variants[name].get(BY_DEFAULT, True)]
 
-    return {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
+    runs = {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
+    for name, specs in runs.items():
+        _check_effects(params, name, list(dict.fromkeys(spec.variant for spec in specs)), overrides)
+    return runs
+
+
+def _check_effects(params: Params, dataset: str, variants: Iterable[str], overrides: Sequence[str]) -> None:
+    """Check that no override of the protocol is itself overridden for all these variants: it would only be in the comparison's title."""
+    for setting in overrides:
+        values = flatten(_within(_set_value({}, setting), ["comparison", "protocol"]))
+        places = [_overriding(params, dataset, variant, values) for variant in variants] if values else []
+        if places and None not in places:
+            ((place, _),) = Counter(places).most_common(1)
+            raise ConfigError(f"--set {setting} has no effect on {dataset}: {place} overrides it; change that instead")
+
+
+def _overriding(params: Params, dataset: str, variant: str, values: Mapping[str, Any]) -> str | None:
+    """Return the place of the settings that override all these values of the protocol for a run; None if a value applies."""
+    settings, place = params.comparison.protocol, None
+    for layer, changes in _layers(params, dataset, variant, tuned=True).items():
+        settings = override(settings, changes)
+        applied = flatten(settings)
+        is_applied = any(name in applied and applied[name] == value for name, value in values.items())
+        place = None if is_applied else place or layer
+    return place
 
 
 def variants_on(params: Params, dataset: str) -> list[str]:
@@ -529,7 +555,8 @@ def row_name(variant: str) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", variant.lower())
 
 
-def _training(params: Params, dataset: str, variant: str, tuned: bool) -> TrainingConfig:
+def _layers(params: Params, dataset: str, variant: str, tuned: bool) -> dict[str, dict[str, Any]]:
+    """Return place -> the settings there that override the protocol for a run, in the order in which they apply."""
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
     of_dataset, of_variant = comparison.datasets[dataset], comparison.variants[variant]
     asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
@@ -537,14 +564,22 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     for name, value in own_keys.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")
-    layers = [{key: value for key, value in block.items() if key not in own_keys} for block in (of_dataset, of_variant)]
+    blocks = {f"comparison.datasets.{dataset}": of_dataset, f"comparison.variants.{variant}": of_variant}
+    layers = {place: {key: value for key, value in block.items() if key not in own_keys} for place, block in blocks.items()}
     if tuned and asks_tuned:
         with located(where):
             try:
-                layers.append(read_tuned(STANDING, row_name(variant), dataset).training)
+                place = f"comparison.variants.{variant}" if TUNED in of_variant else f"comparison.datasets.{dataset}"
+                layers[f"{place}.tuned"] = read_tuned(STANDING, row_name(variant), dataset).training
             except ConfigError as error:
                 raise ConfigError(f"{error}, or set tuned: false for this variant") from None
-    training = parse_overridden(TrainingConfig, where, comparison.protocol, *layers)
+    return layers
+
+
+def _training(params: Params, dataset: str, variant: str, tuned: bool) -> TrainingConfig:
+    where = f"params.yaml: comparison: {dataset} / {variant}"
+    layers = _layers(params, dataset, variant, tuned).values()
+    training = parse_overridden(TrainingConfig, where, params.comparison.protocol, *layers)
     with located(where):
         check_loss_name(training.loss.name)
         backbone_module(training.model.backbone.name)
@@ -566,10 +601,20 @@ def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
         raise ConfigError(f"evaluation.epoch is '{epoch}', which the run does not keep; set keep_epochs: [{epoch}]")
 
 
+def _path_of(setting: str) -> str:
+    """Return the dotted path of a `--set`."""
+    return setting.partition("=")[0].strip()
+
+
+def _rank(setting: str) -> list[tuple[bool, str]]:
+    """Return the key that sorts settings so that mappings apply before keys in them, and names of parts before their options."""
+    return [(key != PART, key) for key in _path_of(setting).split(".")]
+
+
 def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
     """Return a `--set` as nested settings; an unknown name on its path is refused here, an unknown last key by the parser."""
-    path, equals, text = setting.partition("=")
-    keys = path.strip().split(".")
+    path, (_, equals, text) = _path_of(setting), setting.partition("=")
+    keys = path.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"--set {setting}: write it as key=value, for example --set comparison.protocol.num_epochs=3")
     if keys[0] == "datasets":
@@ -578,7 +623,7 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
         known = list(_within(values, at))
         if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
             raise ConfigError(f"--set {setting}: {unknown_name(kind, keys[2], known)}")
-    nested: Any = read_value(text, f"--set {path.strip()}")
+    nested: Any = read_value(text, f"--set {path}")
     for key in reversed(keys):
         nested = {key: nested}
     return dict(nested)

@@ -1,6 +1,9 @@
 """`params.yaml` as specifications: which settings override which, and refusals."""
 
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -9,6 +12,7 @@ from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
 from tasks.runs.specs import (
+    RunSpec,
     ScaleSpec,
     comparison_runs,
     comparison_title,
@@ -139,13 +143,44 @@ def overridden(tmp_path: Path, *overrides: str):
     return load_params(path, overrides)
 
 
-def test_overrides_are_laid_over_in_order_with_yaml_values(tmp_path: Path) -> None:
-    overrides = ["comparison.protocol.num_epochs=3", "comparison.protocol.optimiser.learning_rate=1e-3", "comparison.seeds=[7]"]
-    params = overridden(tmp_path, *overrides, "comparison.protocol.num_epochs=4")
+def test_overrides_are_laid_over_with_yaml_values(tmp_path: Path) -> None:
+    overrides = ["comparison.protocol.num_epochs=4", "comparison.protocol.optimiser.learning_rate=1e-3", "comparison.seeds=[7]"]
+    params = overridden(tmp_path, *overrides)
     (run,) = comparison_runs(params, "synthetic", ["softmax"])
     assert (run.seed, run.training.num_epochs, run.training.optimiser.learning_rate) == (7, 4, 0.001)
     new = overridden(tmp_path, "comparison.variants.mine={loss: {name: softmax}, num_epochs: 1}")
     assert comparison_runs(new, "synthetic", ["mine"])[0].training.num_epochs == 1
+
+
+def test_overrides_of_one_title_are_the_same_settings(tmp_path: Path) -> None:
+    """MLflow and the reports keep a comparison by its title, which does not have the order of the settings."""
+    backbone = "comparison.protocol.model.backbone"
+    settings = [f"{backbone}={{name: resnet18, stem_pool: ceil}}", f"{backbone}.name=resnet34", f"{backbone}.last_stride=1"]
+    found = [overridden(tmp_path, *order).comparison.protocol["model"]["backbone"] for order in permutations(settings)]
+    assert found == [{"name": "resnet34", "last_stride": 1}] * 6
+    for first, second in permutations(["comparison.protocol.num_epochs=3", " comparison.protocol.num_epochs=5"]):
+        with pytest.raises(ConfigError, match=r"--set: comparison\.protocol\.num_epochs is given twice"):
+            overridden(tmp_path, first, second)
+
+
+def test_a_setting_of_the_protocol_that_reaches_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(dataset: str, *settings: str, variants: Sequence[str] | None = None) -> list[RunSpec]:
+        return standing_runs(overridden(tmp_path, *settings), [dataset], variants, overrides=settings)[dataset]
+
+    three = "comparison.protocol.num_epochs=3"
+    assert {run.training.num_epochs for run in asked("synthetic", three)} == {0, 3}
+    assert asked("fashion-mnist", "comparison.protocol.transform={crop_size: 9, flip: false}")
+    assert asked("fashion-mnist", "comparison.protocol.num_epochs=20"), "the block has the same value"
+    of_dataset = (
+        r"--set comparison\.protocol\.num_epochs=3 has no effect on fashion-mnist: comparison\.datasets\.fashion-mnist overrides it"
+    )
+    with pytest.raises(ConfigError, match=of_dataset):
+        asked("fashion-mnist", three)
+    with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.variants\.untrained overrides it"):
+        asked("synthetic", three, variants=["untrained"])
+    monkeypatch.setattr("tasks.runs.specs.read_tuned", lambda *_: SimpleNamespace(training={"num_epochs": 9}))
+    with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
+        asked("synthetic", three, "comparison.datasets.synthetic.tuned=true", variants=["softmax"])
 
 
 def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
@@ -195,7 +230,8 @@ def test_only_datasets_that_run_must_hold_out_the_classes_that_are_scored(tmp_pa
 
 
 def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:
-    overrides = ["evaluation.recall_at=[1]", "scale.num_workers=1", "comparison.protocol.num_epochs=3"]
+    neutral = [" scale.num_workers=1", "scale={max_failures: 3}", "promotion.min_gain=1"]
+    overrides = ["evaluation.recall_at=[1]", *neutral, " comparison.protocol.num_epochs=3"]
     (run,) = comparison_runs(overridden(tmp_path, *overrides), "synthetic", ["softmax"], [0], overrides)
     assert run.comparison == "comparison on synthetic, comparison.protocol.num_epochs=3, evaluation.recall_at=[1]"
     (standing,) = comparison_runs(overridden(tmp_path), "synthetic", ["softmax"], [0], ["scale.num_workers=1"])
