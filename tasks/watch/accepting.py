@@ -40,13 +40,12 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
 
     Raises:
         ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
+        StoreError: the reference cannot be written, or another one is damaged.
     """
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
     specs = rows_today(load_params(project.params_file), name)
-    others = read_references(project, without=name)
-    accepted = read_reference(project, name) if rows else None
-    kept = [*others.values()] if accepted is None else [*others.values(), accepted]
+    kept = list(read_references(project, without=None if rows else name).values())
     reference = verified_reference(project, name, why, rows, kept, say)
     with alone(project.state / ".accept.lock"):
         accepted = read_reference(project, name) if rows else None
@@ -57,7 +56,7 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
             evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
             reference = reference.model_copy(update={"evidence": evidence})
         path = write_reference(project, reference)
-    for line in _lost_bands(reference, list(others.values())):
+    for line in _lost_bands(reference, [one for one in kept if one.name != name]):
         say(line)
     return reference, path
 
