@@ -165,7 +165,7 @@ class Verification(_Record):
     Attributes:
         name: table, or dataset of the standing comparison.
         skipped: rows that the share or the budget left for another night.
-        too_long: rows that began first and were not finished when the budget ended.
+        too_long: rows longer than the budget: by prediction, then also in `skipped`; or they began first and were not finished at its end.
     """
 
     format: int = FORMAT

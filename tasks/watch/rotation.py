@@ -58,7 +58,8 @@ class Night:
 def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> list[Turn]:
     """Return one run for each row, the rows and seeds first that had their turn longest ago.
 
-    A run that failed, or is longer than the budget, has had its turn: otherwise it would be the first of each night, and others would wait.
+    A run that failed, or was not finished when the budget ended, has had its turn: otherwise it would be the first of each night, and others
+    would wait.
 
     Args:
         accepted: name -> row -> accepted seed -> seconds of its training.
@@ -69,7 +70,7 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
         for verdict in verification.rows:
             if verdict.evidence is not None:
                 last[verdict.row, verdict.seed] = verification.started_at
-        for row in (*(verdict.row for verdict in verification.rows), *verification.too_long):
+        for row in {verdict.row for verdict in verification.rows} | (set(verification.too_long) - set(verification.skipped)):
             last[row, None] = verification.started_at
     measured = measured_seconds(past)
     turns = []

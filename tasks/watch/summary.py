@@ -8,7 +8,8 @@ from tasks.watch.records import BAD, REPRODUCED, Receipt, Reference, RowVerdict,
 
 def first_sentence(verification: Verification, reference: Reference | None) -> str:
     """Return whether a reference is reproduced, with the number of rows of each verdict."""
-    skipped = f"; {len(verification.skipped)} left for another time" if verification.skipped else ""
+    left = set(verification.skipped) - set(verification.too_long)
+    skipped = f"; {len(left)} left for another time" if left else ""
     too_long = f"; longer than the budget: {', '.join(verification.too_long)}" if verification.too_long else ""
     verdicts = [row.verdict for row in verification.rows]
     if any(verdict in BAD for verdict in verdicts):

@@ -284,6 +284,7 @@ class _Verifier:
         rows = self.verdicts[name]
         judged = {row.row for row in rows}
         long_rows = tuple(turn.row for turn in too_long if turn.name == name)
+        never_begun = tuple(row for row in night.too_long if row in self.accepted[name])
         return Verification(
             name=name,
             started_at=self.started_at,
@@ -293,7 +294,7 @@ class _Verifier:
                 sorted(rows, key=lambda row: (list(self.specs[name]).index(row.row) if row.row in self.specs[name] else -1, row.seed))
             ),
             skipped=tuple(row for row in self.accepted[name] if row not in judged and row not in long_rows),
-            too_long=long_rows,
+            too_long=never_begun + long_rows,
         )
 
 

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from tasks.environment import Project
+from tasks.runs.specs import load_params
 from tasks.watch import verifying
+from tasks.watch.evidence import settings_hash
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.rotation import START_SECONDS, correction_of, plan_night, turns_of
-from tasks.watch.storage import read_verifications
+from tasks.watch.storage import read_reference, read_verifications, rows_today, write_reference
 from tasks.watch.summary import first_sentence
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.tasks.watch.conftest import evidence, say
@@ -54,6 +57,22 @@ def test_every_row_has_its_turn_although_predictions_are_wrong(seed: int) -> Non
         else:
             assert verified[row] == 0
             assert too_long[row] >= 4
+
+
+def test_a_row_that_the_budget_never_fits_is_named_and_keeps_its_turn_for_a_longer_budget(accepted: Project) -> None:
+    params = yaml.safe_load(accepted.params_file.read_text())
+    params["comparison"]["variants"]["long"] = {"loss": {"name": "softmax"}}
+    accepted.params_file.write_text(yaml.safe_dump(params))
+    settings = settings_hash(rows_today(load_params(accepted.params_file), "own")["own/long"])
+    reference = read_reference(accepted, "own")
+    assert reference is not None
+    runs = (*reference.evidence, evidence("own/long", settings=settings, seconds=90_000.0))
+    write_reference(accepted, reference.model_copy(update={"evidence": runs}))
+    (verification,) = verify(accepted, VerifyRequest(("own",), budget_minutes=30), say).verifications
+    assert [(row.row, row.verdict) for row in verification.rows] == [("own/good", Verdict.IDENTICAL)]
+    assert first_sentence(verification, None) == "own: reproduced: 1 identical; longer than the budget: own/long."
+    turns = turns_of({"own": {row: {0: ACCEPTED} for row in ("own/good", "own/long")}}, [verification])
+    assert [turn.row for turn in turns] == ["own/long", "own/good"]
 
 
 def test_a_run_that_is_longer_than_the_budget_is_named(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
