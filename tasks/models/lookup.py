@@ -29,9 +29,9 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     """Return the folder of a network, for `load_model`.
 
     Args:
-        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the identity of a training
-            or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a training stand for the
-            epoch that their run scores.
+        text: a folder or its `network.json`, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
+            identity of a training or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a
+            training stand for the epoch that their run scores.
         project: project of the runs; by default that around the working directory.
 
     Raises:
@@ -45,8 +45,10 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
         project = project or open_project()
         return Registry(project.tracking_uri).fetch(text, project.state / "models")
     path = Path(text)
-    if (path / DESCRIPTION_FILE).is_file() or path.name == DESCRIPTION_FILE:
+    if (path / DESCRIPTION_FILE).is_file():
         return path
+    if path.name == DESCRIPTION_FILE:
+        return path.parent
     project = project or find_project()
     if path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file():
         identity = (path.parent if path.name == CHECKPOINT_FILE else path).resolve().name

@@ -177,6 +177,11 @@ def test_names_of_nothing(project: Project, text: str, said: str) -> None:
         resolve_model(text, project)
 
 
+def test_a_description_stands_for_its_folder(project: Project) -> None:
+    folder = resolve_model("own/good", project)
+    assert resolve_model(str(folder / "network.json"), project) == folder
+
+
 def test_damage_is_one_line(project: Project, tmp_path: Path) -> None:
     folder = resolve_model("own/good", project)
     for name in ("network.json", "network.pt"):
