@@ -155,7 +155,7 @@ def write_dataset(
                 added = {key: added}
             expected = merge(expected, added)
         try:
-            with writing(path) as file:
+            with writing(path.resolve()) as file:  # a link stays one
                 file.write(after.encode())
                 file.flush()
                 os.fchmod(file.fileno(), path.stat().st_mode)

@@ -93,6 +93,15 @@ def test_blocks_are_put_in_and_every_other_byte_stays(project: Project, tmp_path
     assert list(load_params(project.params_file).comparison.datasets) == ["synthetic", "fashion-mnist", "birds", "more"]
 
 
+def test_a_file_that_is_a_link_stays_one(project: Project, tmp_path: Path) -> None:
+    """Several projects may share their parameters."""
+    shared = project.params_file.rename(tmp_path / "shared.yaml")
+    project.params_file.symlink_to(shared)
+    add_images(project, "birds", draw_classes(tmp_path / "my birds"))
+    assert project.params_file.is_symlink()
+    assert "birds" in load_params(shared).datasets
+
+
 @pytest.mark.parametrize(
     ("options", "initial", "num_variants"), [([], "untrained", 8), (["--backbone", "resnet18", "--weights", "resnet18.pth"], "frozen", 9)]
 )
