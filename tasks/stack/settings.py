@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -128,8 +129,8 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         "secrets": words,
         "s3": s3,
         "stack": folder,
-        "run": run,
-        "python": sys.executable,
+        "run": shlex.quote(str(run)),  # with the next only in commands, which are split like a shell's
+        "python": shlex.quote(sys.executable),
         "postgresql": _postgresql(file.versions["postgresql"]),
         "records": folder / (RECORDS if s3["is_stacks"] else f"{RECORDS}-{_short_digest(s3['address'])}"),
         "share": max(1, (os.cpu_count() or 1) // 2),

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,6 +38,16 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
     assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
+
+
+def test_paths_with_a_space_are_one_word_of_a_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "my projects" / "python"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))
+    services = load_stack(project).file.services.values()
+    commands = [shlex.split(command) for service in services for command in (service.command, *service.setup) if "python" in command]
+    assert len(commands) > 8
+    assert {command[0] for command in commands} == {sys.executable}
+    assert f"--temp-dir={run_folder(project.state)}/ray" in [word for command in commands for word in command]
 
 
 def test_a_folder_that_another_user_has_made_is_refused(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
