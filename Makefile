@@ -60,8 +60,8 @@ ui: .venv/.done ## open the MLflow UI on the local results
 stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this machine; `dml stack down` ends them
 	@dml stack up
 
-clean: ## remove the environment, prepared data, all results and the built site
-	rm -rf .venv data state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the environment, packed data, all results and the built site; raw data stay
+	rm -rf .venv data/packed state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 COMPILE := uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	--no-emit-package dml-core --python-version 3.11 --quiet

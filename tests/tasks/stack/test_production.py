@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,21 @@ def test_no_pod_runs_as_root_or_may_become_it() -> None:
         for own in template["spec"]["containers"]:
             assert own["securityContext"]["allowPrivilegeEscalation"] is False
             assert own["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", [".env", "infra/.env"])
+def test_the_file_with_the_passwords_stays_out_of_git_and_of_the_image(name: str) -> None:
+    assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", name], cwd=ROOT, check=False).returncode == 0
+    assert (ROOT / "infra/Dockerfile.dockerignore").read_text().splitlines()[-1] == "**/.env", "the last line that fits decides"
+
+
+def test_make_clean_leaves_the_raw_data(tmp_path: Path) -> None:
+    """Copies of papers' datasets take hours to download again."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in ("data/raw/cub200", "data/packed/cub200", "state"):
+        (tmp_path / folder).mkdir(parents=True)
+    subprocess.run(["make", "--silent", "clean"], cwd=tmp_path, check=True, capture_output=True)
+    assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "data", "raw", "cub200"}
 
 
 def test_what_loads_the_automations_has_the_address_that_they_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
