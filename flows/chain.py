@@ -45,6 +45,7 @@ from tasks.runs.records import (
     ScoreRecord,
     StepRecord,
     describe_folder,
+    hash_of_files,
     read_scores,
 )
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
@@ -81,7 +82,7 @@ class Chain:
         self.must_train = planned.train.record is None and planned.train.of.identity not in services.submitted
         self.network_key = f"train/{planned.train.of.identity}"
         self._older_code, published_id = planned.older_code, planned.published_id
-        must_publish = services.must_publish(spec, published_id) or bool(self._older_code)
+        must_publish = services.must_publish(spec, planned.is_in) or bool(self._older_code)
         checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services, anew=self._force)
         embeddings = self._submit(embed, planned.embed, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, planned.evaluate, spec, dataset, checkpoint, embeddings, services)
@@ -315,9 +316,9 @@ def embed(
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
         note_rate(services.project.state, "embed", spec, dataset, facts)
-        return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts)
+        return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts, inputs=hash_of_files([checkpoint]))
 
-    return lock.run_once(work, partial(_worker_turn, is_to_embed=True))
+    return lock.run_once(work, partial(_worker_turn, is_to_embed=True), [checkpoint])
 
 
 @task(**_STEP_OPTIONS)
@@ -359,9 +360,10 @@ def evaluate(
                         drawing.draw(folder)
             store.push(key)
             files, facts = describe_folder(folder), facts | services.meter.facts(meter)
-        return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts)
+        inputs = hash_of_files([checkpoint, embeddings])
+        return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts, inputs=inputs)
 
-    return lock.run_once(work, lambda services: services.scorings)
+    return lock.run_once(work, lambda services: services.scorings, [checkpoint, embeddings])
 
 
 @task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +18,8 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
-from tasks.tracking.child_run import PublishedRun
-from tasks.tracking.published import current_runs
+from tasks.storage import Store
+from tasks.tracking.published import CurrentRuns, current_runs
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
@@ -57,18 +58,23 @@ class Services(Backends):
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self.is_announced = False  # whether the start of Ray was announced
-        self._published: dict[str, dict[tuple[str, str], PublishedRun]] = {}
+        self._published: dict[str, CurrentRuns] = {}
         self._smoke_tables: set[str | None] = set()
 
-    def must_publish(self, spec: RunSpec, identity: str) -> bool:
-        """Return whether a run is not complete and current in MLflow; of a table's smoke runs only the first is published."""
+    def must_publish(self, spec: RunSpec, is_in: Callable[[CurrentRuns, Store], bool]) -> bool:
+        """Return whether a run has to be published; of a table's smoke runs only the first is.
+
+        Args:
+            spec: the run.
+            is_in: returns whether the run is complete and current among published ones (`PlannedRun.is_in`).
+        """
         if spec.is_smoke:
             is_first = spec.table not in self._smoke_tables
             self._smoke_tables.add(spec.table)
             return is_first
         if spec.comparison not in self._published:
             self._published[spec.comparison] = current_runs(self.project.tracking_uri, spec.dataset, spec.comparison)
-        return (identity, spec.label) not in self._published[spec.comparison]
+        return not is_in(self._published[spec.comparison], self.store)
 
     def begin(self, spec: RunSpec, doing: str) -> None:
         """Announce a run's step; every step calls it first.

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,11 @@ from typing import Any
 from tasks.environment import finished_records
 from tasks.runs.finished import Code, finished_identities, read_finished, record_provenance
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, published_identity, train_step
-from tasks.runs.records import DatasetRecord, StepRecord
+from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, hash_of_files, read_scores
 from tasks.runs.specs import RunSpec
 from tasks.sealed import or_set_aside
 from tasks.storage import Store
+from tasks.tracking.published import CurrentRuns
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class PlannedRun:
         """The identity under which the run is published to MLflow."""
         return published_identity(self.spec, self.evaluate.of.identity)
 
+    def is_in(self, published: CurrentRuns, store: Store) -> bool:
+        """Return whether the run is finished, and is one of its comparison's published runs with the same scores."""
+        run, scores = published.get((self.published_id, self.spec.label)), self.evaluate.record
+        if run is None or self.records is None or not isinstance(scores, ScoreRecord):
+            return False
+        return run.has_scores(read_scores(scores, store.pull(scores.key)).metrics)
+
 
 def plan_run(
     spec: RunSpec,
@@ -79,37 +87,45 @@ def plan_run(
         NewerFormatError: a newer version of the program wrote a record.
     """
 
-    def plan(name: str, of: StepIdentity) -> PlannedStep:
+    def plan(name: str, of: StepIdentity, *read: PlannedStep) -> PlannedStep:
         if force:
             return PlannedStep(of)
         if of.identity in known:
             record = known[of.identity]
             return PlannedStep(of, record if isinstance(record, StepRecord) else None)
-        record = finished_record(name, of.identity, store, spec.title)
+        inputs = [step.record for step in read if step.record is not None]
+        if len(inputs) < len(read):
+            finished_record(name, of.identity, store, spec.title)  # warns of damage
+            return PlannedStep(of)  # whether it is finished depends on what its inputs become: `StepLock` decides
+        record = finished_record(name, of.identity, store, spec.title, inputs)
         if record is not None:
             record_provenance(state, of)
             return PlannedStep(of, record)
         older = finished_identities(state, of) if code == "keep" else {}
         for identity, files in older.items():
-            if identity != of.identity and (record := finished_record(name, identity, store, spec.title)) is not None:
+            if identity != of.identity and (record := finished_record(name, identity, store, spec.title, inputs)) is not None:
                 return PlannedStep(replace(of, identity=identity), record, files)
         return PlannedStep(of)
 
     trained = plan("train", train_step(spec, dataset))
-    embedded = plan("embed", embed_step(spec, trained.of.identity))
-    return PlannedRun(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity)))
+    embedded = plan("embed", embed_step(spec, trained.of.identity), trained)
+    return PlannedRun(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded))
 
 
-def finished_record(step: str, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
+def finished_record(
+    step: str, identity: str, store: Store, title: str, inputs: Sequence[StepRecord] = (), warn: bool = True
+) -> StepRecord | None:
     """Return a step's stored record of this identity if every file is as recorded, or None, with a warning about damage.
 
-    A damaged record is renamed, so that the rerun step does not overwrite it. The folder of a finished step gets the current time.
+    Records from before `inputs` was kept are accepted with any. A damaged record is renamed, so that the rerun step does not overwrite it.
+    The folder of a finished step gets the current time.
 
     Args:
         step: train, embed or evaluate.
         identity: identity of the step.
         store: store of its files.
         title: title of the run for the warning.
+        inputs: records of the steps that it reads: it must have been made from their files. Without them, from any.
         warn: log the warning.
 
     Raises:
@@ -119,6 +135,10 @@ def finished_record(step: str, identity: str, store: Store, title: str, warn: bo
     read = partial(read_finished, records, step, identity)
     record = or_set_aside(records / identity, read, f"; {step} of {title} runs again")
     if record is None:
+        return None
+    if inputs and record.inputs not in (None, hash_of_files(inputs)):
+        if warn:
+            logger.warning("%s: the files that %s read were made again with other content; it runs again", title, step)
         return None
     changed = store.changed_files(record)
     if changed and warn:

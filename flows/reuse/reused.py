@@ -17,8 +17,7 @@ from tasks.data import unchanged_dataset
 from tasks.environment import Project, prefect_server
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec
-from tasks.tracking.child_run import PublishedRun
-from tasks.tracking.published import current_runs
+from tasks.tracking.published import CurrentRuns, current_runs
 
 
 def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) -> list[Report] | None:
@@ -57,7 +56,7 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
     """Return the outcomes of runs, or None at the first that is not finished and published, or whose dataset may have changed."""
     project, store = backends.project, backends.store
     datasets: dict[str, DatasetRecord] = {}
-    published: dict[str, dict[tuple[str, str], PublishedRun]] = {}
+    published: dict[str, CurrentRuns] = {}
     known: dict[str, Any] = {}
     outcomes = []
     for spec in runs:
@@ -70,7 +69,7 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
             published[spec.comparison] = current_runs(project.tracking_uri, spec.dataset, spec.comparison)
         dataset = datasets[spec.dataset]
         planned = plan_run(spec, dataset, project.state, store, known=known)
-        if planned.records is None or (planned.published_id, spec.label) not in published[spec.comparison]:
+        if planned.records is None or not planned.is_in(published[spec.comparison], store):
             return None
         known |= {step.of.identity: step.record for step in (planned.train, planned.embed, planned.evaluate)}
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)

@@ -6,7 +6,7 @@ write the same files.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -46,7 +46,12 @@ class StepLock:
         self._has_said = False
         self.taken_over = False
 
-    def run_once(self, work: Callable[[Held], AnyRecord], turn: Callable[[Services], AbstractContextManager[Held]]) -> AnyRecord:
+    def run_once(
+        self,
+        work: Callable[[Held], AnyRecord],
+        turn: Callable[[Services], AbstractContextManager[Held]],
+        inputs: Sequence[StepRecord] = (),
+    ) -> AnyRecord:
         """Return the record of `work`, or that of another process which did the same meanwhile.
 
         The lock is still held on return: `release` it when the record is stored.
@@ -54,6 +59,7 @@ class StepLock:
         Args:
             work: the step; called with what `turn` yields, while the lock is held too.
             turn: the step's share of the machine; not held while waiting for another process.
+            inputs: records of the steps that `work` reads; a record made from other files is not accepted.
 
         Raises:
             TrainingError: the flow is stopping.
@@ -61,18 +67,18 @@ class StepLock:
         while True:
             with turn(self._services) as held:
                 if self._lock.acquire(wait=False):
-                    return self._do(partial(work, held))
+                    return self._do(partial(work, held), inputs)
             self._wait()
 
     def release(self, *_: object) -> None:
         """Release the lock."""
         self._lock.release()
 
-    def _do(self, work: Callable[[], AnyRecord]) -> AnyRecord:
+    def _do(self, work: Callable[[], AnyRecord], inputs: Sequence[StepRecord]) -> AnyRecord:
         try:
             finished: Any = None
             if not self._anew:  # damage was reported when the step was submitted
-                finished = finished_record(self._step.name, self._of.identity, self._services.store, self._title, warn=False)
+                finished = finished_record(self._step.name, self._of.identity, self._services.store, self._title, inputs, warn=False)
             self.taken_over = finished is not None
             record = work() if finished is None else finished
             record_provenance(self._services.project.state, self._of)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class StepRecord(Record):
 
     Attributes:
         facts: useful values that are no result: device, workers, seconds.
+        inputs: `hash_of_files` of the steps that it read: trained again, a network may have other bits under the same identity. None for
+            training, and in records from before it was kept.
     """
 
     step: str
@@ -52,6 +55,7 @@ class StepRecord(Record):
     key: str
     files: tuple[FileRecord, ...]
     facts: dict[str, Any] = {}
+    inputs: str | None = None
 
 
 class CheckpointRecord(StepRecord):
@@ -135,6 +139,12 @@ def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
             f"{folder}: the step left no file here; check that all processes of the run reach this folder, and rerun the command"
         )
     return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in files)
+
+
+def hash_of_files(records: Iterable[StepRecord]) -> str:
+    """Return a hash of the names and contents of the files of some steps."""
+    files = [(file.name, file.sha256) for record in records for file in record.files]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 class RunReport(Record):

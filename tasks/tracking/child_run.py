@@ -22,7 +22,7 @@ import shlex
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,12 @@ class PublishedRun:
     def seed(self) -> int:
         """Seed of the run."""
         return int(self.tags[SEED_TAG])
+
+    def has_scores(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether no score differs from the run's in MLflow; names that only one of them has do not count."""
+        main, detail = score_metrics(metrics)
+        scores = {name: value for name, value in (main | detail).items() if name in self.metrics and math.isfinite(value)}
+        return all(math.isclose(value, self.metrics[name]) for name, value in scores.items())
 
     def facts(self, dataset: str) -> Facts:
         """Return the facts that decide which other runs on the dataset it may be averaged and compared with."""
@@ -239,7 +245,7 @@ def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, 
         yield f"epoch/{name}", sum(values) / len(values), epoch
 
 
-def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+def score_metrics(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
     """Return final scores by their MLflow names: (those that compare losses, those that explain).
 
     The latter have the prefix `detail/`, so that lists by name begin with the former and charts have a section for each.

@@ -29,6 +29,7 @@ from tasks.tracking.child_run import (
 from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, runs_in, tag_filter
 from tasks.tracking.queries import available_way, query_database, query_server
 
+CurrentRuns = dict[tuple[str, str], PublishedRun]  # by identity and variant
 DATABASE_RUNS = """
     SELECT runs.run_uuid FROM runs JOIN experiments USING (experiment_id)
     JOIN tags part ON part.run_uuid = runs.run_uuid AND part.key = ? AND part.value = ?
@@ -61,7 +62,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     return in_order(runs)
 
 
-def current_runs(uri: str, dataset: str, comparison: str) -> dict[tuple[str, str], PublishedRun]:
+def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:
     """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code.
 
     Empty if MLflow is unavailable.

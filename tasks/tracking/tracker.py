@@ -1,8 +1,9 @@
 """Publishing to MLflow: one experiment per dataset, one parent run per comparison, one child per run.
 
 Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found in its dataset's experiment by comparison,
-variant and identity, and only what is missing is added. A superseded run is deleted in MLflow's sense: hidden, and restored when
-its settings are used again. A report that cannot be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
+variant and identity, and only what is missing is added. A run that ran again with other scores is a new one. A superseded run is deleted in
+MLflow's sense: hidden, and restored when its settings are used again. A report that cannot be delivered is kept in the outbox,
+`state/outbox/`, and delivered by `dml sync`.
 
 Locks are shared by all threads and processes with the same state folder. `mlflow.lock` is held while an experiment or a run is searched or
 created, so that others find what one creates. `mlflow.locks/` has one for each record of the outbox, held during its delivery: one for each
@@ -13,7 +14,7 @@ one writer at a time: each call holds `mlflow.locks/database`, and so does the l
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
@@ -42,6 +43,7 @@ from tasks.tracking.child_run import (
     PUBLISHED_TAG,
     SEED_TAG,
     VARIANT_TAG,
+    PublishedRun,
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
@@ -176,7 +178,13 @@ class Tracker:
     def _complete_run(self, report: RunReport) -> str:
         with alone(self._lock):
             run = self._find_or_create_run(
-                report.comparison, report.identity, report.dataset.name, report.variant, report.seed, report.parameters
+                report.comparison,
+                report.identity,
+                report.dataset.name,
+                report.variant,
+                report.seed,
+                report.parameters,
+                report.scores.metrics,
             )
         run_id = str(run.info.run_id)
         if run.data.tags.get(PUBLISHED_TAG) != "true":
@@ -273,14 +281,24 @@ class Tracker:
 
     # ------------------------------------------------------------ finding and creating
 
-    def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> Run:
+    def _find_or_create_run(
+        self,
+        comparison: str,
+        identity: str,
+        dataset: str,
+        variant: str,
+        seed: int,
+        settings: dict[str, Any],
+        scores: Mapping[str, float] = {},
+    ) -> Run:
         """Return the run with this identity as found or created: restored if superseded, running again if killed, created if missing.
 
-        If MLflow died between a run's creation and its parameters, they are added now.
+        A run with other scores is not it: the same steps ran again, with `--force` or after damage, and have another result. If MLflow died
+        between a run's creation and its parameters, they are added now.
         """
         parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
         experiment = self._experiment(dataset)
-        run: Run | None = self._find(experiment, {IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant})
+        run: Run | None = self._find(experiment, {IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant}, scores)
         if run is None:
             parent = self._find_or_create_parent(comparison, experiment)
             tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
@@ -303,9 +321,13 @@ class Tracker:
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
-    def _find(self, experiment: str, tags: dict[str, str]) -> Any:
-        """Return the experiment's newest run with these tags, or None. If all are deleted, by a user or as superseded, it is restored."""
-        runs = runs_in(self._client, [experiment], tags, run_view_type=ViewType.ALL)
+    def _find(self, experiment: str, tags: dict[str, str], scores: Mapping[str, float] = {}) -> Any:
+        """Return the experiment's newest run with these tags and no other scores, or None.
+
+        If all are deleted, by a user or as superseded, it is restored.
+        """
+        tagged = runs_in(self._client, [experiment], tags, run_view_type=ViewType.ALL)
+        runs = [run for run in tagged if PublishedRun.of_mlflow(run).has_scores(scores)]
         run = min(runs, key=lambda run: run.info.lifecycle_stage == LifecycleStage.DELETED, default=None)
         if run is not None and run.info.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_run(run.info.run_id)

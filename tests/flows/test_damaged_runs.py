@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
+from flows.reuse.planned import PlannedRun, plan_run
 from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
@@ -38,8 +40,11 @@ from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing, figures
 from tasks.scores.earlier_figures import EarlierFigures
+from tasks.sealed import seal, unseal
 from tasks.start_times import StartTimes
 from tasks.storage import Store
+from tasks.tracking.child_run import PublishedRun
+from tasks.tracking.published import CurrentRuns
 from tasks.workers import pool, work
 from tasks.workers.group import Spent, WorkerGroup
 from tasks.workers.jobs import Job
@@ -67,13 +72,14 @@ def each(now: Sequence[str], *later: str) -> list[Any]:
 
 
 class InProcess:
-    """A worker group in this process, which can be stopped after an epoch."""
+    """A worker group in this process, which can be stopped after an epoch, or train to other bits, as a GPU may: with another `seed`."""
 
     def __init__(self, num_groups: int = 1) -> None:
         self._free = threading.BoundedSemaphore(num_groups)
         self.notes: list[str] = []
         self.num_epochs = 0
         self.stop_after: int | None = None
+        self.seed: int | None = None
 
     @contextmanager
     def turn(self, is_to_embed: bool) -> Iterator["InProcess"]:
@@ -88,6 +94,8 @@ class InProcess:
             if message.epoch_ended and message.epoch == self.stop_after:
                 raise DmlError("stopped")
 
+        if job.step == "train" and self.seed is not None:
+            job = replace(job, spec=job.spec.model_copy(update={"seed": self.seed}))
         work.WORK[job.step](job, CPU, tell, 0)
         return {"device": "cpu", "num_workers": 1, "seconds": 0.0}
 
@@ -257,6 +265,57 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
     assert place.workers.num_epochs == 2 + 1 + 1  # forced; forced and stopped; its remaining epoch
     assert place.files() == undisturbed.files()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_a_network_trained_to_other_bits_gives_is_made_again(place: Place, undisturbed: Place, is_stopped: bool) -> None:
+    """In one flow, or in the next one after a forced run was stopped when it had trained."""
+    place.workers.seed = 1
+    if is_stopped:
+        embed = work.WORK["embed"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(work.WORK, "embed", lambda *_: (_ for _ in ()).throw(DmlError("stopped")))
+            assert str(place.run(force=True)) == "stopped"
+        assert work.WORK["embed"] is embed
+        shutil.copytree(undisturbed.state / "store/embed", place.state / "store/embed", dirs_exist_ok=True)  # as if stopped before it
+    else:
+        flip(place.state / "store/train" / place.train_id / "checkpoint.pt")
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == {"train": not is_stopped, "embed": True, "evaluate": True}
+    assert outcome.scores.metrics != json.loads(next((undisturbed.state / "store/evaluate").rglob("metrics.json")).read_bytes())
+    again = place.run()
+    assert isinstance(again, Outcome)
+    assert again.ran == dict.fromkeys(STEPS, False)
+
+
+def test_records_from_before_their_inputs_were_kept_are_reused(place: Place) -> None:
+    for name in ("embed", "evaluate"):
+        (identity,) = (path.name for path in (place.state / "store" / name).iterdir())
+        path = place.state / "kept" / identity
+        outer = json.loads(path.read_text())
+        result = json.loads(unseal(outer["result"]))
+        assert result["data"].pop("inputs")
+        path.write_text(json.dumps(outer | {"result": seal(json.dumps(result))}))
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, False)
+
+
+def test_a_run_is_published_again_if_a_step_runs_or_its_scores_are_others(place: Place) -> None:
+    def planned() -> PlannedRun:
+        with records_in(place.state / "kept"):
+            return plan_run(SPEC, place.dataset, place.state, place.store)
+
+    def published(recall: float, variant: str = SPEC.label) -> CurrentRuns:
+        return {(place.evaluate_id, variant): PublishedRun("its id", {"recall_at_1": recall, "epoch/loss": 1.0})}
+
+    recall = json.loads(next((place.state / "store/evaluate").rglob("metrics.json")).read_bytes())["recall@1"]
+    assert planned().is_in(published(recall), place.store)
+    assert not planned().is_in(published(recall + 0.01), place.store)
+    assert not planned().is_in(published(recall, "of equal settings"), place.store)
+    flip(place.state / "store/train" / place.train_id / "checkpoint.pt")
+    assert not planned().is_in(published(recall), place.store)
 
 
 @pytest.fixture

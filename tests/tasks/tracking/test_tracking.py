@@ -477,6 +477,19 @@ def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, 
     assert points(tracker, run_id) == recorded
 
 
+def test_a_run_that_ran_again_with_other_scores_replaces_the_one_of_before(tracker: Tracker, report: RunReport) -> None:
+    """With `--force`, on a GPU or after a change of the environment, the same steps give other scores."""
+    before, after = (other(tracker, report, report.identity, report.variant, 0, recall) for recall in (0.25, 0.5))
+    first, second = tracker.publish(before), tracker.publish(after)
+    assert first != second
+    (run,) = published_runs(tracker.uri, "d", COMPARISON)
+    assert (run.run_id, run.metrics["recall_at_1"]) == (second, 0.5)
+    assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]
+    assert tracker.publish(after) == second
+    assert tracker.publish(before) == first, "it comes back"
+    assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [first]
+
+
 def test_variants_and_datasets_that_share_an_identity_are_all_there(tracker: Tracker, report: RunReport) -> None:
     """The identity is of settings and data: it does not have the variant's name, nor the dataset's."""
     renamed = {"dataset": report.dataset.model_copy(update={"name": "e"}), "comparison": "comparison on e"}
