@@ -109,7 +109,8 @@ class _Verifier:
         if not names:
             raise ConfigError("nothing is accepted yet; verify the finished runs of a dataset or table: dml verify NAME")
         params = load_params(project.params_file)
-        present = names if request.names or receipt else [name for name in names if name in names_today(params)]
+        today = names_today(params)
+        present = names if request.names or receipt else [name for name in names if name in today]
         self.params = _with_resources(params, present)
         if request.deterministic:
             scale = self.params.scale.model_copy(update={"deterministic": True})
