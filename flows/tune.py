@@ -25,9 +25,9 @@ from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services
 from tasks.checks import bring_weights, check_devices
-from tasks.environment import open_project
+from tasks.environment import Project, open_project
 from tasks.locks import alone
-from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
+from tasks.runs.identity import step_identities
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import TunedFile, write_tuned
@@ -103,13 +103,21 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     name = search.identity(dataset)
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
     scores = Scores(search, dataset, services)
-    with alone(project.state / "tuning" / "locks" / name):  # a second shell waits, and then finds every score finished
+    with alone(lock_of(search, project)):
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
     file = tuned_file(search, name, dataset, result, services.tags)
     tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)
     return tuned
+
+
+def lock_of(search: Search, project: Project) -> Path:
+    """Return the file of the lock that a search holds: a second shell waits, and then reuses the finished scores.
+
+    It is one for all searches of a row on a dataset: they share runs, and each clears the networks of those that it has scored.
+    """
+    return project.state / "tuning" / "locks" / f"{search.table}-{search.row}@{search.dataset}".replace("/", "-")
 
 
 class Scores:
@@ -136,7 +144,7 @@ class Scores:
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
         results = {name: known[name] if name not in chains else self._wait(chains[name]) for name in known}
-        for spec in missing:
+        for spec in [spec for row in specs for spec in row]:  # an interrupted search left networks of finished runs
             self._clear(spec)
         scored = [_scored(trial, [results[spec.variant] for spec in row]) for trial, row in zip(trials, specs, strict=True)]
         for trial in scored:
@@ -144,9 +152,9 @@ class Scores:
         return scored
 
     def _finished(self, spec: RunSpec) -> float | None:
-        """Return a finished run's score, or None. Its network and embeddings are already deleted."""
+        """Return a finished run's score, or None. Its network and embeddings may be already deleted."""
         store = self._services.store
-        record = finished_record("evaluate", evaluate_identity(spec, self._dataset), store, spec.title)
+        record = finished_record("evaluate", step_identities(spec, self._dataset)["evaluate"], store, spec.title)
         if not isinstance(record, ScoreRecord):
             return None
         return read_scores(record, store.pull(record.key)).metrics[self._search.metric]
@@ -164,8 +172,8 @@ class Scores:
 
     def _clear(self, spec: RunSpec) -> None:
         """Remove the network and the embeddings of a finished run from the store; its curves and scores stay."""
-        store = self._services.store
-        keys = {f"train/{train_identity(spec, self._dataset)}": (HISTORY_FILE,), f"embed/{embed_identity(spec, self._dataset)}": ()}
+        store, identities = self._services.store, step_identities(spec, self._dataset)
+        keys = {f"train/{identities['train']}": (HISTORY_FILE,), f"embed/{identities['embed']}": ()}
         for key, files in keys.items():
             if store.is_remote or store.folder(key).is_dir():
                 store.clear(key, keep=files)

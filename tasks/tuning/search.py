@@ -21,7 +21,7 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, loss_learns, prepared_folder
 from tasks.environment import Project
-from tasks.runs.identity import evaluate_identity, source_digest
+from tasks.runs.identity import source_digest, step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.specs import RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
@@ -120,7 +120,7 @@ class Search:
 
     def identity(self, dataset: DatasetRecord) -> str:
         """Return a hash of everything that determines the search's result on these training rows, except the number of trials."""
-        runs = [evaluate_identity(self.spec(0, self.own, pair), dataset) for pair in range(self.folds)]
+        runs = [step_identities(self.spec(0, self.own, pair), dataset)["evaluate"] for pair in range(self.folds)]
         space = {path: search.model_dump(mode="json") for path, search in self.space.items()}
         parts = [self.table, self.row, self.training.model_dump(mode="json"), space, self.metric, runs, METHOD, source_digest(ENGINE)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -308,7 +308,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
     write_private(state / STACK_ENV, stack_text({"DML_STORE": str(state / "store"), "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"}))
     for path in (state / "logs/dml-flow.log", state / "stack/mlflow/log"):
         write_whole(path, "said\n")
-    for lock in ("mlflow.lock", "mlflow.locks/database", "tuning/locks/0123"):
+    for lock in ("mlflow.lock", "mlflow.locks/database", "tuning/locks/softtriple-table1-softtriple@d"):
         with alone(state / lock):
             pass
     add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), (), "commit")

@@ -1,0 +1,52 @@
+"""What a search shares with others and what it leaves in the store, without training."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.history import HISTORY_FILE
+from flows.tune import Scores, lock_of
+from tasks.environment import Project
+from tasks.runs.identity import step_identities
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec, load_params
+from tasks.storage import Store
+from tasks.tuning.proposals import Trial
+from tasks.tuning.search import plan_searches
+from tests.conftest import ROOT, small_training
+
+DATASET = DatasetRecord(name="d", folder="/packed", digest="0123", counts={}, source="synthetic")
+
+
+def test_networks_of_runs_that_an_interrupted_search_had_scored_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
+    identities = step_identities(spec, DATASET)
+    store = Store(str(tmp_path), tmp_path / "cache")
+    trained, embedded = (store.folder(f"{step}/{identities[step]}") for step in ("train", "embed"))
+    for path in (trained / "checkpoint.pt", trained / HISTORY_FILE, embedded / "manifest.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    search: Any = SimpleNamespace(spec=lambda number, params, pair: spec, metric="recall@1", own={})
+    services: Any = SimpleNamespace(store=store, scale=None, force=False, display=SimpleNamespace(say=lambda line: None))
+    monkeypatch.setattr(Scores, "_finished", lambda self, spec: 0.5)
+    (trial,) = Scores(search, DATASET, services).add([Trial(0, {})], range(1))
+    assert trial.scores == (0.5,)
+    assert [path.name for path in (*trained.iterdir(), *embedded.iterdir())] == [HISTORY_FILE]
+
+
+def test_searches_of_one_row_and_dataset_that_differ_in_the_metric_wait_for_each_other(tmp_path: Path) -> None:
+    """They share trainings, whose networks each deletes."""
+    project = Project(ROOT, tmp_path, "", "")
+    params = load_params(ROOT / "params.yaml")
+    recall, precision = (
+        plan_searches(params, "project/standing/softtriple", ["synthetic"], 4, 0, metric)[0] for metric in ("recall@1", "map@r")
+    )
+    runs = [step_identities(search.spec(0, search.own, 0), DATASET)["train"] for search in (recall, precision)]
+    assert runs[0] == runs[1]
+    assert lock_of(recall, project) == lock_of(precision, project)
+    others = [replace(recall, dataset="glyphs"), replace(recall, row="softmax"), replace(recall, table="softtriple/table1")]
+    assert len({lock_of(search, project) for search in (recall, *others)}) == 4
