@@ -15,7 +15,7 @@ from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
 from tasks.runs.finished import finished_scores, parse_run_name, run_identities
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
+from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title, runnable_runs
 from tasks.scores.figures import Side
 from tasks.storage import Store, open_store
 
@@ -94,7 +94,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named} names a seed, and so does --seed; give one of them")
     dataset, is_run, requested = name.dataset, name.variant is not None, seed if name.seed is None else name.seed
     seeds = sorted({*params.comparison.seeds, *([] if requested is None else [requested])})
-    specs = comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
+    runnable = [] if is_run else runnable_runs(params, dataset, seeds, overrides)
+    specs = runnable or comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
     record = read_dataset(project, dataset)
     store = open_store(project)
     runs = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}

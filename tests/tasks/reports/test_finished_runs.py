@@ -13,7 +13,7 @@ from tasks.reports.finished_runs import NotRunError, choose, open_sides
 from tasks.runs import identity
 from tasks.runs.best import VALIDATION
 from tasks.runs.finished import record_provenance
-from tasks.runs.identity import embed_identity, evaluate_identity
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tests.tasks.reports.made_up_runs import SEEDS, TRIPLET, make_project
 
@@ -35,7 +35,9 @@ def spec_of(made: Made, variant: str = "softmax", seed: int = 0) -> RunSpec:
 def folders(made: Made, spec: RunSpec) -> tuple[Path, Path]:
     """Return the folders of a run's embeddings and scores."""
     record = read_dataset(made[0], "photos")
-    return Path(made[0].store) / "embed" / embed_identity(spec, record), Path(made[0].store) / "evaluate" / evaluate_identity(spec, record)
+    return Path(made[0].store) / "embed" / step_identities(spec, record)["embed"], Path(made[0].store) / "evaluate" / step_identities(
+        spec, record
+    )["evaluate"]
 
 
 def test_a_name_is_a_run_or_a_comparison(made: Made) -> None:
@@ -82,6 +84,14 @@ def test_a_variant_without_the_run_is_named_as_missing(own: Made) -> None:
     assert chosen.missing == ("softmax",)
     assert [run.spec.variant for run in chosen.shown] == ["proxy_nca", TRIPLET]
     assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", TRIPLET}
+
+
+def test_a_variant_that_is_not_tuned_yet_hides_no_finished_run(made: Made) -> None:
+    variants = made[1].comparison.variants | {"mine": {"loss": {"name": "softmax"}, "tuned": True}}
+    params = made[1].model_copy(update={"comparison": made[1].comparison.model_copy(update={"variants": variants})})
+    assert [run.spec.variant for run in choose(made[0], params, "photos").shown] == ["softmax", "proxy_nca", TRIPLET]
+    with pytest.raises(ConfigError, match="project/standing/mine is not tuned on photos"):
+        choose(made[0], params, "photos/mine")
 
 
 def test_runs_made_by_older_code_are_found_and_marked(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
