@@ -87,7 +87,7 @@ def check_new_name(name: str, params: Params) -> None:
     """
     try:
         check_name(name)
-        is_text = read_value(name, name) == name  # `on` and `1e5` are not text in YAML
+        is_text = read_value(name, name) == yaml.safe_load(name) == name  # `1e5` is a number in YAML 1.2, and `3_000` in 1.1 and for DVC
     except ValueError:
         is_text = False
     if not is_text:
