@@ -104,7 +104,7 @@ def _store(address: str) -> str:
     if address.startswith("s3://"):
         return address
     if re.match(r"[\w+.-]+:/", address):
-        raise ConfigError(f"DML_STORE: '{shown(address)}' is neither a folder nor s3://bucket/prefix; set it to one of them")
+        raise ConfigError(f"DML_STORE: '{without_secrets(address)}' is neither a folder nor s3://bucket/prefix; set it to one of them")
     return str(_folder(address))
 
 
