@@ -1,4 +1,7 @@
-"""Configuration of one training run: everything here changes its result, and nothing else does."""
+"""Configuration of one training run: everything that its result depends on besides the dataset and the seed.
+
+`checkpoint_every_epochs`, and `keep_every_epochs` of a run that keeps no epochs, do not change the result.
+"""
 
 from typing import Any, Literal
 

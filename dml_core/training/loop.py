@@ -7,6 +7,7 @@ Sections: the run and its parts, the epoch, history and checkpoints, the epochs 
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -155,7 +156,7 @@ def fit(
     device: torch.device,
     num_loader_workers: int = 0,
     report: Report = lambda progress: None,
-    identity: str = "",
+    identity: str | None = None,
     validate: Validate | None = None,
     score_test: Validate | None = None,
     score_curve: Validate | None = None,
@@ -174,7 +175,8 @@ def fit(
         device: this worker's device.
         num_loader_workers: processes that load images for this worker during the run; 0 loads in this process.
         report: called on rank 0, about twice a second and at every epoch's end.
-        identity: identity of the run; a checkpoint with another identity is not resumed.
+        identity: identity of the run; a checkpoint with another identity is not resumed. None derives it from the configuration, the seed,
+            and the dataset's class names and labels.
         validate: called on every worker with the model after each epoch; its result is added to the epoch's metrics and its last step's row
             of the history. It must not change the model or the random streams.
         score_test: the same on the test classes, after epochs that `config.keep_epochs` checks. It selects only the oracle.
@@ -195,6 +197,7 @@ def fit(
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_decoder(config.transform, device)
+    identity = _derived_identity(config, dataset, seed) if identity is None else identity
     arithmetic = without_tf32() if config.precision == "float32" else contextlib.nullcontext()
     with arithmetic, contextlib.closing(Loader(dataset, num_loader_workers, device)) as loader:
         system = build_system(config, len(dataset.class_names), seed, device)
@@ -215,6 +218,13 @@ def fit(
         start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
         del checkpoint
         return _train(run, start, under_way)
+
+
+def _derived_identity(config: TrainingConfig, dataset: PackedDataset, seed: int) -> str:
+    """Return a hash of all that the result depends on but the images' pixels, which would take long to read."""
+    settings = config.model_dump(mode="json", exclude={"checkpoint_every_epochs"})
+    parts = json.dumps([settings, seed, dataset.class_names, dataset.labels.tolist()])
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _check_fit(config: TrainingConfig, dataset: PackedDataset, system: TrainingSystem) -> None:
@@ -474,7 +484,7 @@ def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
 
 
 def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None:
-    """Write a checkpoint in the middle of an epoch if one is due after this step, and stop the run if requested.
+    """Write a checkpoint within an epoch, or at its last step, if one is due after this step, and stop the run if requested.
 
     Raises:
         InterruptedRunError: the run was stopped, with a checkpoint in place.
@@ -484,7 +494,8 @@ def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None
         run.writer.check()
     num_done = len(done.rows) + len(done.values)
     due, stop = run.watch.look(epoch * num_steps + num_done)
-    if stop or (due and num_done < num_steps):
+    is_next = num_done == num_steps and _is_due(run, epoch + 1, run.config.checkpoint_every_epochs)  # the epoch's end saves at once
+    if stop or (due and not is_next):
         run.failures.raise_together()
         _average_values(run, epoch, done)
         _save(run, epoch, done)

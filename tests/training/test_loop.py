@@ -53,6 +53,26 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     assert read_history(tmp_path / "resumed") == read_history(tmp_path / "undisturbed")
 
 
+def test_without_an_identity_another_run_s_checkpoint_is_not_resumed(packed: Path, tmp_path: Path) -> None:
+    """Another configuration, another seed, and another dataset's classes or labels."""
+    config, data = small_training("proxy_nca", num_epochs=2), PackedDataset(packed, "train")
+    fit(config, data, 0, tmp_path / "shared", CPU)
+    faster = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"learning_rate": 0.5})})
+    renamed, relabelled = PackedDataset(packed, "train"), PackedDataset(packed, "train")
+    renamed.class_names = [name.upper() for name in data.class_names]
+    relabelled.labels = data.labels[::-1].copy()
+    others = [(faster, data, 0), (config, data, 1), (config.model_copy(update={"num_epochs": 1}), data, 0)]
+    for number, (other, dataset, seed) in enumerate([*others, (config, renamed, 0), (config, relabelled, 0)]):
+        alone = fit(other, dataset, seed, tmp_path / f"alone {number}", CPU).state_dict()
+        notes: list[Progress] = []
+        shared = fit(other, dataset, seed, tmp_path / "shared", CPU, report=notes.append).state_dict()
+        assert same(alone, shared)
+        assert "the checkpoint is another run's" in str(notes[0].note)
+        assert (tmp_path / f"shared/.checkpoint.pt.damaged-{number + 1}").exists()
+    saving_less = config.model_copy(update={"checkpoint_every_epochs": 2})
+    fit(saving_less, relabelled, 0, tmp_path / "shared", CPU, report=lambda progress: pytest.fail("trained again"))
+
+
 def test_a_finished_run_is_not_trained_further(packed: Path, tmp_path: Path) -> None:
     finished = train(small_training(), packed, tmp_path)
     assert same(finished, train(small_training(), packed, tmp_path, report=lambda progress: pytest.fail("trained again")))

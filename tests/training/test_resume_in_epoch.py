@@ -126,6 +126,27 @@ def test_checkpoints_by_steps_are_there_and_change_nothing(packed: Path, tmp_pat
     assert left_by(tmp_path / "by steps") == left_by(tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize("every", [5, 1])
+def test_a_checkpoint_due_at_the_end_of_an_epoch_that_saves_none_is_written_and_resumed(packed: Path, tmp_path: Path, every: int) -> None:
+    """5 steps an epoch, whose ends save nothing before the third."""
+    config, data = small_training(checkpoint_every_epochs=3), PackedDataset(packed, "train")
+    train(config, packed, tmp_path / "undisturbed")
+    seen: list[tuple[int, int]] = []
+
+    def look_and_fail() -> None:
+        state = load_checkpoint(tmp_path / "killed")
+        assert state is not None
+        seen.append((state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
+        if seen[-1] == (1, 5):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fit(config, data, 0, tmp_path / "killed", CPU, identity="a run", saving=Saving(every_steps=every, saved=look_and_fail))
+    assert [step for step in seen if step[1] == 5] == [(0, 5), (1, 5)]
+    train(config, packed, tmp_path / "killed")
+    assert left_by(tmp_path / "killed") == left_by(tmp_path / "undisturbed")
+
+
 def test_checkpoints_by_time(packed: Path, tmp_path: Path) -> None:
     written: list[int] = []
     fit(

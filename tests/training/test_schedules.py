@@ -82,18 +82,19 @@ def test_a_warm_up_longer_than_the_run_leaves_no_cosine():
     assert factors == pytest.approx([0.0, 0.01, 0.02])
 
 
-def test_without_a_warm_up_the_cosine_after_it_is_the_plain_one():
-    assert by_epoch(9, kind="cosine", cosine_moves="epoch", cosine_after_warmup=True) == by_epoch(9, kind="cosine", cosine_moves="epoch")
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"kind": "step"}, "milestones go together"),
-        ({"kind": "cosine", "milestones": [3]}, "milestones go together"),
-        ({"kind": "every"}, "every_epochs go together"),
-        ({"warmup_epochs": 1.0, "warmup_steps": 5}, "exclude each other"),
-        ({"kind": "cosine", "cosine_after_warmup": True}, "moves by epoch"),
+        ({"kind": "step"}, "kind 'step' needs milestones$"),
+        ({"kind": "cosine", "milestones": [3]}, "kind is 'cosine', so milestones has no place: set it to null$"),
+        ({"kind": "step", "milestones": [0, 20]}, "milestones.0: Input should be greater than or equal to 1"),
+        ({"kind": "step", "milestones": [20, 20]}, "milestones must rise, found 20, 20$"),
+        ({"kind": "step", "milestones": [40, 20]}, "milestones must rise, found 40, 20$"),
+        ({"kind": "every"}, "kind 'every' needs every_epochs$"),
+        ({"kind": "step", "milestones": [3], "every_epochs": 2}, "kind is 'step', so every_epochs has no place: set it to null$"),
+        ({"warmup_epochs": 1.0, "warmup_steps": 5}, "exclude each other: set one to null$"),
+        ({"kind": "cosine", "cosine_after_warmup": True, "warmup_steps": 5}, "cosine_moves 'epoch': set it to null$"),
+        ({"kind": "cosine", "cosine_moves": "epoch", "cosine_after_warmup": True}, "needs a warm-up: set warmup_epochs or warmup_steps"),
     ],
 )
 def test_what_is_not_read_or_missing_is_refused(values, said):

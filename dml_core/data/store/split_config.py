@@ -30,7 +30,7 @@ class ValidationConfig(Config):
     @model_validator(mode="after")
     def _one_way(self) -> "ValidationConfig":
         if (self.share is None) == (self.folds is None) or (self.folds is None) != (self.fold is None):
-            raise ValueError("classes are held out in one way: a share of them, or folds and which fold; set share: 0.2")
+            raise ValueError("classes are held out in one way: set share (0.2), or folds and fold, and the others to null")
         if self.folds is not None and self.fold is not None and self.fold >= self.folds:
             raise ValueError(f"fold {self.fold} of {self.folds} is not there; they are counted from 0")
         return self
@@ -55,6 +55,8 @@ def held_out_classes(names: Sequence[str], config: ValidationConfig) -> set[str]
         check_folds(config.folds, len(names))
         return set(ordered[config.fold :: config.folds])
     held_out = num_held_out(config, len(names))
+    if len(names) < 4:
+        raise ConfigError(f"{len(names)} training classes are too few to hold two out and train on two others; leave validation out")
     if len(names) - held_out < 2:
         raise ConfigError(
             f"validation.share {config.share:g} of {len(names)} training classes leaves fewer than two to train; choose a smaller share"

@@ -74,7 +74,8 @@ View = TrainView | TestView
 
 def _require_box(config: TransformConfig, box: Box | None, index: int) -> None:
     if config.crop_to_box and box is None:
-        raise ConfigError(f"crop_to_box is set, but image {index} has no box; choose a dataset with boxes or leave crop_to_box out")
+        remedy = "choose a dataset with boxes, packed without stored_size, or leave crop_to_box out"
+        raise ConfigError(f"crop_to_box is set, but image {index} has no box; {remedy}")
 
 
 def count_copies(batches: Sequence[Indices]) -> list[Indices]:

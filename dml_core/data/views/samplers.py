@@ -48,7 +48,9 @@ class SamplerConfig(Config):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.class_frequency != "equal" and self.kind != "k_by_n":
-            raise ValueError(f"class_frequency belongs to k_by_n, not to {self.kind}")
+            raise ValueError(f"kind is '{self.kind}', so class_frequency has no place: set it to null")
+        if self.drop_last and self.kind != "shuffled":
+            raise ValueError(f"kind is '{self.kind}', so drop_last has no place: set it to null")
         return self
 
 

@@ -67,8 +67,10 @@ class TransformConfig(Config):
     def _consistent(self) -> "TransformConfig":
         if self.crop != "none" and self.crop_size is None:
             raise ValueError(f"crop '{self.crop}' needs crop_size")
-        if (self.crop == "padded") != (self.padding > 0):
-            raise ValueError("crop 'padded' and padding above 0 go together")
+        if self.crop == "padded" and not self.padding:
+            raise ValueError("crop 'padded' needs padding above 0")
+        if self.crop != "padded" and self.padding:
+            raise ValueError(f"crop is '{self.crop}', so padding has no place: set it to null")
         for name in ("crop_area", "crop_ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high:

@@ -1,7 +1,8 @@
 """Learning-rate schedules as pure functions of training progress: the factor on every group's base rate."""
 
 import math
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,19 +15,19 @@ class ScheduleConfig(Config):
     Attributes:
         kind: "constant"; "step" (times `factor` after each epoch count in `milestones`); "every" (times `factor` after every `every_epochs`
             epochs); "cosine" (to `floor` over the whole run).
-        milestones: completed epochs after which the rate drops, as SoftTriple's {20, 40}.
+        milestones: completed epochs after which the rate drops, rising, as SoftTriple's {20, 40}.
         every_epochs: as the 30 of tuplet margin and the 5 of the discriminative loss.
         factor: multiplies the rate at each drop.
         floor: the cosine's last factor.
         cosine_moves: update the cosine with each "step", or keep it constant within an "epoch".
-        cosine_after_warmup: start the cosine at the end of the warm-up, over the rest of the run, with the last epoch at the floor (SGSL's
-            released code); else it covers the whole run and the warm-up multiplies it.
+        cosine_after_warmup: start the cosine at the end of the warm-up, which must not be empty, over the rest of the run, with the last
+            epoch at the floor (SGSL's released code); else it covers the whole run and the warm-up multiplies it.
         warmup_epochs, warmup_steps: length of the linear rise before any kind, in epochs or in steps, per step.
         warmup_from: initial factor of the rise.
     """
 
     kind: Literal["constant", "step", "every", "cosine"] = "constant"
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
     every_epochs: int | None = Field(default=None, ge=1)
     factor: float = Field(default=0.1, gt=0)
     floor: float = Field(default=0.0, ge=0, le=1)
@@ -39,12 +40,18 @@ class ScheduleConfig(Config):
     @model_validator(mode="after")
     def _fits(self) -> "ScheduleConfig":
         for name, kind in (("milestones", "step"), ("every_epochs", "every")):
-            if bool(getattr(self, name)) != (self.kind == kind):
-                raise ValueError(f"kind '{kind}' and {name} go together")
+            if self.kind == kind and not getattr(self, name):
+                raise ValueError(f"kind '{kind}' needs {name}")
+            if self.kind != kind and getattr(self, name):
+                raise ValueError(f"kind is '{self.kind}', so {name} has no place: set it to null")
+        if any(later <= earlier for earlier, later in pairwise(self.milestones)):
+            raise ValueError(f"milestones must rise, found {', '.join(map(str, self.milestones))}")
         if self.warmup_epochs and self.warmup_steps:
-            raise ValueError("warmup_epochs and warmup_steps exclude each other: keep one")
+            raise ValueError("warmup_epochs and warmup_steps exclude each other: set one to null")
         if self.cosine_after_warmup and (self.kind, self.cosine_moves) != ("cosine", "epoch"):
-            raise ValueError("cosine_after_warmup belongs to a cosine that moves by epoch")
+            raise ValueError("cosine_after_warmup has a place only with kind 'cosine' and cosine_moves 'epoch': set it to null")
+        if self.cosine_after_warmup and not (self.warmup_epochs or self.warmup_steps):
+            raise ValueError("cosine_after_warmup needs a warm-up: set warmup_epochs or warmup_steps, or set it to null")
         return self
 
 

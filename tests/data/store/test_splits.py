@@ -82,6 +82,9 @@ def test_saved(folder: Path, tmp_path: Path) -> None:
 def test_shares_that_leave_nothing(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"validation.share 0.95 of 10 training classes leaves fewer than two"):
         split_of(folder, 0.95)
+    for share in (0.1, 0.9):  # no share leaves two
+        with pytest.raises(ConfigError, match=r"^3 training classes are too few to hold two out and train on two others"):
+            held_out_classes(["a", "b", "c"], ValidationConfig(share=share))
     for share in (0.0, 1.0, -0.1):
         with pytest.raises(ConfigError, match=r"validation: share"):
             parse(ValidationConfig, {"share": share}, "validation")
@@ -124,7 +127,7 @@ def test_a_share_holds_out_what_it_always_did() -> None:
     ("values", "said"),
     [
         ({}, "held out in one way"),
-        ({"share": 0.2, "folds": 4, "fold": 0}, "held out in one way"),
+        ({"share": 0.2, "folds": 4, "fold": 0}, r"held out in one way: set share \(0.2\), or folds and fold, and the others to null"),
         ({"folds": 4}, "held out in one way"),
         ({"fold": 1}, "held out in one way"),
         ({"share": 0.2, "fold": 1}, "held out in one way"),

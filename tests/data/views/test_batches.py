@@ -52,7 +52,7 @@ def test_cropping_to_boxes_that_are_not_there_is_refused(packed_synthetic: Path)
 
     config = TransformConfig(crop_to_box=True)
     for view in (batches_module.TestView(config), batches_module.TrainView(config, 0, 0)):
-        with pytest.raises(ConfigError, match="image 4 has no box"):
+        with pytest.raises(ConfigError, match="image 4 has no box; choose a dataset with boxes, packed without stored_size, or leave"):
             list(Loader(WithoutBoxes(packed_synthetic, "test")).batches([np.array([4])], view))
 
 

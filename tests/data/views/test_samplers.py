@@ -202,8 +202,19 @@ def test_a_few_images_still_make_a_batch_by_size_and_too_few_classes_are_refused
     assert len(size_weighted_batches(np.array([0, 1]), 2, 8, 0, 0)) == 1
     with pytest.raises(ConfigError, match="has 7 classes: lower it"):
         size_weighted_batches(LABELS, 8, 4, 0, 0)
-    with pytest.raises(ConfigError, match="belongs to k_by_n, not to shuffled"):
-        parse(SamplerConfig, {"class_frequency": "by_size"}, "sampler")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"class_frequency": "by_size"}, "kind is 'shuffled', so class_frequency has no place: set it to null"),
+        ({"kind": "k_by_n", "drop_last": True}, "kind is 'k_by_n', so drop_last has no place: set it to null"),
+        ({"kind": "mined_triplets", "drop_last": True}, "kind is 'mined_triplets', so drop_last has no place: set it to null"),
+    ],
+)
+def test_options_that_the_kind_does_not_read_are_refused(values, message):
+    with pytest.raises(ConfigError, match=f"^sampler: {message}$"):
+        parse(SamplerConfig, values, "sampler")
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)

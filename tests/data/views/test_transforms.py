@@ -239,8 +239,8 @@ def test_jitter_moves_colours_within_its_strength() -> None:
     ("options", "message"),
     [
         ({"crop": "random"}, "needs crop_size"),
-        ({"crop": "padded", "crop_size": 4}, "go together"),
-        ({"padding": 4}, "go together"),
+        ({"crop": "padded", "crop_size": 4}, "crop 'padded' needs padding above 0"),
+        ({"padding": 4}, "crop is 'none', so padding has no place: set it to null"),
         ({"crop_area": [0.5, 0.1]}, "must rise"),
         ({"crop_area": [0.5, 1.5]}, "share of the image"),
         ({"jitter": {"hue": 0.6}}, "less than or equal to 0.5"),
