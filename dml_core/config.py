@@ -1,7 +1,7 @@
 """Frozen, typed configuration; the error for an unknown key suggests the nearest known one.
 
-Each part of the project defines a small subclass of `Config`. `read_yaml` reads numbers as YAML 1.2 does (`1e-4` is a number, not a
-string), rejects duplicate keys, and limits size, depth and integers, so that no file can take long or much memory. `parse` turns a mapping
+Each part of the project defines a small subclass of `Config`. `read_yaml` reads numbers as YAML 1.2 does (`1e-4` is a number, `1:30`
+text), rejects duplicate keys, and limits size, depth and integers, so that no file can take long or much memory. `parse` turns a mapping
 into a `Config` and pydantic's report into a `ConfigError` of one line. Names become parts of paths, of DVC's stages and of MLflow's
 filters: a setting that is a name has the type `Name`.
 """
@@ -151,7 +151,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that reads floats as YAML 1.2 does, rejects duplicate keys, and limits the number and depth of values."""
+    """SafeLoader that reads numbers as YAML 1.2 does, rejects duplicate keys, and limits the number and depth of values."""
 
     num_composed = depth = 0
 
@@ -199,11 +199,25 @@ def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+\.[0-9]*)$"),
-    list("-+0123456789."),
-)
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = {  # of YAML 1.2's core schema, in this order; in YAML 1.1, 010 is 8, 1:30 is 90, and 1e3 is text
+    _INT: r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
+    _FLOAT: r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+}
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    _StrictLoader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
+_StrictLoader.add_constructor(_INT, _construct_int)
 
 
 def _tuples_for_lists(value: Any) -> Any:

@@ -16,6 +16,11 @@ class DmlError(Exception):
         super().__init__("".join(map(_printable, text)))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of another library's error, or the name of its class if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _printable(letter: str) -> str:
     if letter.isprintable():
         return letter

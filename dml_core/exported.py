@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, StoreError, first_line
 from dml_core.extras import require
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import Forward, GraphFile, Precision
@@ -113,7 +113,7 @@ def open_graph(folder: Path, graph: GraphFile, device: str | torch.device | None
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - either library may raise anything
-        raise StoreError(f"{path}: not the exported network ({str(error).splitlines()[0]}); export it again") from None
+        raise StoreError(f"{path}: not the exported network ({first_line(error)}); export it again") from None
     return lambda pixels: run(pixels.permute(0, 2, 3, 1).contiguous())
 
 
@@ -135,7 +135,7 @@ def _device_of(graph: GraphFile, device: str | torch.device | None) -> torch.dev
     try:
         chosen = None if device is None else torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"device '{device}' cannot be used ({str(error).splitlines()[0]}); name 'cpu' or 'cuda'") from None
+        raise ConfigError(f"device '{device}' cannot be used ({first_line(error)}); name 'cpu' or 'cuda'") from None
     if chosen is not None and chosen.type != "cpu" and (chosen.type != "cuda" or graph.format != "onnx"):
         raise ConfigError(f"device '{device}' cannot be used: exports run on the CPU, those of ONNX also on 'cuda'; name 'cpu'")
     return chosen

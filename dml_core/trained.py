@@ -28,7 +28,7 @@ from dml_core.data.store.decode import decode_upright, orientation, upright
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
-from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.errors import ConfigError, DataError, StoreError, first_line
 from dml_core.files import check_regular, file_sha256, read_regular, replace_folder, sealed, unsealed
 from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
@@ -155,7 +155,7 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         network.to(chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device '{device}' cannot be used ({str(error).splitlines()[0]}); name one that is here, as 'cpu'") from None
+        raise ConfigError(f"device '{device}' cannot be used ({first_line(error)}); name one that is here, as 'cpu'") from None
 
     def forward(pixels: Tensor) -> NDArray[np.float32]:
         with torch.no_grad(), without_tf32():  # as in the run's own evaluation
@@ -176,7 +176,7 @@ def load_network(folder: Path, description: NetworkDescription) -> Embedder:
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001 - torch may raise anything for bad bytes
-        raise StoreError(f"{folder / WEIGHTS_FILE}: not the network's weights ({str(error).splitlines()[0]}); {REMEDY}") from None
+        raise StoreError(f"{folder / WEIGHTS_FILE}: not the network's weights ({first_line(error)}); {REMEDY}") from None
     return network.eval()
 
 

@@ -1,10 +1,11 @@
 """Strict configuration: unknown keys, types, YAML's numbers, duplicate keys."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from dml_core.config import Config, flatten, merge, parse, read_yaml
+from dml_core.config import Config, flatten, merge, parse, read_value, read_yaml
 from dml_core.errors import ConfigError
 
 
@@ -51,6 +52,18 @@ def test_yaml_reads_numbers_as_people_write_them(tmp_path: Path) -> None:
     path = tmp_path / "numbers.yaml"
     path.write_text("a: 1e-4\nb: 1.0e-4\nc: .5\nd: 12\ne: -3\nf: 1e5\ng: '1e-4'\nh: 1.\n")
     assert read_yaml(path) == {"a": 1e-4, "b": 1e-4, "c": 0.5, "d": 12, "e": -3, "f": 1e5, "g": "1e-4", "h": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10), ("-010", -10), ("+7", 7), ("0o17", 15), ("0x1F", 31), ("08", 8), ("1:30", "1:30"), ("190:20:30.5", "190:20:30.5"),
+        ("1_000", "1_000"), ("1_0.5", "1_0.5"), ("0b11", "0b11"), ("-.inf", -math.inf), ("+.5e-1", 0.05), ("1.2.3", "1.2.3"),
+    ],
+)  # fmt: skip
+def test_numbers_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    found = read_value(text, "x")
+    assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dml_core.config import parse
 from dml_core.data.store.decode import ORIENTATION_TAG
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import NetworkDescription
@@ -137,6 +137,15 @@ def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: s
     with pytest.raises((DataError, ConfigError), match=said) as raised:
         MODEL.embed(images, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_an_empty_weights_file_is_one_line(tmp_path: Path) -> None:
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    description = save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    (tmp_path / "network/network.pt").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"not the network's weights \(EOFError\); make the folder again$"):
+        load_network(tmp_path / "network", description)  # as read, it has no hash of the file
 
 
 def test_a_network_that_began_with_a_file_of_weights_is_saved_without_it(tmp_path: Path) -> None:

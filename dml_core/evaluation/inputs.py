@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml_core.errors import EvaluationError
+from dml_core.errors import EvaluationError, first_line
 
 NUM_ROWS_SHOWN = 5
 LARGEST_SQUARED_NORM = 1e37  # squared distances, up to four times as large, must fit in float32
@@ -87,7 +87,7 @@ def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
             values = tensor.float() if tensor.is_floating_point() and tensor.element_size() <= 2 else tensor  # numpy has no bfloat16
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise EvaluationError(f"{name}: no array of numbers or strings ({str(error).splitlines()[0][:80]})") from None
+        raise EvaluationError(f"{name}: no array of numbers or strings ({first_line(error)[:80]})") from None
     if np.ma.is_masked(values):
         raise EvaluationError(f"{name}: a masked array with masked values; leave those samples out")
     return array

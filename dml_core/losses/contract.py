@@ -132,13 +132,18 @@ class Loss(nn.Module, ABC):
 
         Raises:
             DataError: wrong shapes or types, or labels outside [0, C) on the CPU (a check on a GPU would force a synchronisation).
+            RuntimeError: in a compiled loss, labels outside [0, C); it checks nothing else.
         """
-        if not torch.compiler.is_compiling():
-            embeddings_ND, labels_N = self._checked(embeddings_ND, labels_N)
+        if torch.compiler.is_compiling():  # a check that reads values would break the graph
+            labels_N = labels_N.long() if labels_N.dtype in INTEGERS else labels_N
+            is_valid_N = (labels_N >= 0) & (labels_N < self.num_classes)
+            torch._assert_async(is_valid_N.all(), f"a training label is outside 0..{self.num_classes - 1}")
+        else:
+            embeddings_ND, labels_N = self.checked(embeddings_ND, labels_N)
         with torch.autocast(embeddings_ND.device.type, enabled=False):
             return self.compute(at_least_float32(embeddings_ND), labels_N, generator)
 
-    def _checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and labels as validated tensors, integer labels as int64."""
         embeddings_ND, labels_N = torch.as_tensor(embeddings), torch.as_tensor(labels)
         if labels_N.dim() != 1 or embeddings_ND.shape != (len(labels_N), self.embedding_dim) or not len(labels_N):

@@ -7,12 +7,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 
 POINTS_PER_CENTROID = 100  # "a large set of points" in the paper; assumed: of 3 to 100 tried, 100 was closest to Table 3's distances
+MAX_KMEANS_CLASSES = 1_000  # the points' memory grows with the square of the classes; 0.8 GB here, and as much again for k-means
 
 
 class DiscriminativeConfig(LossConfig):
@@ -20,18 +22,18 @@ class DiscriminativeConfig(LossConfig):
 
     Attributes:
         centroids: "one_hot" (published; all distances sqrt 2) or "kmeans" (Table 3).
-        centroid_seed: seed of the K-means centroids; None derives one from the run's seed.
+        centroid_seed: seed, below 2^32, of the K-means centroids; None derives one from the run's seed.
     """
 
     centroids: Literal["one_hot", "kmeans"] = "one_hot"
-    centroid_seed: int | None = 0
+    centroid_seed: int | None = Field(default=0, ge=0, lt=2**32)
 
 
 class Discriminative(Loss):
     """||x - c_y|| - sum_{m != y} ||x - c_m|| / (3 (C - 1)), eq. 8 without its constant G, which only scales the learning rate.
 
     Raises:
-        ConfigError: the last layer's size differs from the number of classes.
+        ConfigError: the last layer's size differs from the number of classes, or "kmeans" has more than 1,000 classes.
     """
 
     Config = DiscriminativeConfig
@@ -45,6 +47,11 @@ class Discriminative(Loss):
                 f"the head's output has {embedding_dim}: use head kind 'two_layer'"
             )
         if config.centroids == "kmeans":
+            if num_classes > MAX_KMEANS_CLASSES:
+                raise ConfigError(
+                    f"loss 'discriminative': centroids kmeans takes at most {MAX_KMEANS_CLASSES:,} classes, the training set has "
+                    f"{num_classes:,}: its points alone would take {8 * POINTS_PER_CENTROID * num_classes**2 / 1e9:.1f} GB; use one_hot"
+                )
             seed = int(torch.randint(2**31, ())) if config.centroid_seed is None else config.centroid_seed  # torch's seed is the run's here
             self.register_buffer("centroids_CD", kmeans_centroids(num_classes, embedding_dim, seed))
 
@@ -53,7 +60,7 @@ class Discriminative(Loss):
         if self.config.centroids == "one_hot":  # avoids a C x C identity matrix: the dot products with its rows are x itself
             total = bound_terms(embeddings_ND, embeddings_ND, labels_N).mean()
         else:
-            centroids_CD = self.get_buffer("centroids_CD")
+            centroids_CD = self.get_buffer("centroids_CD").to(embeddings_ND.dtype)
             total = bound_terms(embeddings_ND, embeddings_ND @ centroids_CD.T, labels_N, centroids_CD.square().sum(dim=1)).mean()
         return LossOutput(total, {"discriminative": total.detach()})
 

@@ -9,6 +9,7 @@ Shapes: N samples, D embedding dimensions, C classes.
 
 import inspect
 from functools import cache
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -43,9 +44,9 @@ class MetricLoss(nn.Module):
     def __init__(self, num_classes: int, embedding_dim: int, **options: Any) -> None:
         super().__init__()
         for size, value in zip(SIZES, (num_classes, embedding_dim), strict=True):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"loss '{self.name}': {size} must be a whole number from 1, found {value!r}")
-        self.loss: Loss = build_loss(self.name, options, num_classes, embedding_dim)
+        self.loss: Loss = build_loss(self.name, options, int(num_classes), int(embedding_dim))
         self.parts: dict[str, Tensor] = {}
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
@@ -83,8 +84,15 @@ class MetricLoss(nn.Module):
 
     @torch.no_grad()
     def initialise(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Set the loss's start from the training set's embeddings (M, D) and labels (M,), if `needs.initial_embeddings`."""
-        self.loss.initialise(embeddings, labels)
+        """Set the loss's start from the training set's embeddings (M, D) and labels (M,), if `needs.initial_embeddings`.
+
+        Raises:
+            DataError: wrong shapes or types, or labels outside [0, C).
+        """
+        weights = next(self.loss.parameters(), None)
+        embeddings = torch.as_tensor(embeddings)
+        embeddings, labels = self.loss.checked(embeddings if weights is None else embeddings.to(weights), torch.as_tensor(labels).cpu())
+        self.loss.initialise(embeddings, labels.to(embeddings.device))
 
     def extra_repr(self) -> str:
         """Return the arguments, for `print(loss)`."""

@@ -142,7 +142,7 @@ def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str
         if option not in known:
             raise ConfigError(f"{name} has no option '{option}'{nearest_hint(option, known)} (it has: {', '.join(sorted(known))})")
         if option in CLASSES:
-            if not isinstance(value, Mapping) or "name" not in value:
+            if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
                 raise ConfigError(f"{name}: option '{option}' is a mapping of 'name' and options, found {value!r}")
             _check(option, value["name"], _without_name(value))
 

@@ -32,7 +32,7 @@ class HeadConfig(Config):
         learn_scale: train the scale of bn_neck's BatchNorm (SGSL's paper: no; its released code: yes).
         learn_shift: train the shift of bn_neck's BatchNorm (SGSL: no).
         num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
-        normalise_at_test: normalise test embeddings to unit length.
+        normalise_at_test: normalise test embeddings to unit length; with `test_layer` "last" they always are.
     """
 
     kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
@@ -54,13 +54,15 @@ class HeadConfig(Config):
         unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
         if unread:
             raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
+        if self.test_layer == "last" and not self.normalise_at_test:
+            raise ValueError("test_layer 'last' gives test embeddings of unit length: remove 'normalise_at_test'")
         if self.embedding_dim is None and self.kind != "bn_neck":
             raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' can do without")
         return self
 
 
 class PoolingConfig(Config):
-    """Options.
+    """Options; setting an option that the kind does not read is an error.
 
     Attributes:
         kind: "average", "max", "average_max" (their sum, as in Proxy-Anchor's code) or "gem".
@@ -71,6 +73,13 @@ class PoolingConfig(Config):
     kind: Literal["average", "max", "average_max", "gem"] = "average"
     gem_power: float = Field(default=3.0, gt=0.0)
     learn_gem_power: bool = False
+
+    @model_validator(mode="after")
+    def _only_what_the_kind_reads(self) -> Self:
+        for name in ("gem_power", "learn_gem_power"):
+            if self.kind != "gem" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"pooling kind '{self.kind}' does not read '{name}': remove it")
+        return self
 
 
 class ModelConfig(Config):

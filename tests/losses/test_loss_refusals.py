@@ -30,6 +30,8 @@ from dml_core.losses.registry import LOSSES, build_loss
         ("softtriple", {"gamma": 0.0}, "gamma"),
         ("hardtriple", {"gamma": 0.1}, "unknown key 'gamma'"),
         ("softmax", {"label_smoothing": 1.0}, r"^loss 'softmax': label_smoothing"),
+        ("discriminative", {"centroid_seed": -1}, "centroid_seed"),
+        ("discriminative", {"centroid_seed": 2**32}, "centroid_seed"),
         ("heated_up_softmax", {"alpha": 0.0}, "alpha"),
         ("heated_up_softmax", {"heat_from": 1.5}, "heat_from"),
         ("tuplet_margin", {"slack_margin": -0.1}, "slack_margin"),
@@ -74,6 +76,13 @@ def test_embedding_size_that_does_not_fit_the_centroids():
 def test_labels_out_of_range(labels, message):
     with pytest.raises(DataError, match=message):
         check_labels(labels, 5)
+
+
+def test_more_classes_than_k_means_has_memory_for():
+    message = r"^loss 'discriminative': centroids kmeans takes at most 1,000 classes, the training set has 3,997: .* 12\.8 GB; use one_hot$"
+    with pytest.raises(ConfigError, match=message):
+        build_loss("discriminative", {"centroids": "kmeans"}, 3997, 3997)
+    build_loss("discriminative", {}, 3997, 3997)
 
 
 def test_labels_in_range_are_let_through():
@@ -169,8 +178,14 @@ def test_embeddings_of_another_precision_than_the_centres_are_refused():
         build_loss("softtriple", {}, 5, 5)(TEN.double(), torch.arange(10) % 5)
 
 
-def test_a_compiled_loss_checks_nothing():
-    """Checks that read the batch would break the compiled graph."""
-    compiled = torch.compile(build_loss("proxy_nca", {}, 5, 5), backend="eager", fullgraph=True)
-    labels_N = torch.arange(10) % 5
-    assert compiled(TEN, labels_N).total == compiled._orig_mod(TEN, labels_N).total
+@pytest.mark.parametrize("name", ["proxy_nca", "softmax", "softtriple"])
+def test_a_compiled_loss_takes_labels_of_any_type_and_refuses_those_out_of_range(name):
+    """No negative label is left out, as -100 is by torch's cross-entropy."""
+    torch.compiler.reset()
+    loss = build_loss(name, {}, 5, 5)
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for labels in ("int64", "torch.int32", "torch.uint8"):
+        assert compiled(TEN, ANY_LABELS[labels]).total == loss(TEN, ANY_LABELS["int64"]).total
+    for wrong in (-100, -1, 5):
+        with pytest.raises(RuntimeError, match=r"a training label is outside 0\.\.4"):
+            compiled(TEN, torch.tensor([wrong, *([0] * 9)]))

@@ -7,6 +7,7 @@ import pydoc
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from loss_cases import BATCHES, CASES, DIM, NUM_CLASSES, build, case_id, random_batch
@@ -147,6 +148,32 @@ def test_a_classifier_starts_at_the_class_means():
     assert loss.needs.initial_embeddings
     loss.initialise(torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0, 1]))
     torch.testing.assert_close(loss.loss.classifier.weight.detach(), torch.eye(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("wide", [torch.float16, torch.float32, torch.float64])
+def test_a_start_takes_any_types_and_refuses_labels_out_of_range(dtype, wide):
+    loss = dml_core.losses.Softmax(2, 2, better_init=True)
+    embeddings, labels = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0]]).to(wide), torch.tensor([0, 0, 1]).to(dtype)
+    loss.initialise(embeddings, labels)
+    torch.testing.assert_close(loss.loss.classifier.weight.detach(), torch.eye(2))
+    with pytest.raises(DataError, match=r"^training label 2 is outside 0\.\.1: "):
+        loss.initialise(embeddings, labels + 1)
+
+
+def test_k_means_centroids_take_embeddings_of_double_precision():
+    loss = dml_core.losses.Discriminative(NUM_CLASSES, NUM_CLASSES, centroids="kmeans")
+    embeddings = torch.randn(10, NUM_CLASSES, generator=torch.Generator().manual_seed(0))
+    found = loss(embeddings.double(), LABELS)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), loss(embeddings, LABELS))
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint8])
+def test_sizes_may_be_numpy_s_integers(integer):
+    loss = dml_core.losses.SoftTriple(integer(NUM_CLASSES), integer(DIM))
+    assert (type(loss.loss.num_classes), loss.loss.num_classes) == (int, NUM_CLASSES)
+    assert repr(loss) == repr(dml_core.losses.SoftTriple(NUM_CLASSES, DIM))
 
 
 def test_a_loss_compiles_without_a_break():

@@ -123,6 +123,7 @@ def test_what_the_adapter_asks_of_the_loop():
         ("TripletMarginLoss", {"miner": {"name": "TripletMarginMiner", "margni": 1}}, "did you mean 'margin'"),
         ("TripletMarginLoss", {"miner": "BatchHardMiner"}, "TripletMarginLoss: option 'miner' is a mapping of 'name' and options"),
         ("TripletMarginLoss", {"miner": {"margin": 1}}, r"'miner' is a mapping of 'name' and options, found \{'margin': 1\}$"),
+        ("TripletMarginLoss", {"miner": {"name": 5}}, r"'miner' is a mapping of 'name' and options, found \{'name': 5\}$"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": "LpDistance"}}, "BatchHardMiner: option 'distance'"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": {"name": "LpDist"}}}, "did you mean 'LpDistance'"),
         (

@@ -177,6 +177,17 @@ def test_a_transformers_patches_are_its_positions():
     torch.testing.assert_close(backbone(images(160))[0, :, 3, 0], tokens[0, backbone.num_prefix_tokens + 3])
 
 
+@pytest.mark.parametrize("name", ["pit_ti_224", "volo_d1_224", "coat_lite_tiny", "crossvit_9_240"])
+def test_a_class_token_in_an_unknown_place_is_refused(name):
+    with torch.device("meta"), pytest.raises(ConfigError, match=rf"'timm:{name}' does not declare where .* class token; choose another"):
+        build(f"timm:{name}")
+
+
+def test_features_that_are_no_map_are_refused():
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"'efficientvim_m1' returns several features \(list\)"):
+        build("timm:efficientvim_m1")(torch.zeros(1, 3, 224, 224))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

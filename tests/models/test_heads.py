@@ -124,6 +124,7 @@ def test_test_embeddings_are_float32_under_autocast(dtype):
         ({"kind": "linear", "embedding_dim": 0}, "embedding_dim"),
         ({"kind": "linear", "embeding_dim": 64}, "did you mean 'embedding_dim'"),
         ({"kind": "bn_neck", "num_bn_relu": -1}, "num_bn_relu"),
+        ({"kind": "two_layer", "test_layer": "last", "normalise_at_test": False}, "of unit length: remove 'normalise_at_test'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(values, message):

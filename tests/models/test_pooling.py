@@ -43,6 +43,18 @@ def test_gem_stays_finite_where_half_precision_powers_would_not(dtype):
     torch.testing.assert_close(pooled, torch.tensor([[100.0]]))
 
 
+@pytest.mark.parametrize("option", [{"gem_power": 5.0}, {"learn_gem_power": True}])
+def test_options_of_gem_are_refused_elsewhere(option):
+    for kind in ("average", "max", "average_max"):
+        with pytest.raises(ConfigError, match=f"^pooling: pooling kind '{kind}' does not read '{next(iter(option))}': remove it$"):
+            parse(PoolingConfig, {"kind": kind, **option}, "pooling")
+    assert parse(PoolingConfig, {"kind": "gem", **option}, "pooling")
+
+
+def test_gem_s_published_options_may_stay_where_another_kind_overrides_it():
+    assert parse(PoolingConfig, {"kind": "average", "gem_power": 3, "learn_gem_power": False}, "pooling") == PoolingConfig()
+
+
 def test_unknown_pooling_is_refused():
     with pytest.raises(ConfigError, match="kind"):
         parse(PoolingConfig, {"kind": "median"}, "pooling")

@@ -90,7 +90,14 @@ def test_a_damaged_file_is_refused_with_what_does_not_fit(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"not torch", "not a state dict saved by torch"), (None, "no such file"), ([1, 2], "a mapping of names to tensors")],
+    [
+        (b"not torch", "not a state dict saved by torch"),
+        (b"", r"not a state dict saved by torch \(EOFError\)$"),
+        (None, "no such file"),
+        ([1, 2], "a mapping of names to tensors"),
+        ({}, "a mapping of names to tensors"),
+        ({0: torch.zeros(1)}, "a mapping of names to tensors"),
+    ],
 )
 def test_files_that_are_no_weights_are_refused(content, said, tmp_path):
     path = tmp_path / "w.pth"
@@ -149,6 +156,16 @@ def test_an_address_is_fetched_once_and_checked(address):
     assert _Server.num_requests == 1
 
 
+def test_the_query_of_a_presigned_address_is_no_part_of_the_stored_name(address, tmp_path, monkeypatch):
+    query = f"X-Amz-Credential=AKIA%2F20261128&X-Amz-Signature={'0' * 300}"
+    monkeypatch.setitem(_Server.other, f"/lenet.pth?{query}", _Server.content)
+    sha256 = hashlib.sha256(_Server.content).hexdigest()
+    build_backbone(BackboneConfig(name="lenet", weights=f"{address}/lenet.pth?{query}", weights_sha256=sha256))
+    build_backbone(BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256=sha256))
+    assert _Server.num_requests == 1
+    assert [path.name for path in (tmp_path / "hub" / "checkpoints").iterdir()] == [f"{sha256}-lenet.pth"]
+
+
 def test_a_download_with_another_hash_is_refused_and_not_kept(address, tmp_path):
     with pytest.raises(ConfigError, match="damaged or others"):
         build_backbone(BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256="0" * 64))
@@ -163,10 +180,25 @@ def test_a_kept_download_that_was_damaged_later_is_refused(address, tmp_path):
         build_backbone(config)
 
 
-@pytest.mark.parametrize(("path", "said"), [("/other.pth", "404"), ("/a b.pth", "control characters"), (None, "cannot be downloaded")])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/other.pth", "404"),
+        (f"/{'a' * 300}.pth", "404"),
+        ("/a b.pth", "control characters"),
+        ("/gewichte-ü.pth", "can't encode"),
+        (None, "cannot be downloaded"),
+    ],
+)
 def test_an_address_that_does_not_answer_is_refused(path, said, address):
     weights = f"{address}{path}" if path else "http://127.0.0.1:1/lenet.pth"
     with pytest.raises(ConfigError, match=said):
+        build_backbone(BackboneConfig(name="lenet", weights=weights, weights_sha256="0" * 64))
+
+
+@pytest.mark.parametrize("weights", ["http://ü..x/w.pth", "http://[::1/w.pth", "http://host:port/w.pth", "https://"])
+def test_what_is_no_address_is_refused(weights, address):
+    with pytest.raises(ConfigError, match="cannot be downloaded"):
         build_backbone(BackboneConfig(name="lenet", weights=weights, weights_sha256="0" * 64))
 
 

@@ -141,7 +141,7 @@ def test_the_whole_command(
         (["--backbone", "small_cnn"], "--backbone small_cnn: backbone 'small_cnn' has no ImageNet weights"),
         (["--backbone", "resnet18", "--weights", "gone.pth"], "--weights gone.pth: no such file"),
         (["--backbone", "resnet18", "--weights", "lenet.pth"], "do not fit the backbone"),
-        (["--backbone", "resnet18", "--weights", "params.yaml"], "are not a state dict saved by torch"),
+        (["--backbone", "resnet18", "--weights", "params.yaml"], "not a state dict saved by torch"),
         (["--backbone", "lenet", "--weights", "lenet.pth"], "the images that it was trained on are not known; write its settings by hand"),
     ],
 )

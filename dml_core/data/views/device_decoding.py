@@ -15,7 +15,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from dml_core.data.store.decode import upright
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, DataError, first_line
 
 
 @runtime_checkable
@@ -106,6 +106,6 @@ def _decode(jpegs: list[Tensor], indices: list[int], source: EncodedSource, devi
             try:
                 decode_jpeg([jpeg], mode=ImageReadMode.RGB, device=device)
             except RuntimeError as error:
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
                 raise DataError(f"image {index} is not damaged, but nvJPEG does not decode it ({reason}); set decoder to cpu") from None
         raise

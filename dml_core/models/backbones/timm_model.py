@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dml_core.config import unknown_name
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, first_line
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import TIMM_PREFIX
 from dml_core.models.backbones.weights import StateDict, start_from
@@ -22,8 +22,12 @@ class TimmModel(nn.Module):
         if not timm.is_model(name):
             raise unknown_name("timm model", name, timm.list_models(f"*{name.split('_')[0]}*"))
         self.model: Any = timm.create_model(name, num_classes=0)
+        self.name = name
         self.num_features: int = self.model.num_features
         self.channels_last = getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+        has_class_token = any("cls_token" in parameter for parameter, _ in self.model.named_parameters())
+        if has_class_token and not hasattr(self.model, "num_prefix_tokens"):
+            raise ConfigError(f"backbone '{config.name}' does not declare where its features have the class token; choose another model")
         self.num_prefix_tokens: int = getattr(self.model, "num_prefix_tokens", 0)
         classifier = self.model.default_cfg.get("classifier") or ()
         left_out = (classifier,) if isinstance(classifier, str) else tuple(classifier)
@@ -31,7 +35,11 @@ class TimmModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, without the class token."""
-        features: Tensor = self.model.forward_features(images)
+        features = self.model.forward_features(images)
+        if not isinstance(features, Tensor):
+            raise ConfigError(
+                f"timm's '{self.name}' returns several features ({type(features).__name__}), not one map; choose another model"
+            )
         if features.dim() == 3:
             return features[:, self.num_prefix_tokens :].transpose(1, 2)[..., None]
         return features.permute(0, 3, 1, 2) if self.channels_last else features
@@ -43,7 +51,6 @@ def _download_imagenet(name: str) -> StateDict:
     try:
         return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
     except Exception as error:  # noqa: BLE001 - urllib, http and hub clients raise a dozen kinds, and all mean the same here
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"timm's pretrained '{name}' cannot be downloaded ({reason}); download its weights by hand and set weights: <file>"
+            f"timm's pretrained '{name}' cannot be downloaded ({first_line(error)}); download its weights by hand and set weights: <file>"
         ) from None

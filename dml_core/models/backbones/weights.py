@@ -4,6 +4,7 @@ A download is stored in torch's hub folder under its SHA-256, which is verified 
 modules add further schemes to `DOWNLOADERS` (`tasks.storage` adds s3).
 """
 
+import re
 import shutil
 import tempfile
 import urllib.request
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.config import unknown_name
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, first_line
 from dml_core.files import file_sha256
 from dml_core.models.backbones.config import BackboneConfig
 
 StateDict = dict[str, Tensor]
 DOWNLOAD_TIMEOUT_SECONDS = 60
 NUM_NAMES_SHOWN = 5
+MAX_NAME = 100  # characters of an address in the name of its stored download
 
 
 def start_from(
@@ -42,7 +44,7 @@ def start_from(
     if config.weights == "none":
         return
     if config.weights != "imagenet":
-        state = _read_state_dict(_local_file(config.weights, config.weights_sha256), config.weights)
+        state = read_state_dict(_local_file(config.weights, config.weights_sha256), f"backbone weights '{config.weights}'")
     elif imagenet is not None:
         state = imagenet()
     else:
@@ -79,14 +81,27 @@ def check_fit(own: StateDict, state: StateDict, source: str) -> None:
         raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(differences)}")
 
 
-def _read_state_dict(path: Path, source: str) -> StateDict:
+def read_state_dict(path: Path, source: str) -> StateDict:
+    """Return the tensors of a state dict saved by torch, in its order; of a checkpoint, those of its entry `state_dict`.
+
+    Args:
+        path: the file.
+        source: beginning of errors.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or has no such tensors.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{source}: no such file") from None
     except Exception as error:  # noqa: BLE001 - torch.load raises whatever the bytes lead its unpickler to
-        raise ConfigError(f"backbone weights '{source}' are not a state dict saved by torch: {str(error).splitlines()[0]}") from None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"backbone weights '{source}' are not a state dict (a mapping of names to tensors)")
-    return state
+        raise ConfigError(f"{source}: not a state dict saved by torch ({first_line(error)})") from None
+    if isinstance(state, dict):
+        state = state.get("state_dict", state)
+    if not isinstance(state, dict) or not state or not all(isinstance(name, str) and isinstance(state[name], Tensor) for name in state):
+        raise ConfigError(f"{source}: not a state dict (a mapping of names to tensors)")
+    return dict(state)
 
 
 # ---------------------------------------------------------------- files and addresses
@@ -108,7 +123,8 @@ def _local_file(weights: str, sha256: str | None) -> Path:
 def _download(address: str, sha256: str) -> Path:
     """Return the stored download of an address after verifying its hash; download it if it is not stored."""
     scheme, _, rest = address.partition("://")
-    path = Path(torch.hub.get_dir()) / "checkpoints" / f"{sha256}-{Path(rest).name}"
+    name = Path(re.split("[?#]", rest, maxsplit=1)[0]).name[-MAX_NAME:]  # without a presigned address's query
+    path = Path(torch.hub.get_dir()) / "checkpoints" / f"{sha256}-{name}"
     if path.exists():
         _check_hash(path, sha256, address)
         return path
@@ -139,7 +155,7 @@ def _fetch_http(address: str, path: Path) -> None:
     try:
         with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file)
-    except (HTTPException, OSError) as error:
+    except (HTTPException, OSError, ValueError) as error:  # ValueError: not an address, such as one with an umlaut
         raise ConfigError(f"backbone weights '{address}' cannot be downloaded ({error}); check it or set weights: <file>") from None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DmlError, first_line
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.models.backbones.weights import StateDict, check_fit
@@ -57,7 +57,7 @@ def convert(kind: str, file: Path, out: Path, backbone: str | None = None) -> No
         torch.save(state, part)
         part.rename(out)
     except (OSError, RuntimeError) as error:  # torch reports a missing folder as a RuntimeError
-        raise ConfigError(f"{out} cannot be written ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{out} cannot be written ({first_line(error)})") from None
     print(f"{out}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values())} numbers")
 
 

@@ -4,36 +4,25 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from dml_core.errors import ConfigError
 from dml_core.files import file_sha256
 from dml_core.models.backbones.registry import TIMM_PREFIX
 from dml_core.models.backbones.trained_on import trained_on
-from dml_core.models.backbones.weights import StateDict
+from dml_core.models.backbones.weights import StateDict, read_state_dict
 
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")  # as torch's hub names files
 COUNTER = "num_batches_tracked"  # of BatchNorm; not in files older than PyTorch 0.4.1, and not needed
 
 
 def read_tensors(path: Path) -> StateDict:
-    """Return the tensors of a state dict saved by torch, in its order; of a checkpoint, those of its entry `state_dict`.
+    """Return the tensors of a file, as `read_state_dict` does, after comparing its hash with the one in its name (`NAME-57934424.pth`).
 
     Raises:
-        ConfigError: the file is missing, damaged, or has no such tensors, or its hash is not the one in its name (`NAME-57934424.pth`).
+        ConfigError: the file is missing, damaged, or has no tensors, or another hash.
     """
     _check_hash_in_name(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except Exception as error:  # noqa: BLE001 - torch.load raises whatever the bytes lead its unpickler to
-        raise ConfigError(f"{path} is not a state dict saved by torch: {(str(error) or type(error).__name__).splitlines()[0]}") from None
-    if isinstance(state, dict):
-        state = state.get("state_dict", state)
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"{path} is not a state dict (a mapping of names to tensors)")
-    return dict(state)
+    return read_state_dict(path, str(path))
 
 
 def _check_hash_in_name(path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, first_line
 from dml_core.models.backbones.weights import StateDict
 
 SCOPE = "InceptionV1/"
@@ -38,7 +38,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.float32]]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is not a NumPy archive as read_slim_checkpoint.py writes them ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path} is not a NumPy archive as read_slim_checkpoint.py writes them ({first_line(error)})") from None
 
 
 def state_dict_from_slim(variables: Mapping[str, NDArray[np.float32]], own: StateDict) -> StateDict:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dml_core.epochs import Epoch
-from dml_core.errors import StoreError
+from dml_core.errors import StoreError, first_line
 from dml_core.files import set_aside, writing
 
 CHECKPOINT_FILE = "checkpoint.pt"
@@ -86,8 +86,8 @@ def _read(path: Path, file: IO[bytes]) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - this torch version may raise anything, even for undamaged bytes
-        first_line = str(error).splitlines()[0]
-        raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({first_line}); begin anew with --force") from None
+        reason = first_line(error)
+        raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({reason}); begin anew with --force") from None
     return state
 
 

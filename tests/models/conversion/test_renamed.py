@@ -80,8 +80,8 @@ def swapped(state, first, second):
             lambda state: {**state, "layer0.weight": torch.zeros(32, 3, 5, 5)},
             r"tensor 1 of 296 does not fit: .*\(32, 3, 5, 5\) in the file",
         ),
-        (lambda state: {}, "is not a state dict"),
-        (lambda state: {**state, "epoch": 3}, "is not a state dict"),
+        (lambda state: {}, "not a state dict"),
+        (lambda state: {**state, "epoch": 3}, "not a state dict"),
     ],
 )
 def test_another_network_is_refused(network, change, message, tmp_path):
@@ -110,7 +110,7 @@ def assert_same_state(state, expected):
 def test_a_file_that_cannot_be_read_is_one_line(network, damage, tmp_path):
     torch.save(renumbered(network), tmp_path / "theirs.pth")
     damage(tmp_path / "theirs.pth")
-    with pytest.raises(ConfigError, match=r"no such file|is not a state dict") as caught:
+    with pytest.raises(ConfigError, match=r"no such file|not a state dict") as caught:
         convert("timm", tmp_path / "theirs.pth", tmp_path / "ours.pth", f"timm:{MODEL}")
     assert "\n" not in str(caught.value)
 
