@@ -6,7 +6,7 @@ from typing import Literal
 
 from tasks.plans.plan import LocalState, TablePlan, plan_tables
 from tasks.plans.results import load_result
-from tasks.runs.identity import evaluate_identity
+from tasks.runs.identity import step_identities
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import MeasuredRun
@@ -80,4 +80,4 @@ def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) 
     if spec is None:
         return False
     record = local.dataset(run.dataset, table)
-    return evaluate_identity(spec.model_copy(update={"dataset": record.name}), record) == run.identity
+    return step_identities(spec.model_copy(update={"dataset": record.name}), record)["evaluate"] == run.identity

@@ -107,21 +107,6 @@ def network_identity(trained: str, epoch: str) -> str:
     return trained if epoch == "last" else f"{trained}-{epoch}"
 
 
-def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Return the identity of a trained system."""
-    return train_step(spec, dataset).identity
-
-
-def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Return the identity of a run's embeddings."""
-    return step_identities(spec, dataset)["embed"]
-
-
-def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Return the identity of a run's scores and figures."""
-    return step_identities(spec, dataset)["evaluate"]
-
-
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
     """Return the identity of a published run: one in the standing comparison, and one in each other comparison or table that has it."""
     if not spec.overrides and spec.table is None:

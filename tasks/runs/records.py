@@ -152,7 +152,7 @@ class RunReport(Record):
 
     Attributes:
         comparison: title of the parent run.
-        identity: identity of the published run; no other published run has it.
+        identity: identity of the published run; in a comparison only variants with equal settings share one.
         parameters: the specification's training, evaluation and measurements, as plain values.
         tags: paper, table, row, git commit and other fields to filter by.
         dvc_digest: DVC's hash of the dataset, if DVC tracks it.

@@ -35,7 +35,7 @@ from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
-from tasks.runs.identity import evaluate_identity, train_identity
+from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing, figures
@@ -155,11 +155,11 @@ class Place:
 
     @property
     def train_id(self) -> str:
-        return train_identity(SPEC, self.dataset)
+        return train_step(SPEC, self.dataset).identity
 
     @property
     def evaluate_id(self) -> str:
-        return evaluate_identity(SPEC, self.dataset)
+        return step_identities(SPEC, self.dataset)["evaluate"]
 
     def files(self) -> dict[str, bytes]:
         return contents(self.state / "store")

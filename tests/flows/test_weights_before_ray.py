@@ -15,7 +15,7 @@ from dml_core.models.backbones.registry import build_backbone
 from flows import chain, reproduce
 from tasks import checks
 from tasks.runs.costs import Meter
-from tasks.runs.identity import train_identity
+from tasks.runs.identity import train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.tables.file import load_table
@@ -118,7 +118,7 @@ def test_weights_are_not_asked_for_where_nothing_is_trained_or_the_workers_are_e
         with pytest.raises(AttributeError, match="store"):
             run_chains(spec, services)
     (tmp_path / "records").mkdir()
-    (tmp_path / "records" / train_identity(spec, RECORD)).write_text("{}")
+    (tmp_path / "records" / train_step(spec, RECORD).identity).write_text("{}")
     with pytest.raises(AttributeError, match="store"):
         run_chains(spec, services)
 

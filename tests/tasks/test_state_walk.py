@@ -227,7 +227,9 @@ class Walk(RuleBasedStateMachine):
     def forget_what_cannot_be_rebuilt(self) -> None:
         """Keep only the runs that a damaged result gets back: those of the current settings and data with intact scores."""
         today = {
-            (row_name(spec.variant), STANDING_VARIANT, "last", self.name, spec.seed): identity.evaluate_identity(spec, self.dataset)
+            (row_name(spec.variant), STANDING_VARIANT, "last", self.name, spec.seed): identity.step_identities(spec, self.dataset)[
+                "evaluate"
+            ]
             for spec in comparison_runs(self.params, self.name, None, range(3))
         }
         self.measured = {place: scored for place, scored in self.measured.items() if scored == today.get(place) and self.is_whole(scored)}

@@ -10,7 +10,7 @@ from tasks.environment import Project
 from tasks.plans.plan import plan_tables
 from tasks.plans.progress import TableState, table_states
 from tasks.runs import identity
-from tasks.runs.identity import evaluate_identity
+from tasks.runs.identity import step_identities
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, paper_tables
 from tasks.tables.result import MeasuredRun, TableResult, save_result
@@ -34,7 +34,7 @@ def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
             dataset=run.dataset,
             project_dataset=run.spec.dataset,
             seed=run.spec.seed,
-            identity=evaluate_identity(run.spec, here.dataset(run.dataset, load_table(table))),
+            identity=step_identities(run.spec, here.dataset(run.dataset, load_table(table)))["evaluate"],
             scores={},
             figures="",
             training={},

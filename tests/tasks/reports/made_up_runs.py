@@ -15,7 +15,7 @@ from dml_core.data.store.packed import PackedDataset
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.embeddings import MANIFEST_FILE
-from tasks.runs.identity import embed_identity, evaluate_identity
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
@@ -56,8 +56,8 @@ def make_project(root: Path, roles: tuple[str, ...] = ("test",)) -> tuple[Projec
 def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test",)) -> None:
     """Write embeddings and scores of a run into the store; one run has its figures."""
     record = read_dataset(project, spec.dataset)
-    embedded = Path(project.store) / "embed" / embed_identity(spec, record)
-    scored = Path(project.store) / "evaluate" / evaluate_identity(spec, record)
+    embedded = Path(project.store) / "embed" / step_identities(spec, record)["embed"]
+    scored = Path(project.store) / "evaluate" / step_identities(spec, record)["evaluate"]
     embedded.mkdir(parents=True)
     generator = np.random.default_rng([spec.seed, len(spec.variant)])
     centres = generator.standard_normal((NUM_CLASSES, NUM_DIMENSIONS))

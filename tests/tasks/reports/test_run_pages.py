@@ -17,7 +17,7 @@ from tasks.reports import run_evaluation, run_pages
 from tasks.reports.finished_runs import choose
 from tasks.reports.run_pages import write_look
 from tasks.runs.embeddings import load_embeddings
-from tasks.runs.identity import embed_identity, evaluate_identity
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import Params, comparison_runs
 from tests.tasks.reports.conftest import Element, quiet, read
 from tests.tasks.reports.made_up_runs import HOSTILE, SEEDS, TRIPLET, make_project
@@ -32,7 +32,7 @@ class Brute:
         project, params = made
         record = read_dataset(project, "photos")
         spec = comparison_runs(params, "photos", [variant], [seed])[0]
-        folder = Path(project.store) / "embed" / embed_identity(spec, record)
+        folder = Path(project.store) / "embed" / step_identities(spec, record)["embed"]
         (queries, self.query_labels), (gallery, self.labels) = load_embeddings(folder, query_role), load_embeddings(folder, gallery_role)
         units = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries.astype(float), gallery.astype(float))]
         similarities = np.round(units[0] @ units[1].T, 9)
@@ -142,7 +142,7 @@ def test_a_comparison_has_means_over_seeds_and_paired_differences(made: Made, co
 def test_a_run_s_scores_are_the_evaluator_s_with_intervals_around_them(made: Made, single: Path) -> None:
     project, params = made
     spec = comparison_runs(params, "photos", ["softmax"], [2])[0]
-    scores = Path(project.store) / "evaluate" / evaluate_identity(spec, read_dataset(project, "photos")) / "metrics.json"
+    scores = Path(project.store) / "evaluate" / step_identities(spec, read_dataset(project, "photos"))["evaluate"] / "metrics.json"
     recall = 100 * json.loads(scores.read_text())["recall@1"]
     brute = Brute(made, "softmax", 2)
     assert recall == pytest.approx(100 * brute.found.mean())
@@ -243,7 +243,7 @@ def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path:
 def test_scores_that_do_not_match_the_embeddings_are_refused(tmp_path: Path) -> None:
     made = make_project(tmp_path / "project")
     spec = comparison_runs(made[1], "photos", ["softmax"], [0])[0]
-    path = Path(made[0].store) / "evaluate" / evaluate_identity(spec, read_dataset(made[0], "photos")) / "metrics.json"
+    path = Path(made[0].store) / "evaluate" / step_identities(spec, read_dataset(made[0], "photos"))["evaluate"] / "metrics.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"recall@1": 0.999}))
     with pytest.raises(StoreError, match=r"recall@1 is 0\.999000, but 0\.\d+ by the embeddings"):
         write_look(made[0], choose(*made, "photos/softmax"), None, tmp_path / "pages", "pca", quiet)

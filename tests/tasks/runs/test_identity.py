@@ -14,7 +14,6 @@ from tests.conftest import small_training
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
 GOLDEN = ["469cf53608c04786f84409269b797d7f", "1e53b4907518c3c427d1a82006ec4738", "95f5cd9e744c14a2f82dcb18759d9164"]
-STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 
 def changed(**values: object) -> RunSpec:
@@ -22,7 +21,7 @@ def changed(**values: object) -> RunSpec:
 
 
 def identities(spec: RunSpec = SPEC, dataset: DatasetRecord = DATASET) -> list[str]:
-    return [step(spec, dataset) for step in STEPS]
+    return list(identity.step_identities(spec, dataset).values())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_what_finds_the_best_epoch_counts_where_one_is_kept(monkeypatch: pytest.
     counted: list[set[str]] = []
     monkeypatch.setattr(identity, "source_digest", lambda modules: counted.append(set(modules)) or "code")
     for keeping in ((), ("oracle",)):
-        identity.train_identity(changed(training={"keep_epochs": keeping}), DATASET)
+        identity.train_step(changed(training={"keep_epochs": keeping}), DATASET)
     assert counted[1] - counted[0] == {"dml_core.training.validation"}
 
 
@@ -129,7 +128,7 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(
             identity, "source_digest", lambda modules, loss=loss: str(used.setdefault(loss, set(identity.source_files(modules))))
         )
-        identity.train_identity(SPEC.model_copy(update={"training": small_training(loss)}), DATASET)
+        identity.train_step(SPEC.model_copy(update={"training": small_training(loss)}), DATASET)
     assert "dml_core.losses.softtriple" in used["softtriple"]
     assert "dml_core.losses.softtriple" not in used["normalised_softmax"]
     assert "dml_core.losses.normalised_softmax" not in used["softtriple"]
@@ -178,7 +177,7 @@ def test_a_combined_loss_s_runs_depend_on_the_files_of_its_terms(monkeypatch: py
     counted: list[set[str]] = []
     monkeypatch.setattr(identity, "source_digest", lambda modules: counted.append(set(modules)) or "code")
     terms = [{"name": "softmax"}, {"name": "combined", "options": {"terms": [{"name": "proxy_nca"}, {"name": "center_loss"}]}}]
-    identity.train_identity(changed(training={"loss": {"name": "combined", "options": {"terms": terms}}}), DATASET)
+    identity.train_step(changed(training={"loss": {"name": "combined", "options": {"terms": terms}}}), DATASET)
     losses = {f"dml_core.losses.{name}" for name in ("combined", "softmax", "proxy_nca", "center_loss")}
     assert {module for module in counted[0] if module.startswith("dml_core.losses.")} == losses
 
