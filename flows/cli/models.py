@@ -66,7 +66,7 @@ def _print_registry(uri: str, dataset: str | None) -> None:
     """Print the versions in the registry."""
     from tasks.tracking.versions import registered_versions
 
-    versions = registered_versions(uri, f"dml-{dataset or ''}")
+    versions = registered_versions(uri, dataset)
     if versions:
         reasons = [version.gate or "" for version in versions]
         print_table(

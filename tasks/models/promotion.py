@@ -34,8 +34,8 @@ from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.identity import NETWORK_IDENTITY
 from tasks.runs.specs import FROZEN, load_params
 from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork, Registry, registered_name
-from tasks.tracking.versions import Version
+from tasks.tracking.registered import LoggedNetwork, Registry
+from tasks.tracking.versions import Version, registered_name
 
 CHAMPION = "champion"
 LEVEL = 0.05  # over all attempts at one place

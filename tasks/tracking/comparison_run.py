@@ -36,6 +36,7 @@ from tasks.tracking.child_run import (
 )
 from tasks.tracking.connection import log_metrics, runs_in, set_tags, tag_filter
 from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
+from tasks.tracking.versions import registered_name
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
@@ -119,7 +120,7 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     if best is None or report.comparison != comparison_title(report.dataset, report.role):
         why = "" if best is None else " (only the standing comparison registers its model)"
         return f"Model: {said_best(validation)}{why}"
-    from tasks.tracking.registered import register_best, registered_name  # imports torch, which a flow that reuses everything does not need
+    from tasks.tracking.registered import register_best  # imports torch, which a flow that reuses everything does not need
 
     run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
     name = registered_name(report.dataset, report.role)

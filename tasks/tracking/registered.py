@@ -23,7 +23,6 @@ from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
-from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
 from dml_core.trained import write_folder
@@ -34,7 +33,7 @@ from tasks.runs.identity import network_identity
 from tasks.runs.specs import FROZEN
 from tasks.tracking.child_run import DIGEST_TAG, EPOCH_TAG, PUBLISHED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
-from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, registered_versions
+from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 BEST = "best"
@@ -134,10 +133,6 @@ class Registry:
                     problem = f"model {model_id} has no network of this project"
                     network = self._download(f"{model.artifact_location}/{NETWORK}", temporary, problem)
                     files = {name: (network / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
-                run = self._run(model.source_run_id)
-                identity = _network_of(run) if run is not None else None
-                if identity is not None:  # earlier versions of this package wrote none, or that of the last epoch
-                    files[DESCRIPTION_FILE] = json.dumps(merge(json.loads(files[DESCRIPTION_FILE]), {"identity": identity})).encode()
 
                 def write(beside: Path) -> None:
                     for name, data in files.items():
@@ -212,13 +207,13 @@ class Registry:
 
     # ------------------------------------------------------------ versions
 
-    def versions(self, prefix: str) -> list[Version]:
-        """Return all versions of registered models whose name has this prefix, by name and number."""
-        return registered_versions(self.uri, prefix)
+    def versions(self, name: str) -> list[Version]:
+        """Return all versions of a registered model, by number."""
+        return [version for version in versions_of(self.uri, name) if version.name == name]
 
     def holder(self, name: str, alias: str) -> Version | None:
         """Return the version that an alias points to."""
-        return next((version for version in self.versions(name) if version.name == name and alias in version.aliases), None)
+        return next((version for version in self.versions(name) if alias in version.aliases), None)
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
         """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`.
@@ -305,11 +300,6 @@ def _is_without_training(candidate: LoggedNetwork, network: LoggedNetwork) -> bo
     ours, other = candidate.parameters, network.parameters
     same_backbone = ours["training"]["model"]["backbone"] == other["training"]["model"]["backbone"]
     return not ours["training"]["num_epochs"] and same_backbone and ours["evaluation"]["role"] == other["evaluation"]["role"]
-
-
-def registered_name(dataset: str, role: str) -> str:
-    """Return the name of the registered model of a dataset's comparison."""
-    return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
 
 
 def register(

@@ -9,6 +9,7 @@ from tasks.tracking.connection import all_pages, one_line_errors
 from tasks.tracking.queries import available_way, query_database, query_server
 
 REGISTRY_PREFIX = "models:/"
+MODEL_PREFIX = "dml-"  # of this project's registered models
 LOCK_SUFFIX = ".promotion"  # of the registered models that are locks (`Registry.promoting`)
 GATE_TAG = "dml.gate"
 DATABASE_VERSIONS = """
@@ -37,12 +38,27 @@ class Version:
     gate: str | None
 
 
-def registered_versions(uri: str, prefix: str) -> list[Version]:
-    """Return all versions of registered models whose name has this prefix, by name and number.
+def registered_name(dataset: str, role: str) -> str:
+    """Return the name of the registered model of a dataset's comparison."""
+    return f"{MODEL_PREFIX}{dataset}" if role == "test" else f"{MODEL_PREFIX}{dataset}-{role}"
+
+
+def registered_versions(uri: str, dataset: str | None = None) -> list[Version]:
+    """Return all versions of this project's registered models, of all roles, by name and number.
+
+    Args:
+        uri: MLflow's tracking address.
+        dataset: only those of this dataset.
 
     Raises:
         TrackingError: MLflow cannot be queried.
     """
+    names = None if dataset is None else {registered_name(dataset, role) for role in ("test", "validation", "train")}
+    return [version for version in versions_of(uri, f"{MODEL_PREFIX}{dataset or ''}") if names is None or version.name in names]
+
+
+def versions_of(uri: str, prefix: str) -> list[Version]:
+    """Return all versions of registered models whose name begins with `prefix`, as `registered_versions`."""
     read = {"database": _read_database, "server": _query_server, "client": _query_client}[available_way(uri)]
     versions = [version for version in read(uri, prefix) if version.name.startswith(prefix) and not version.name.endswith(LOCK_SUFFIX)]
     return sorted(versions, key=lambda version: (version.name, int(version.number)))

@@ -406,7 +406,7 @@ def test_a_run_that_is_scored_again_has_the_same_model_in_a_version_of_its_own_w
     client = client_of(tracker)
     numbers = [register_best(client, "dml-d", client.get_run(run_id), "best") for run_id in (first, second, second)]
     assert numbers == ["1", "2", "2"]
-    older, newer = registered_versions(tracker.uri, "dml-d")
+    older, newer = registered_versions(tracker.uri, "d")
     assert (older.run_id, newer.run_id, newer.aliases) == (first, second, ("best",))
     assert older.model_id == newer.model_id
     registry = Registry(tracker.uri)
@@ -431,6 +431,17 @@ def test_a_model_that_has_lost_files_is_not_shared(
     assert lost != whole
     network = Registry(tracker.uri).fetch(f"models:/{whole}", tmp_path / "cache")
     assert load_model(network, "cpu").embed([PackedDataset(Path(report.dataset.folder), "train").raw_bytes(0)]).shape[0] == 1
+
+
+def test_a_network_is_fetched_as_it_was_published(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    """Its description has a hash, which a change of the identity would break."""
+    run_id, client = tracker.publish(report), client_of(tracker)
+    model_id = find_model(client, client.get_run(run_id))
+    client.set_tag(run_id, "dml.epoch", "oracle")  # the identity that follows from the run is another now
+    network = Registry(tracker.uri).fetch(f"models:/{model_id}", tmp_path / "cache")
+    (published,) = (tmp_path / "mlartifacts").rglob(f"artifacts/network/{DESCRIPTION_FILE}")
+    assert (network / DESCRIPTION_FILE).read_bytes() == published.read_bytes()
+    assert load_model(network, "cpu").identity == report.checkpoint.identity
 
 
 def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(tracker: Tracker, report: RunReport) -> None:
@@ -839,7 +850,7 @@ def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_cl
     for alias, number in (("champion", "2"), ("best", "2"), ("old", "10")):
         client.set_registered_model_alias("dml-d", alias, number)
     client.delete_model_version("dml-d", "3")
-    by_file, by_rest = registered_versions(tracker.uri, "dml-"), registered_versions(server, "dml-")
+    by_file, by_rest = registered_versions(tracker.uri), registered_versions(server)
     assert [(version.name, version.number) for version in by_file] == [
         *(("dml-d", str(number)) for number in (1, 2, *range(4, 12))),
         ("dml-d-val", "1"),
@@ -848,14 +859,18 @@ def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_cl
     assert by_file[8].aliases == ("old",)
     assert by_file[0] == Version("dml-d", "1", (), "s3://models/m-0", "0" * 32, None)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # only MLflow's own client can log in
-    assert by_file == by_rest == registered_versions(server, "dml-")
-    assert registered_versions(tracker.uri, "dml-other") == []
+    assert by_file == by_rest == registered_versions(server)
+    assert registered_versions(tracker.uri, "other") == []
+    assert {version.name for version in registered_versions(tracker.uri, "d")} == {"dml-d"}, "another dataset's name begins like it"
+    client.create_registered_model("dml-d-validation")
+    client.create_model_version("dml-d-validation", "s3://models/m", run_id="0" * 32)
+    assert {version.name for version in registered_versions(tracker.uri, "d")} == {"dml-d", "dml-d-validation"}
 
 
 def test_a_database_before_the_first_run_has_no_versions(tmp_path: Path) -> None:
-    assert registered_versions(f"sqlite:///{tmp_path}/missing.db", "dml-") == []
+    assert registered_versions(f"sqlite:///{tmp_path}/missing.db") == []
     (tmp_path / "empty.db").touch()
-    assert registered_versions(f"sqlite:///{tmp_path}/empty.db", "dml-") == []
+    assert registered_versions(f"sqlite:///{tmp_path}/empty.db") == []
 
 
 def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
