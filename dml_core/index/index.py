@@ -15,7 +15,7 @@ import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, StoreError, first_line
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
@@ -179,7 +179,7 @@ def read_approximate(path: Path, mapped: bool) -> Any:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
-        raise StoreError(f"{path}: damaged ({str(error).splitlines()[0][-120:]}); {REMEDY}") from None
+        raise StoreError(f"{path}: damaged ({first_line(error)[-120:]}); {REMEDY}") from None
 
 
 def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:

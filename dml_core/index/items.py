@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dml_core.errors import StoreError
+from dml_core.errors import StoreError, first_line
 from dml_core.index.layout import REMEDY
 
 SCHEMA = pa.schema([("name", pa.large_string()), ("class_name", pa.large_string()), ("thumbnail", pa.large_binary())])
@@ -38,7 +38,7 @@ def open_items(path: Path) -> Any:
     except FileNotFoundError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
-        raise StoreError(f"{path}: damaged ({str(error).splitlines()[0]}); {REMEDY}") from None
+        raise StoreError(f"{path}: damaged ({first_line(error)}); {REMEDY}") from None
 
 
 def as_table(items: Sequence[Item]) -> Any:

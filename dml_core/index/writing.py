@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dml_core.errors import ConfigError, EvaluationError
+from dml_core.errors import ConfigError, EvaluationError, first_line
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
 from dml_core.evaluation.retrieval.approximate import build, index_recall, search_others
@@ -237,7 +237,7 @@ def _save(index: Any, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        raise OSError(f"{path}: {str(error).splitlines()[0][-120:]}") from None
+        raise OSError(f"{path}: {first_line(error)[-120:]}") from None
 
 
 def _measure(index: Index) -> MeasuredRecall:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dml_core.config import parse, refuse_repeats
-from dml_core.errors import ConfigError, EvaluationError, StoreError
+from dml_core.errors import ConfigError, EvaluationError, StoreError, first_line
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.retrieval.approximate import READ_BY_INDEX, ApproximateConfig, evaluate_approximately
@@ -140,4 +140,4 @@ def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
     except FileNotFoundError:
         raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
     except (ValueError, EOFError, OSError) as error:
-        raise EvaluationError(f"{path}: not an array saved by numpy.save ({str(error).splitlines()[0]})") from None
+        raise EvaluationError(f"{path}: not an array saved by numpy.save ({first_line(error)})") from None

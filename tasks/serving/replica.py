@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from dml_core.errors import DataError
+from dml_core.errors import DataError, first_line
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
 
@@ -173,7 +173,7 @@ class Replica:
             if len(queries) > 1:
                 return [result for query in queries for result in self._compute([query])]
             height, width = queries[0].view.shape[1:]
-            reason = f"the network does not take its {width} x {height} pixels ({str(error).splitlines()[0]})"
+            reason = f"the network does not take its {width} x {height} pixels ({first_line(error)})"
             return [_Result(np.empty(0, np.float32), reason)]
         has_angles = self._index is not None and self._index.metric == "cosine"
         results = [_Result(row_D, _why_not(row_D, has_angles and query.k > 0)) for query, row_D in zip(queries, rows_ND, strict=True)]

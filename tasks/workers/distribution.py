@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from dml_core.errors import DmlError, TrainingError
+from dml_core.errors import DmlError, TrainingError, first_line
 from tasks.workers.connection import connect, stop_ray
 
 ShareT = TypeVar("ShareT")
@@ -58,4 +58,4 @@ def _result(reference: Any) -> Any:
             raise error.cause from None
         raise TrainingError(f"a part failed on the cluster: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise TrainingError(f"the cluster lost a part and could not restart it: {str(error).splitlines()[0]}") from error
+        raise TrainingError(f"the cluster lost a part and could not restart it: {first_line(error)}") from error

@@ -21,7 +21,7 @@ from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
 from dml_core.data.readers.shared.packages import alone, unpack_debian, unpack_npm
 from dml_core.data.store.rows import Role, Row
-from dml_core.errors import DataError
+from dml_core.errors import DataError, first_line
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _STEMS = {part: (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")}
@@ -145,7 +145,7 @@ class IdxDataset(DatasetConfig):
                     try:
                         return source(cache)
                     except (DataError, RuntimeError, OSError) as error:
-                        problems.append(str(error).splitlines()[0].rstrip(":"))
+                        problems.append(first_line(error).rstrip(":"))
         except OSError as error:
             problems.append(f"{cache}: {error.strerror}")
         raise DataError("; ".join(problems))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dml_core.data.store.rows import Box
-from dml_core.errors import DataError
+from dml_core.errors import DataError, first_line
 from dml_core.files import check_regular
 
 TEXT_COLUMNS = ("path", "label", "role")
@@ -73,7 +73,7 @@ def _read_table(path: Path) -> tuple[Any, list[str]]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: not readable as a table ({reason})") from None
 
 
