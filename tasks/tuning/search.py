@@ -201,6 +201,8 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
         ConfigError: unknown table, row, dataset or metric; a row that is not run or has nothing to search.
     """
     table_name, _, row = name.rpartition("/")
+    if "/" not in table_name:
+        raise ConfigError(f"'{name}': name a row of a table, for example {STANDING}/softtriple or softtriple/table1/softtriple")
     table = load_table(table_name)
     if metric not in METRICS and recall_k(metric) is None:
         raise unknown_name("metric of a search", metric, [*METRICS, "recall@1"])

@@ -102,7 +102,7 @@ def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -
 
 
 def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None:
-    assert "no prepared dataset; run `dml data prepare`" in project.dml("show", code=2)
+    assert "no prepared dataset; run `dml data prepare d`" in project.dml("show", code=2)
     assert "dml data prepare d\n" not in project.dml("list")
     project.dml("fetch")
     assert "dml data prepare d\n" in project.dml("list")

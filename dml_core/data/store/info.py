@@ -96,7 +96,7 @@ def read_info(folder: Path) -> DatasetInfo:
         values.pop("format_version", None)  # its name in format 1
         return DatasetInfo.model_validate({"format": 1, **values})
     except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared dataset; run `dml data prepare`") from None
+        raise DataError(f"{folder}: no prepared dataset; run `dml data prepare {folder.name}`") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); remove it, and {REMEDY}") from None
     except StoreError as error:

@@ -61,6 +61,12 @@ def test_more_runs_at_a_time_than_a_flow_has_threads_for_are_refused() -> None:
         tasks.tuning.search.planned(Project(ROOT, ROOT / "state", "", ""), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65)
 
 
+@pytest.mark.parametrize("name", ["softtriple", "softtriple/table1"])
+def test_a_name_that_is_no_row_is_refused_with_examples(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}': name a row of a table, for example project/standing/softtriple"):
+        planned(name)
+
+
 def test_what_makes_another_search_and_what_does_not() -> None:
     name = "project/fashion_mnist/softtriple"
     search = planned(name)
