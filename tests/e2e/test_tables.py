@@ -103,7 +103,7 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d (compatible|above|below), mean equal", recall_1)
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d", recall_2), "the paper has no figure to compare with"
     assert nmi.endswith(", mean equal")
-    assert "| One day | published, own | 3.0 | 4 | 5.0 |" in printed
+    assert "| One day | published, own | 3.0 | 4.0 | 5.0 |" in printed
     assert "not run: a loss that nobody has written" in printed
     assert page_of(project, "softtriple/table91") in printed
     assert cells(project.run("dml", "tables", "show", "softtriple/table91"), "as_published, 3 seeds") == [recall_1, recall_2, nmi]

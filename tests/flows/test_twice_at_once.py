@@ -69,8 +69,9 @@ View = Callable[[Path], Any]
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Return the user-visible files of a project: those outside its state, except files with random names or measured times."""
-    return {name: data for name, data in contents(root).items() if not name.startswith(("state/", "index/", "new/", "exported/measured"))}
+    """Return the user-visible files of a project: those outside its state, except files with random names, paths or measured times."""
+    left_out = ("state/", "index/", "new/", "exported/measured", "embedded/plan.json")
+    return {name: data for name, data in contents(root).items() if not name.startswith(left_out)}
 
 
 def below(*places: str) -> View:
