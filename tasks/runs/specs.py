@@ -203,7 +203,7 @@ class RunSpec(Config):
         table: the table that the run belongs to, as `softtriple/table1`; None for the standing comparison's runs.
         row: its row in the table; column: the dataset's name in the table's columns. None in the standing comparison and in searches.
         is_smoke: the run is on drawn images, to test the pipeline. All smoke runs form one comparison, whichever table requested them: a
-            run that two tables share is trained and published once, and none appears next to a published value.
+            run that two tables share is trained once, and none appears next to a published value.
         measurements: measurements of the finished run, in addition to the evaluator's scores: name -> options (`dml_core.measurements`).
         trial: place in a search, for runs of `dml tune`.
     """
