@@ -32,7 +32,7 @@ def test_what_was_superseded_goes_and_the_rest_is_reused(project: Project) -> No
     assert named < superseded
     assert "nothing was removed" in listed
 
-    assert project.run("dml", "gc", "--days", "7").startswith("0 steps"), "what is young stays"
+    assert project.run("dml", "gc", "--days", "7").startswith("0 unused steps"), "what is young stays"
     project.run("dml", "gc", "--days", "0", "--delete")
     assert stored(project) == before - named
     assert not any((project.root / "state" / "prefect" / "storage" / Path(key).name).exists() for key in named)
