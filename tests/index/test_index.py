@@ -238,7 +238,7 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vectors-backup.f32", "items-mine.arrow", "approximate-0.faiss", "index.json.bak", ".index.json.swp"])
 def test_a_file_with_a_similar_name_is_not_removed(tmp_path: Path, name: str) -> None:
-    """A new index is refused beside it; a change of an existing index leaves it."""
+    """A new index is refused in its folder; a change of an existing index keeps it."""
     folder = tmp_path / "index"
     folder.mkdir()
     (folder / name).write_text("mine")

@@ -87,7 +87,7 @@ def _read(path: Path, file: IO[bytes]) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - this torch version may raise anything, even for undamaged bytes
         reason = first_line(error)
-        raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({reason}); begin anew with --force") from None
+        raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({reason}); train again with --force") from None
     return state
 
 

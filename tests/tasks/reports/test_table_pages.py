@@ -109,7 +109,7 @@ def test_significant_differences_are_above_the_table_with_every_pair(html: Eleme
     (sentence,) = differences.all("p", "sentence")
     assert sentence.text.startswith("cub200: ")
     assert f"{HOSTILE}, as_published" in sentence.text
-    assert "oracle" not in sentence.text, "the best epoch on the test classes is no system of its own"
+    assert "oracle" not in sentence.text, "scores of another epoch are not a separate system"
     pairs = differences.all("table", "pairs")[0]
     systems = [head.text for head in pairs.all("thead")[0].all("th")]
     assert len(systems) == 3, "every line of the last epoch is a system: two of SoftTriple, one of the softmax"

@@ -15,7 +15,7 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None], hashe
 
     Args:
         raw: the raw folder.
-        stamp: text that identifies options and generator.
+        stamp: whole lines that identify options and generator.
         generate: writes all files into a folder, which it may have to create.
         hashed: names of files whose SHA-256 the stamp file records.
 
@@ -45,7 +45,7 @@ def has_stamp(raw: Path, stamp: str) -> bool:
 
 
 def recorded_sha256(path: Path) -> str | None:
-    """Return the SHA-256 that the stamp file records of a file beside it, or None: folders of earlier versions have none.
+    """Return the SHA-256 that the stamp file records of a file in the same folder; None in folders of earlier versions.
 
     Raises:
         OSError, UnicodeDecodeError: the stamp file cannot be read.
