@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ from dml_core.data.store import packed
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.views.batches import Loader, TrainView
-from dml_core.data.views.transform_config import TransformConfig
+from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale
 from dml_core.deterministic import fastest_convolutions
 from dml_core.evaluation.clustering import kmeans
@@ -216,9 +216,10 @@ def verdict(check: Callable[[], str]) -> str:
 
 def check_scaling(device: torch.device) -> str:
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3 * 2 * 5).reshape(2, 3, 5, 256)
-    for scaling in ("rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"):
+    scalings = get_args(Scaling)
+    for scaling in scalings:
         assert torch.equal(scale(pixels.to(device), scaling).cpu(), scale(pixels, scaling)), scaling
-    return "256 values, 4 scalings"
+    return f"256 values, {len(scalings)} scalings"
 
 
 class Drawn:
