@@ -202,18 +202,15 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         is_one_protocol=today.is_one_protocol,
     )
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (backends.tracker.publish(summary) is None)
+    return standing_report(outcomes, failures, page, folder / REPORT_FILE, num_undelivered)
+
+
+def standing_report(outcomes: Sequence[Outcome], failures: Sequence[Failure], page: str, path: Path, num_undelivered: int = 0) -> Report:
+    """Return the report of the standing comparison's runs on one dataset, whose page is written."""
     best, best_line = _best(outcomes)
-    return Report(
-        spec.comparison,
-        artifact_key("comparison", spec.dataset),
-        page,
-        folder / REPORT_FILE,
-        tuple(outcomes),
-        tuple(failures),
-        num_undelivered,
-        best,
-        best_line,
-    )
+    spec = outcomes[0].spec
+    key = artifact_key("comparison", spec.dataset)
+    return Report(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, best_line)
 
 
 def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:

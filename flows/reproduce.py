@@ -20,8 +20,8 @@ from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
-from flows.reuse.kept_reports import keep_reports
 from flows.reuse.step_cache import forget_failure
+from flows.reuse.written_reports import record_reports
 from flows.services import Services
 from tasks.checks import bring_weights, check_before, check_devices, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
@@ -79,7 +79,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
         services.display.say("writing the reports")
     with services.meter.phase("reports"):
         reports = write_reports(runs, outcomes, failures, params, services)
-        keep_reports(reports, outcomes, params, services)
+        record_reports(reports, outcomes, params, services)
     _say_times(outcomes, services)
     for report in reports:
         create_markdown_artifact(report.page, key=report.key, description=report.title)

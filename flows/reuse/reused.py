@@ -11,8 +11,8 @@ from dml_core.errors import DataError
 from flows.backends import Backends
 from flows.outcomes import Outcome
 from flows.reports import Report, write_reports
-from flows.reuse.kept_reports import keep_reports, kept_reports
 from flows.reuse.planned import plan_run
+from flows.reuse.written_reports import record_reports, written_reports
 from tasks.data import unchanged_dataset
 from tasks.environment import Project, prefect_server
 from tasks.runs.records import DatasetRecord
@@ -32,10 +32,10 @@ def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) ->
         outcomes = _finished(runs, backends)
         if outcomes is None:
             return None
-        reports = kept_reports(outcomes, params, backends)
+        reports = written_reports(outcomes, params, backends)
         if reports is None:
             reports = write_reports(runs, outcomes, (), params, backends)
-            keep_reports(reports, outcomes, params, backends)
+            record_reports(reports, outcomes, params, backends)
         return reports
 
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from flows.backends import Backends
 from flows.outcomes import Outcome
-from flows.reports import Report
+from flows.reports import Report, standing_report
 from tasks.environment import Project
 from tasks.file_states import hash_of_states
 from tasks.runs.records import Record
@@ -27,64 +27,41 @@ from tasks.tracking.connection import SQLITE
 PACKAGES = [Path(__file__).parents[2] / name for name in ("dml_core", "tasks", "flows")]
 
 
-class _KeptReport(Record):
-    title: str
-    key: str
-    page: str
+class _Page(Record):
+    title: str  # of its comparison
     path: Path
-    best: int | None  # its place among the outcomes
-    best_line: str
 
 
-class _KeptReports(Record):
+class _WrittenReports(Record):
     state: str
-    reports: tuple[_KeptReport, ...]
+    reports: tuple[_Page, ...]
 
 
-_KEPT = TypeAdapter(_KeptReports)
+_WRITTEN = TypeAdapter(_WrittenReports)
 
 
-def keep_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], params: Params, backends: Backends) -> None:
+def record_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], params: Params, backends: Backends) -> None:
     """Record that reports of the standing comparison are up to date, unless a run failed, is of older code or waits for MLflow."""
     if not outcomes or outcomes[0].spec.table is not None:
         return
     if any(report.failures or report.num_undelivered for report in reports) or any(outcome.older_code for outcome in outcomes):
         return
-    kept = [
-        _KeptReport(
-            title=report.title,
-            key=report.key,
-            page=report.page,
-            path=report.path,
-            best=None if report.best is None else outcomes.index(report.best),
-            best_line=report.best_line,
-        )
-        for report in reports
-    ]
     state = _state(outcomes, (report.path for report in reports), params, backends)
     if state is not None:
-        write_sealed(_path(backends.project, outcomes), _KeptReports(state=state, reports=tuple(kept)), _KEPT)
+        pages = tuple(_Page(title=report.title, path=report.path) for report in reports)
+        write_sealed(_path(backends.project, outcomes), _WrittenReports(state=state, reports=pages), _WRITTEN)
 
 
-def kept_reports(outcomes: Sequence[Outcome], params: Params, backends: Backends) -> list[Report] | None:
+def written_reports(outcomes: Sequence[Outcome], params: Params, backends: Backends) -> list[Report] | None:
     """Return the reports of these reused runs if they are up to date, or None."""
-    kept = read_or_set_aside(_path(backends.project, outcomes), _KEPT)
-    if kept is None or kept.state != _state(outcomes, (report.path for report in kept.reports), params, backends):
+    written = read_or_set_aside(_path(backends.project, outcomes), _WRITTEN)
+    if written is None or written.state != _state(outcomes, (page.path for page in written.reports), params, backends):
         return None
-    return [
-        Report(
-            title=report.title,
-            key=report.key,
-            page=report.page,
-            path=report.path,
-            outcomes=tuple(outcome for outcome in outcomes if outcome.spec.comparison == report.title),
-            failures=(),
-            num_undelivered=0,
-            best=None if report.best is None else outcomes[report.best],
-            best_line=report.best_line,
-        )
-        for report in kept.reports
-    ]
+    reports = []
+    for page in written.reports:
+        of_page = [outcome for outcome in outcomes if outcome.spec.comparison == page.title]
+        reports.append(standing_report(of_page, (), page.path.read_text(encoding="utf-8"), page.path))
+    return reports
 
 
 def _path(project: Project, outcomes: Sequence[Outcome]) -> Path:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from flows.outcomes import Failure, Outcome
-from flows.reports import Report
-from flows.reuse import kept_reports
+from flows.reports import Report, standing_report
+from flows.reuse import written_reports
 from tasks.environment import Project
+from tasks.runs.best import VALIDATION
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
@@ -36,28 +37,28 @@ class Backends:
     @property
     def report(self) -> Report:
         path = self.files[-1]
-        return Report(RUNS[0].comparison, "k", "page", path, tuple(self.outcomes), (), 0, best=self.outcomes[1], best_line="best")
+        return standing_report(self.outcomes, (), path.read_text(), path)
 
 
 def outcome(spec: Any, recall: float) -> Outcome:
-    scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": recall})
+    scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": recall, VALIDATION: recall})
     return Outcome(spec, scores, {"train": False}, True, "network", "figures", 0.0, digest="digest")
 
 
 @pytest.fixture
 def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Backends(tmp_path)
-    monkeypatch.setattr(kept_reports, "PACKAGES", [tmp_path / "code"])
-    kept_reports.keep_reports([made.report], made.outcomes, made.params, made)  # type: ignore[arg-type]
+    monkeypatch.setattr(written_reports, "PACKAGES", [tmp_path / "code"])
+    written_reports.record_reports([made.report], made.outcomes, made.params, made)  # type: ignore[arg-type]
     return made
 
 
-def kept(backends: Any) -> list[Report] | None:
-    return kept_reports.kept_reports(backends.outcomes, backends.params, backends)
+def up_to_date(backends: Any) -> list[Report] | None:
+    return written_reports.written_reports(backends.outcomes, backends.params, backends)
 
 
 def test_nothing_changed(backends: Any) -> None:
-    assert kept(backends) == [backends.report]
+    assert up_to_date(backends) == [backends.report]
 
 
 def rewritten(number: int) -> Callable[[Any], None]:
@@ -113,13 +114,13 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_writes_the_reports_again(backends: Any, change: str) -> None:
     CHANGES[change](backends)
-    assert kept(backends) is None
+    assert up_to_date(backends) is None
 
 
 def test_compiled_code_counts_as_unchanged(backends: Any) -> None:
     (backends.files[1].parent / "__pycache__").mkdir()
     (backends.files[1].parent / "__pycache__/a.pyc").write_text("compiled")
-    assert kept(backends) is not None
+    assert up_to_date(backends) is not None
 
 
 def test_a_replaced_file_is_found_though_size_and_time_are_the_same(backends: Any) -> None:
@@ -129,13 +130,13 @@ def test_a_replaced_file_is_found_though_size_and_time_are_the_same(backends: An
     other.write_text("two")
     os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
     other.replace(path)
-    assert kept(backends) is None
+    assert up_to_date(backends) is None
 
 
 @pytest.mark.parametrize("how", ["failed", "waits", "older code", "of a table"])
-def test_reports_that_are_not_final_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_reports_that_are_not_final_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     made: Any = Backends(tmp_path)
-    monkeypatch.setattr(kept_reports, "PACKAGES", [])
+    monkeypatch.setattr(written_reports, "PACKAGES", [])
     report = made.report
     if how == "failed":
         report = replace(report, failures=(Failure(RUNS[0], "reason"),))
@@ -145,5 +146,5 @@ def test_reports_that_are_not_final_are_not_kept(tmp_path: Path, monkeypatch: py
         with_outcome(older_code=("a.py",))(made)
     if how == "of a table":
         with_outcome(spec=RUNS[0].model_copy(update={"table": "softtriple/table1"}))(made)
-    kept_reports.keep_reports([report], made.outcomes, made.params, made)
-    assert kept(made) is None
+    written_reports.record_reports([report], made.outcomes, made.params, made)
+    assert up_to_date(made) is None
