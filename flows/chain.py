@@ -431,10 +431,7 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         embed_key=embed_key,
         store=services.store.address,
         cache=str(services.store.cache.absolute()),
-        checkpoint_every_steps=services.scale.checkpoint_every_steps,
-        checkpoint_every_minutes=services.scale.checkpoint_every_minutes,
-        deterministic=services.scale.deterministic,
-        image_cache_gb=services.scale.image_cache_gb,
+        scale=services.scale,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import RunSpec, ScaleSpec
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Job:
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
         num_loader_workers: image-loading processes of each worker; set by the group that does the job.
-        checkpoint_every_steps, checkpoint_every_minutes, deterministic, image_cache_gb: as in `ScaleSpec`.
+        scale: when the workers write checkpoints, how many images they cache, and whether they compute deterministically.
     """
 
     step: str
@@ -30,10 +30,7 @@ class Job:
     store: str
     cache: str
     num_loader_workers: int = 0
-    checkpoint_every_steps: int | None = None
-    checkpoint_every_minutes: float | None = None
-    deterministic: bool = False
-    image_cache_gb: float | None = None
+    scale: ScaleSpec = field(default_factory=ScaleSpec)
 
 
 @dataclass

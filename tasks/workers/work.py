@@ -70,8 +70,8 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     training, num_loaders = job.spec.training, job.num_loader_workers
     epoch_scorers = scorers(packed, training, device, num_loaders, source)
     saving = Saving(
-        job.checkpoint_every_steps,
-        job.checkpoint_every_minutes,
+        job.scale.checkpoint_every_steps,
+        job.scale.checkpoint_every_minutes,
         in_background=True,
         saved=lambda: store.push(job.train_key),
         stop_wanted=stop_wanted,
@@ -160,7 +160,7 @@ def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImag
     """
     if not store.is_remote:
         return Path(job.dataset_folder), None
-    cache_gb = job.image_cache_gb
+    cache_gb = job.scale.image_cache_gb
     with patient():
         if local_rank == 0:
             store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))

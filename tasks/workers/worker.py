@@ -94,7 +94,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     started = time.monotonic()
     try:
         local_rank = ray.train.get_context().get_local_rank()
-        with _folder_to_itself(job), deterministic_algorithms() if job.deterministic else fastest_convolutions():
+        with _folder_to_itself(job), deterministic_algorithms() if job.scale.deterministic else fastest_convolutions():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
             if torch.are_deterministic_algorithms_enabled():
                 step_facts["deterministic"] = True

@@ -92,7 +92,7 @@ def two(workers: WorkerGroup, many_images: Path, state: Path) -> str:
 
 
 def long_job(packed: Path, state: Path, name: str) -> Job:
-    made = job(packed, state, name, LONG, checkpoint_every_steps=5)
+    made = job(packed, state, name, LONG, scale=ScaleSpec(checkpoint_every_steps=5))
     training = parse(TrainingConfig, merge(made.spec.training.model_dump(), GENTLE), "test")
     return replace(made, spec=made.spec.model_copy(update={"training": training}))
 

@@ -103,7 +103,7 @@ def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
 ) -> None:
     disturbance, began = Disturbance(deed), time.monotonic()
     workers._placement = replace(workers._placement, num_loaders=int(deed is stop_a_loader))
-    facts = workers.run(job(many_images, state, name, checkpoint_every_steps=7), disturbance)
+    facts = workers.run(job(many_images, state, name, scale=SCALE), disturbance)
     assert disturbance.at is not None, "the run was over before it was disturbed"
     assert facts["attempts"] == 2
     assert facts["taken_up"] or name == "boardless"  # a board may die before a checkpoint is saved

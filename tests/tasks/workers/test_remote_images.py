@@ -20,7 +20,7 @@ from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.history import HISTORY_FILE
 from tasks.remote_images.cache import LOCK
 from tasks.remote_images.reading import CACHE_FOLDER, GB, push_ranges
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
 from tasks.workers import work
 from tasks.workers.jobs import Job
@@ -40,12 +40,22 @@ def job(packed: Path, tmp_path: Path, s3_bucket: str) -> Job:
     driver.push_folder(packed, KEY)
     push_ranges(driver, packed, KEY)
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
-    return Job("train", spec, KEY, str(packed), "train/x", "embed/x", address, str(tmp_path / "machine"), image_cache_gb=BOUND / GB)
+    return Job(
+        "train",
+        spec,
+        KEY,
+        str(packed),
+        "train/x",
+        "embed/x",
+        address,
+        str(tmp_path / "machine"),
+        scale=ScaleSpec(image_cache_gb=BOUND / GB),
+    )
 
 
 def local(job: Job, folder: Path) -> Job:
     """Return the same run on a folder store, which reads the local dataset."""
-    return replace(job, store=str(folder), image_cache_gb=None)
+    return replace(job, store=str(folder), scale=ScaleSpec())
 
 
 def left_by(folder: Path, names: tuple[str, ...] = (CHECKPOINT_FILE, HISTORY_FILE)) -> list[bytes]:
@@ -93,7 +103,7 @@ def test_a_run_ends_in_the_bytes_of_one_on_whole_datasets_and_its_cache_stays_wi
 
 
 def test_whole_images_of_an_earlier_run_give_their_room_back(job: Job, tmp_path: Path) -> None:
-    work.train(replace(job, train_key="train/whole", image_cache_gb=None), CPU, lambda message: None)
+    work.train(replace(job, train_key="train/whole", scale=ScaleSpec()), CPU, lambda message: None)
     assert list((tmp_path / "machine").rglob(IMAGES_FILE))
     work.train(job, CPU, lambda message: None)
     assert not list((tmp_path / "machine").rglob(IMAGES_FILE))
@@ -129,7 +139,7 @@ def killed_after(job: Job, num_steps: int) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_the_middle_of_an_epoch_ends_in_the_same_bytes(job: Job, tmp_path: Path) -> None:
-    job = replace(job, checkpoint_every_steps=1)
+    job = replace(job, scale=job.scale.model_copy(update={"checkpoint_every_steps": 1}))
     process = multiprocessing.get_context("spawn").Process(target=killed_after, args=(job, 9))
     process.start()
     process.join()
