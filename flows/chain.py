@@ -93,6 +93,7 @@ class Chain:
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing.append(services.submitted[key])
+        self._futures = [future for future in (*self._steps.values(), *self._publishing) if not isinstance(future, StepRecord)]
 
     def _submit(self, step: Any, planned: PlannedStep, *inputs: Any, **options: Any) -> Any:
         """Return a finished step's record; else submit it, whose lock is released when its record is stored, once in this flow."""
@@ -106,14 +107,15 @@ class Chain:
         return submitted[key]
 
     def when_ended(self, then: Callable[[], object]) -> None:
-        """Call `then` in some thread once every step has ended, which may be now."""
-        _then_after([future for future in (*self._steps.values(), *self._publishing) if not isinstance(future, StepRecord)], then)
+        """Call `then` in some thread once the last step, which waits for the others, has ended; this may be now."""
+        if self._futures:
+            self._futures[-1].add_done_callback(lambda _: then())
+        else:
+            then()
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; return the first failed step's error, or None."""
-        for future in (*self._steps.values(), *self._publishing):
-            if isinstance(future, StepRecord):
-                continue
+        for future in self._futures:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
                 error = future.state.result(raise_on_failure=False)
@@ -191,13 +193,6 @@ def _as_they_end(chains: Sequence[Chain]) -> Iterator[int]:
         yield ended.get()
 
 
-def _then_after(futures: Sequence[Any], then: Callable[[], object]) -> None:
-    if futures:
-        futures[0].add_done_callback(lambda _: _then_after(futures[1:], then))
-    else:
-        then()
-
-
 def _show(outcome: Outcome, trained: bool, services: Services) -> None:
     """Print one line for a run if any of its steps ran, and log all its scores and folders."""
     services.display.finished(outcome.spec.title, trained, outcome.line if any(outcome.ran.values()) else None)
@@ -238,17 +233,13 @@ def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bo
 # ---------------------------------------------------------------- the steps
 
 
-def _by_identity(context: Any, parameters: dict[str, Any]) -> str:
-    return str(parameters["identity"])
-
-
 def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
     """Return whether a failed step should be retried: not if the user has to fix something."""
     return not isinstance(state.result(raise_on_failure=False), DmlError)
 
 
 _STEP_OPTIONS: dict[str, Any] = {
-    "cache_key_fn": _by_identity,  # the name of its record; a finished step is not submitted
+    "cache_key_fn": lambda context, parameters: parameters["identity"],  # the name of its record; a finished step is not submitted
     "refresh_cache": True,
     "persist_result": True,
     "on_failure": [forget_failure],
