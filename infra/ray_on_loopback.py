@@ -25,8 +25,9 @@ start_process = services.start_ray_process
 
 def start_with_known_ports(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
     """Start one of Ray's processes; a raylet also gets its agent's port."""
-    told = [f"--dashboard_agent_listen_port={port}" for port in PORTS] if process_type == ray_constants.PROCESS_TYPE_RAYLET else []
-    return start_process([*command, *told], process_type, *arguments, **options)
+    if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+        command = [*command, *(f"--dashboard_agent_listen_port={port}" for port in PORTS)]
+    return start_process(command, process_type, *arguments, **options)
 
 
 ray_constants.ENABLE_RAY_CLUSTER = True
