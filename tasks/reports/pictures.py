@@ -1,4 +1,4 @@
-"""Pictures of runs, small enough to be embedded in a page. A page's encoded pictures are kept, because encoding takes most of its time."""
+"""Pictures of runs, small enough to be embedded in a page. A page's encoded pictures are cached: encoding takes most of its time."""
 
 import base64
 import hashlib
@@ -6,7 +6,6 @@ import io
 import json
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from pydantic import TypeAdapter
 from dml_core.errors import StoreError
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.figures.mean_ranks import plot_mean_ranks
-from tasks.runs.records import Record
+from tasks.runs.records import FIGURES_FOLDER, Record
 from tasks.sealed import read_or_set_aside, write_sealed
 
-FIGURES, MEASUREMENTS = "figures", "measurements"
+MEASUREMENTS = "measurements"  # the folder of `tasks.scores.measuring`, which imports torch
 CAPTIONS = {  # in their order on a page
     "curve": "loss over epochs",
     "gallery": "retrieval gallery",
@@ -31,15 +30,19 @@ LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, q
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".svg"}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture in a page: `source` is a data URI, or None if there was no room or the file is not a picture."""
+class Encoded(Record):
+    """An encoded picture: its data URI, and its size in pixels; `source` is None if there was no room or the file is not a picture."""
 
-    caption: str
-    file: str
     source: str | None
     width: int = 0
     height: int = 0
+
+
+class Picture(Encoded):
+    """An encoded picture with its caption and its file in the folder of the run's scores."""
+
+    caption: str
+    file: str
 
     @property
     def is_measurement(self) -> bool:
@@ -47,25 +50,17 @@ class Picture:
         return self.file.startswith(f"{MEASUREMENTS}/")
 
 
-class Encoded(Record):
-    """An encoded picture: its data URI or None, and its size in pixels."""
-
-    source: str | None
-    width: int = 0
-    height: int = 0
+_ENCODED: TypeAdapter[dict[str, Encoded]] = TypeAdapter(dict[str, Encoded])
 
 
-_KEPT: TypeAdapter[dict[str, Encoded]] = TypeAdapter(dict[str, Encoded])
-
-
-class KeptPictures:
-    """The encoded pictures of a page, read from its last writing by a hash of all that they depend on. Thread-safe.
+class PictureCache:
+    """The encoded pictures of a page as last written, by a hash of all that they depend on. Thread-safe.
 
     The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file is only a help: if
     it is damaged, of another format or cannot be written, pictures are encoded again.
 
     Args:
-        path: sealed file; None keeps nothing.
+        path: sealed file; None caches nothing.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -73,7 +68,7 @@ class KeptPictures:
         self._before: dict[str, Encoded] = {}
         self._now: dict[str, Encoded] = {}
         try:
-            self._before = read_or_set_aside(path, _KEPT) or {} if path is not None else {}
+            self._before = read_or_set_aside(path, _ENCODED) or {} if path is not None else {}
         except StoreError:
             self._path = None
 
@@ -85,10 +80,10 @@ class KeptPictures:
         return self._now[key]
 
     def save(self) -> None:
-        """Keep the pictures that were used, and no others."""
+        """Write the pictures that were used, and no others."""
         if self._path is not None and self._now != self._before:
             with suppress(StoreError):
-                write_sealed(self._path, self._now, _KEPT)
+                write_sealed(self._path, self._now, _ENCODED)
 
 
 @cache
@@ -118,38 +113,42 @@ def picture_files(folder: Path) -> list[Path]:
     """Return a finished run's pictures: the figures of every run, then those of its measurements."""
     known = list(CAPTIONS)
     figures, measurements = (
-        sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in SUFFIXES) for part in (FIGURES, MEASUREMENTS)
+        sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in SUFFIXES) for part in (FIGURES_FOLDER, MEASUREMENTS)
     )
     return sorted(figures, key=lambda path: known.index(path.stem) if path.stem in known else len(known)) + measurements
 
 
-def load_picture(path: Path, folder: Path, num_pictures: int, kept: KeptPictures | None = None) -> Picture:
+def load_picture(path: Path, folder: Path, num_pictures: int, pictures: PictureCache) -> Picture:
     """Load a picture at the best size and quality that leaves room for all pictures of a page.
 
     Args:
         path: the picture.
         folder: folder of the run's scores; pictures are named relative to it.
         num_pictures: number of pictures on the whole page.
-        kept: the page's encoded pictures.
+        pictures: the page's encoded pictures.
     """
-    name, most_bytes = path.relative_to(folder).as_posix(), PAGE_BYTES // max(num_pictures, 1)
-    caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
+    most_bytes = PAGE_BYTES // max(num_pictures, 1)
     try:
         data = path.read_bytes()
     except OSError:
-        return Picture(caption, name, None)
-    if path.suffix.lower() == ".svg":
-        return Picture(caption, name, _data_uri("svg+xml", data) if len(data) <= most_bytes else None)
-    encoded = (kept or KeptPictures()).encode(data, most_bytes)
-    return Picture(caption, name, encoded.source, encoded.width, encoded.height)
+        encoded = Encoded(source=None)
+    else:
+        is_svg = path.suffix.lower() == ".svg"
+        encoded = _embedded_svg(data, most_bytes) if is_svg else pictures.encode(data, most_bytes)
+    caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
+    return Picture(**dict(encoded), caption=caption, file=path.relative_to(folder).as_posix())
+
+
+def _embedded_svg(data: bytes, most_bytes: int) -> Encoded:
+    return Encoded(source=_data_uri("svg+xml", data) if len(data) <= most_bytes else None)
 
 
 def _data_uri(kind: str, data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def diagram_picture(ranking: Ranking, kept: KeptPictures) -> Picture:
+def diagram_picture(ranking: Ranking, pictures: PictureCache) -> Picture:
     """Return the critical-difference diagram of a table's systems, drawn again: it depends only on the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = plot_mean_ranks(ranking, Path(folder) / "ranks.png")
-        return load_picture(path, Path(folder), 1, kept)
+        return load_picture(path, Path(folder), 1, pictures)

@@ -28,7 +28,7 @@ from tasks.reports.album import CELLS, COLUMNS, Album
 from tasks.reports.compare import Summaries, compare_runs, summarise_runs
 from tasks.reports.finished_runs import SelectedRuns, open_sides
 from tasks.reports.kit import render
-from tasks.reports.pictures import load_picture, picture_files
+from tasks.reports.pictures import PictureCache, load_picture, picture_files
 from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method
 from tasks.runs.specs import row_name
 from tasks.scores.figures import Side
@@ -172,7 +172,7 @@ def _write_run(
         examples=evaluated.examples(album, pairs),
         pairs=pairs[:NUM_COUNTED_PAIRS],
         num_pairs=len(pairs),
-        pictures=[load_picture(path, run.scores, len(figures)) for path in figures],
+        pictures=[load_picture(path, run.scores, len(figures), PictureCache()) for path in figures],
         album=album,
         method=method,
         selectable=frozenset(images.selectable.tolist()),

@@ -11,7 +11,7 @@ from dml_core.config import flatten
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
 from dml_core.training.config import TrainingConfig
-from tasks.reports.pictures import KeptPictures, Picture, load_picture, picture_files
+from tasks.reports.pictures import Picture, PictureCache, load_picture, picture_files
 from tasks.runs.tuned import TUNED, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
@@ -47,7 +47,7 @@ class Details:
     unavailable: str | None
 
 
-def line_details(name: str, table: TableFile, result: TableResult, store: Store, kept: KeptPictures) -> dict[LineKey, list[Details]]:
+def line_details(name: str, table: TableFile, result: TableResult, store: Store, encoded: PictureCache) -> dict[LineKey, list[Details]]:
     """Return the details of every line of a table, by dataset; their pictures share the space of a page."""
     groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
     for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
@@ -58,7 +58,7 @@ def line_details(name: str, table: TableFile, result: TableResult, store: Store,
     num_pictures = sum(map(len, files.values()))
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow encodes without Python's lock
         loads = {
-            folder: [threads.submit(load_picture, path, folder, num_pictures, kept) for path in paths] for folder, paths in files.items()
+            folder: [threads.submit(load_picture, path, folder, num_pictures, encoded) for path in paths] for folder, paths in files.items()
         }
         pictures = {folder: tuple(load.result() for load in of_folder) for folder, of_folder in loads.items()}
     details: dict[LineKey, list[Details]] = {}

@@ -20,7 +20,7 @@ from tasks.own_images.published import is_published
 from tasks.plans.prices import Prices
 from tasks.plans.results import load_result
 from tasks.reports.kit import render
-from tasks.reports.pictures import KeptPictures, diagram_picture
+from tasks.reports.pictures import PictureCache, diagram_picture
 from tasks.reports.table_costs import cost_rows
 from tasks.reports.table_details import line_details
 from tasks.reports.table_text import as_markdown, as_note
@@ -99,7 +99,7 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     result, _ = comparable(measured, today)
     table = shown_table(name, file, measured, _waiting(project, params, name, file, result), today)
     page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
-    pictures = KeptPictures(project.state / PICTURES / f"{name}.json")
+    pictures = PictureCache(project.state / PICTURES / f"{name}.json")
     html = render(
         "table.html",
         table=table,

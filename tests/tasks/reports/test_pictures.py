@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tasks.reports import pictures
-from tasks.reports.pictures import Encoded, KeptPictures, encode
+from tasks.reports.pictures import Encoded, PictureCache, encode
 from tasks.sealed import FORMAT
 from tests.damage import DAMAGE, as_format
 
@@ -37,9 +37,9 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def write_page(path: Path, *images: bytes, room: int = ROOM) -> list[Encoded]:
-    kept = KeptPictures(path)
-    encoded = [kept.encode(image, room) for image in images]
-    kept.save()
+    pictures = PictureCache(path)
+    encoded = [pictures.encode(image, room) for image in images]
+    pictures.save()
     return encoded
 
 
