@@ -23,6 +23,7 @@ from tasks.runs.tuned import STANDING
 from tasks.tables.file import load_table
 from tasks.tables.present import table_today
 from tasks.tables.result import FailedRun, MeasuredRun
+from tasks.wording import counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Report:
     def line(self) -> str:
         """The report as one line."""
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"{self.title}: {len(self.outcomes)} run{'' if len(self.outcomes) == 1 else 's'}{failed}; page: {self.path}"
+        return f"{self.title}: {counted(len(self.outcomes), 'run')}{failed}; page: {self.path}"
 
 
 def write_reports(

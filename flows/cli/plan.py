@@ -11,6 +11,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
 from flows.cli.table_options import Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
+from tasks.wording import counted, duration
 
 if TYPE_CHECKING:
     from tasks.plans.needs import Need
@@ -91,15 +92,13 @@ def _print_sums(plans: "Sequence[TablePlan]", estimate: "Estimate", prices: "Pri
             print(f"{plan.name}: omitted: {why}")
     runs = [run for plan in plans for run in plan.runs]
     num_to_train = sum(run.trains for run in runs)
-    print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num_to_train} to train: {time_of(estimate)}")
+    print(f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}")
     if estimate.cost is not None and num_to_train:
         print(_cost_line(estimate.cost, prices))
 
 
 def time_of(estimate: "Estimate") -> str:
     """Return a time with the basis of its estimate, unless it was measured."""
-    from tasks.workers.progress import duration
-
     if estimate.seconds is None:
         return estimate.basis
     return f"about {duration(estimate.seconds)}" + (f" ({estimate.basis})" if estimate.basis != "measured" else "")

@@ -10,6 +10,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import print_page
 from flows.cli.session import PrefectStart, open_project, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
+from tasks.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,7 @@ def _print_reused(project: "Project", params: "Params", runs: "Sequence[RunSpec]
     reports = reused_reports(project, params, runs)
     if reports is None:
         return False
-    say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
+    say(f"{len(runs)} of {counted(len(runs), 'run')} reused")
     _print_reports(reports, project)
     return True
 

@@ -9,6 +9,7 @@ import typer
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
+from tasks.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,7 @@ def _how(state: "TableState") -> str:
     """Return the state of the table on the paper's own data with its numbers, as `partly, 2 of 5` or `done, 3 seeds`."""
     own = state.own_data
     if state.how == "done":
-        return f"done, {own.seeds} seed{'s' if own.seeds > 1 else ''}"
+        return f"done, {counted(own.seeds, 'seed')}"
     if state.how == "partly":
         return f"partly, {own.done} of {own.runs}"
     return f"stale, {own.stale} of {own.runs}" if state.how == "stale" else state.how
@@ -138,22 +139,22 @@ def show(
     from tasks.tables.view import shown_table
 
     table, result = load_table(name), load_result(project, name)
-    found = shown_table(name, table, result, today=table_today(project, load_params(project.params_file), name, table, result))
+    shown = shown_table(name, table, result, today=table_today(project, load_params(project.params_file), name, table, result))
     if as_json:
-        print(found.model_dump_json(indent=1))
+        print(shown.model_dump_json(indent=1))
         return
-    for line in conclusion_lines(found):
+    for line in conclusion_lines(shown):
         print(line)
-    page = f", page {found.page}" if found.page is not None else ""
-    rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*lines(found, TERMINAL), strict=True))
+    page = f", page {shown.page}" if shown.page is not None else ""
+    rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*lines(shown, TERMINAL), strict=True))
     others = [
         Column(title, texts, drop=len(measured) - place if place else None, wraps=True, style="magenta" if STAND_IN in title else "")
         for place, (title, texts) in enumerate(measured)
     ]
-    print_table(Column(*rows, wraps=True), Column(*values, wraps=True), *others, title=f"{name}{page}: {found.title}")
-    print(f"The paper: {found.states}" if found.page is not None else found.states)
-    unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
-    for line in (*remark_lines(found), *count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
+    print_table(Column(*rows, wraps=True), Column(*values, wraps=True), *others, title=f"{name}{page}: {shown.title}")
+    print(f"The paper: {shown.states}" if shown.page is not None else shown.states)
+    unresolved = [f"{UNRESOLVED}: {line}" for line in shown.unresolved]
+    for line in (*remark_lines(shown), *count_lines(shown), *claim_lines(shown), *unresolved, *shown.left_out):
         print(f"- {line}")
 
 
@@ -170,7 +171,7 @@ def export(
     from tasks.plans.results import export_result
 
     num_runs = len(export_result(project, name, output).runs)
-    print(f"{name}: {_runs(num_runs)} in {output}; add them to another project with: dml tables import {output}")
+    print(f"{name}: {counted(num_runs, 'run')} in {output}; add them to another project with: dml tables import {output}")
 
 
 @tables_app.command("import", epilog=examples("dml tables import glyphs.json", "dml tables import seeds-0-4.json seeds-5-9.json"))
@@ -185,9 +186,5 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
 
     for path in files:
         imported = import_result(project, path)
-        kept = f"; {_runs(imported.num_measured_here)} measured here kept" if imported.num_measured_here else ""
-        print(f"{imported.name}: {_runs(imported.num_added)} imported{kept}; show them with: dml tables show {imported.name}")
-
-
-def _runs(number: int) -> str:
-    return f"{number} run{'' if number == 1 else 's'}"
+        kept = f"; {counted(imported.num_measured_here, 'run')} measured here kept" if imported.num_measured_here else ""
+        print(f"{imported.name}: {counted(imported.num_added, 'run')} imported{kept}; show them with: dml tables show {imported.name}")

@@ -12,6 +12,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
 from flows.cli.session import open_project, say
+from tasks.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,8 +95,8 @@ def accept(
     from tasks.watch.accepting import accept as run
 
     reference, path = run(project, name, why, row or (), say)
-    num_rows = len({evidence.row for evidence in reference.evidence})
-    print(f"{name}: accepted {num_rows} row{'' if num_rows == 1 else 's'}, {len(reference.evidence)} runs, by {reference.who}")
+    rows = counted(len({evidence.row for evidence in reference.evidence}), "row")
+    print(f"{name}: accepted {rows}, {len(reference.evidence)} runs, by {reference.who}")
     print(f"commit it: git add {path.relative_to(project.root)}")
 
 
@@ -115,9 +116,9 @@ def write_receipt(
     from tasks.watch import receipts
 
     receipt = receipts.write_receipt(project, name, output, row or (), sign, say)
-    num_rows = len({evidence.row for evidence in receipt.evidence})
+    rows = counted(len({evidence.row for evidence in receipt.evidence}), "row")
     signed = f", signed: {output}.sig" if sign is not None else ""
-    print(f"{output}: {num_rows} row{'' if num_rows == 1 else 's'}, {len(receipt.evidence)} runs, by {receipt.who}{signed}")
+    print(f"{output}: {rows}, {len(receipt.evidence)} runs, by {receipt.who}{signed}")
 
 
 def _receipt(project: "Project", path: Path | None, signers: Path | None, names: "Sequence[str]") -> "Receipt | None":
@@ -162,12 +163,10 @@ def _print(verified: "Verified") -> None:
 
 
 def _print_rows(rows: "tuple[RowVerdict, ...]") -> None:
-    from tasks.watch.summary import first_recall
-
     print_table(
         Column("row", [row.row for row in rows], wraps=True),
         Column("seed", [str(row.seed) if row.evidence is not None else "" for row in rows]),
         Column("verdict", [row.verdict.value for row in rows]),
-        Column("R@1", [first_recall(row) for row in rows], drop=1),
+        Column("R@1", [row.recall for row in rows], drop=1),
         Column("comparison", [row.reason for row in rows], wraps=True),
     )

@@ -8,7 +8,7 @@ from tasks.plans.times import TimedStep
 from tasks.runs.costs import Cost, total_cost
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.workers.progress import duration
+from tasks.wording import duration
 
 UNKNOWN = "-"
 

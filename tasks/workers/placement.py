@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
+from tasks.wording import counted
 
 MOST_LOADERS = 16  # of a worker by "auto": more decode faster than a network trains, and each keeps its own pixels
 
@@ -47,14 +48,14 @@ class Placement:
     def text(self) -> str:
         """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
         num_devices = -(-self.num_workers * self.num_groups // self.runs_per_gpu)
-        devices = _count(num_devices, self.device) + (f" ({self.model})" if self.model else "")
+        devices = counted(num_devices, {"cuda": "GPU", "cpu": "CPU"}[self.device]) + (f" ({self.model})" if self.model else "")
         fewer = f" ({self.limits[0]} allowed)" if self.num_workers < self.limits[0] else ""
-        loaders = f", {_count(self.num_loaders, 'loader')} each" if self.num_loaders else ""
-        line = f"training on {devices}: {_count(self.num_workers, 'worker')} a run{fewer}{loaders}"
+        loaders = f", {counted(self.num_loaders, 'loader')} each" if self.num_loaders else ""
+        line = f"training on {devices}: {counted(self.num_workers, 'worker')} a run{fewer}{loaders}"
         if self.limits[1] == 1:
             return line
         fewer = f" ({self.limits[1]} allowed)" if self.num_groups < self.limits[1] else ""
-        return f"{line}, {_count(self.num_groups, 'run')} at a time{fewer}"
+        return f"{line}, {counted(self.num_groups, 'run')} at a time{fewer}"
 
 
 def choose(
@@ -109,8 +110,3 @@ def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Ma
     wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
     num_cores = next((number for number in range(1 + wanted, 0, -1) if places(number) >= num_workers), 0)
     return (max(0, num_cores - 1) if requested == "auto" else requested), num_cores
-
-
-def _count(number: int, thing: str) -> str:
-    name = {"cuda": "GPU", "cpu": "CPU"}.get(thing, thing)
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from dml_core.training import history
+from tasks.wording import duration
 
 PLAIN_SECONDS = 15.0
 WIDE = 110  # columns; narrower terminals have no room for the bar and the rate next to the time left
@@ -134,14 +135,6 @@ class ProgressDisplay:
         half_done = min(len(self._training), num_left) / 2
         elapsed = time.monotonic() - self._first_started
         return f", about {duration((num_left - half_done) * elapsed / (self._num_trained + half_done))} left"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for reading: `45 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class _TrainingOnly(ProgressColumn):

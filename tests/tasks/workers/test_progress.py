@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from dml_core.training.history import Progress
+from tasks.wording import duration
 from tasks.workers import progress
-from tasks.workers.progress import ProgressDisplay, Terminal, duration
+from tasks.workers.progress import ProgressDisplay, Terminal
 
 
 def screen(console: Console) -> str:
