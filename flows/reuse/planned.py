@@ -31,7 +31,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class RunSteps:
     """The three steps of a run."""
 
     spec: RunSpec
@@ -40,15 +40,20 @@ class PlannedRun:
     evaluate: PlannedStep
 
     @property
+    def steps(self) -> tuple[PlannedStep, PlannedStep, PlannedStep]:
+        """The steps in their order."""
+        return self.train, self.embed, self.evaluate
+
+    @property
     def records(self) -> list[StepRecord] | None:
         """The records of the three steps, or None if one has to run."""
-        records = [step.record for step in (self.train, self.embed, self.evaluate) if step.record is not None]
+        records = [step.record for step in self.steps if step.record is not None]
         return records if len(records) == 3 else None
 
     @property
     def older_code(self) -> tuple[str, ...]:
         """The source files that differ from those that made the run."""
-        return tuple(sorted({*self.train.older_code, *self.embed.older_code, *self.evaluate.older_code}))
+        return tuple(sorted({file for step in self.steps for file in step.older_code}))
 
     @property
     def published_id(self) -> str:
@@ -71,7 +76,7 @@ def plan_run(
     code: Code = "strict",
     force: bool = False,
     known: Mapping[str, Any] = {},
-) -> PlannedRun:
+) -> RunSteps:
     """Find the finished steps of a run.
 
     Args:
@@ -109,7 +114,7 @@ def plan_run(
 
     trained = plan("train", train_step(spec, dataset))
     embedded = plan("embed", embed_step(spec, trained.of.identity), trained)
-    return PlannedRun(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded))
+    return RunSteps(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded))
 
 
 def finished_record(
@@ -117,7 +122,7 @@ def finished_record(
 ) -> StepRecord | None:
     """Return a step's stored record of this identity if every file is as recorded, or None, with a warning about damage.
 
-    Records from before `inputs` was kept are accepted with any. A damaged record is renamed, so that the rerun step does not overwrite it.
+    Records of older versions have no `inputs` and are accepted with any. A damaged record is renamed; its rerun step does not overwrite it.
     The folder of a finished step gets the current time.
 
     Args:

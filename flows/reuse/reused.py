@@ -71,7 +71,7 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
         planned = plan_run(spec, dataset, project.state, store, known=known)
         if planned.records is None or not planned.is_in(published[spec.comparison], store):
             return None
-        known |= {step.of.identity: step.record for step in (planned.train, planned.embed, planned.evaluate)}
+        known |= {step.of.identity: step.record for step in planned.steps}
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)
         outcomes.append(Outcome.of(spec, planned.records, ran, True, store, dataset.digest))
     return outcomes

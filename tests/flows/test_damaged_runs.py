@@ -30,7 +30,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
-from flows.reuse.planned import PlannedRun, plan_run
+from flows.reuse.planned import RunSteps, plan_run
 from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.runs import identity
 from tasks.runs.costs import Meter
@@ -303,7 +303,7 @@ def test_records_from_before_their_inputs_were_kept_are_reused(place: Place) -> 
 
 
 def test_a_run_is_published_again_if_a_step_runs_or_its_scores_are_others(place: Place) -> None:
-    def planned() -> PlannedRun:
+    def planned() -> RunSteps:
         with records_in(place.state / "kept"):
             return plan_run(SPEC, place.dataset, place.state, place.store)
 
