@@ -52,6 +52,7 @@ from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
 from tasks.scores.earlier_figures import CONTENT
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
+from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
 
@@ -65,11 +66,6 @@ class Chain:
     """One run's submitted steps; each starts when the previous one is done.
 
     A smoke run always runs again, since it tests whether the chain runs now.
-
-    Args:
-        spec: the run.
-        dataset: record of its dataset.
-        services: services of the flow.
     """
 
     def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services) -> None:
@@ -139,12 +135,7 @@ class Chain:
 
 
 def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
-    """Submit every run's chain, and wait for all.
-
-    Args:
-        runs: runs of any comparisons, on any of the datasets.
-        prepared: dataset -> its record.
-        services: services of the flow.
+    """Submit the chain of every run, of any comparison on any of the prepared datasets, and wait for all.
 
     Raises:
         ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
@@ -180,7 +171,7 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
                 services.stop()
     reused = sum(not any(outcome.ran.values()) for outcome in outcomes.values())
     if reused:
-        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} reused")
+        services.display.say(f"{reused} of {counted(len(chains), 'run')} reused")
     return [outcomes[number] for number in sorted(outcomes)], failures
 
 
@@ -201,13 +192,7 @@ def _show(outcome: Outcome, trained: bool, services: Services) -> None:
 
 
 def runs_to_train(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[RunSpec]:
-    """Return the runs that have to be trained; runs on a dataset without a record all have to.
-
-    Args:
-        runs: runs of any comparisons.
-        prepared: dataset -> its record.
-        services: services of the flow.
-    """
+    """Return the runs that have to be trained; runs on a dataset that is not prepared all have to."""
     return [
         spec for spec in runs if services.force or spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services)
     ]
@@ -261,7 +246,7 @@ def train(
     identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock, anew: bool = False
 ) -> CheckpointRecord:
     """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or `anew` from the initial weights."""
-    services.begin(spec, "training")
+    services.check_going_on()
     key = f"train/{identity}"
     store = services.store
 

@@ -20,6 +20,7 @@ from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
 from tasks.storage import Store
 from tasks.tracking.published import CurrentRuns, current_runs
+from tasks.wording import counted
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
@@ -57,17 +58,12 @@ class Services(Backends):
         self.meter = Meter(project.state)
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
-        self.is_announced = False  # whether the start of Ray was announced
+        self._is_announced = False  # whether the start of Ray was announced
         self._published: dict[str, CurrentRuns] = {}
         self._smoke_tables: set[str | None] = set()
 
     def must_publish(self, spec: RunSpec, is_in: Callable[[CurrentRuns, Store], bool]) -> bool:
-        """Return whether a run has to be published; of a table's smoke runs only the first is.
-
-        Args:
-            spec: the run.
-            is_in: returns whether the run is complete and current among published ones (`PlannedRun.is_in`).
-        """
+        """Return whether a run has to be published, by its `RunSteps.is_in`; of a table's smoke runs only the first is."""
         if spec.is_smoke:
             is_first = spec.table not in self._smoke_tables
             self._smoke_tables.add(spec.table)
@@ -77,14 +73,13 @@ class Services(Backends):
         return not is_in(self._published[spec.comparison], self.store)
 
     def begin(self, spec: RunSpec, doing: str) -> None:
-        """Announce a run's step; every step calls it first.
+        """Show a run's step; each calls it first, except training, which shows more.
 
         Raises:
             TrainingError: the flow is stopping because another run failed.
         """
         self.check_going_on()
-        if doing != "training":  # training prints more detailed messages
-            self.display.step(spec.title, doing)
+        self.display.step(spec.title, doing)
 
     def check_going_on(self) -> None:
         """Raise an error if another run's failure stops the flow.
@@ -103,7 +98,7 @@ class Services(Backends):
     def start_workers_early(self, num_to_train: int) -> None:
         """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
         if num_to_train and ray_cluster() is None:
-            self.is_announced = True
+            self._is_announced = True
             self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
             self.workers.start_early(num_to_train, self._load_libraries)
 
@@ -119,9 +114,9 @@ class Services(Backends):
         if not num_to_train:
             return
         ray = "connecting to the Ray cluster" if ray_cluster() else f"starting Ray on this machine{self.starts.about(RAY)}"
-        then = "" if self.is_announced else f"; {ray}"
-        self.is_announced = True
-        self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train{then}")
+        then = "" if self._is_announced else f"; {ray}"
+        self._is_announced = True
+        self.display.say(f"{num_to_train} of {counted(num_runs, 'run')} to train{then}")
 
     def close(self) -> None:
         """End the workers and clear the display."""
