@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from dml_core.errors import TrainingError
+from dml_core.errors import TrainingError, first_line
 from tasks.environment import ray_cluster, shown, without_secrets
 from tasks.processes import watch_children
 from tasks.runs.specs import ScaleSpec
@@ -54,7 +54,7 @@ def connect(attempts: int = 2) -> None:
         if attempts > 1:
             return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
-        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(first_line(error))}") from error
+        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
     if address == "local":
         _watches.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
@@ -91,6 +91,6 @@ def stop_ray() -> None:
 _watches: list[Callable[[], None]] = []
 
 
-def first_line(error: BaseException | None) -> str:
-    """Return the first line of an error's message."""
-    return str(error).strip().splitlines()[0].rstrip(".") if error is not None and str(error).strip() else "no reason given; see Ray's logs"
+def reason_of(error: BaseException | None) -> str:
+    """Return the first line of an error of Ray, without its full stop."""
+    return first_line(error).rstrip(".") if error is not None and str(error).strip() else "no reason given; see Ray's logs"

@@ -20,7 +20,8 @@ from tasks.processes import GO_ON
 from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.workers.connection import first_line
+from tasks.wording import counted
+from tasks.workers.connection import reason_of
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
@@ -122,7 +123,7 @@ class WorkerGroup:
                 if self._closed:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
-                    times = f"{num_faults} attempts" if num_faults > 1 else "1 attempt"
+                    times = counted(num_faults, "attempt")
                     raise TrainingError(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
                 self._say(f"{job.spec.title}: {ended}; retrying with new workers{self._starts.about(WORKERS)}")
             except TrainingError:
@@ -166,7 +167,7 @@ class WorkerGroup:
             if self._scale.is_elastic and state.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
                 if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
-                    self._say(f"{job.spec.title}: there is room for {more} more {'worker' if more == 1 else 'workers'}")
+                    self._say(f"{job.spec.title}: there is room for {counted(more, 'more worker')}")
                     self._ask("make_way")
 
     def _ask(self, call: str, *arguments: object) -> Any:
@@ -351,5 +352,5 @@ def _why(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     first = next(iter(failures.values()), None) or getattr(error, "controller_failure", None)
     if isinstance(error, TrainingFailedError) and first is not None:
-        return f"{type(first).__name__}: {first_line(first)}"
-    return first_line(error)
+        return f"{type(first).__name__}: {reason_of(first)}"
+    return reason_of(error)
