@@ -34,8 +34,9 @@ from tasks.runs.tuned import TunedFile, write_tuned
 from tasks.tuning import halving
 from tasks.tuning.halving import SearchResult
 from tasks.tuning.proposals import Trial
-from tasks.tuning.search import Search, check_on, planned, tuned_file
+from tasks.tuning.search import Search, check_on, checked_searches, tuned_file
 from tasks.tuning.training_rows import training_rows
+from tasks.wording import counted
 
 SHOWN = 5  # number of best trials, plus the row's own settings
 
@@ -89,7 +90,7 @@ def tune(
         metric: metric to maximise: recall@K, map@r or r_precision.
     """
     project = open_project()
-    params, searches = planned(project, rows, datasets or (), folds, seed, metric, parallel)
+    params, searches = checked_searches(project, rows, datasets or (), folds, seed, metric, parallel)
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare(project, name) for name in dict.fromkeys(search.dataset for search in searches)}
         return [_tune(search, prepared[search.dataset], num_trials, params, services) for search in searches]
@@ -121,32 +122,27 @@ def lock_of(search: Search, project: Project) -> Path:
 
 
 class Scores:
-    """Scores of trials, each from a run's chain.
-
-    Args:
-        search: the search.
-        dataset: its training rows.
-        services: services of the flow.
-    """
+    """Scores of a search's trials on its training rows, each from a run's chain."""
 
     def __init__(self, search: Search, dataset: DatasetRecord, services: Services) -> None:
         self._search, self._dataset, self._services = search, dataset, services
 
     def add(self, trials: Sequence[Trial], pairs: range) -> list[Trial]:
         """Return the trials with their scores on these pairs added, or with the reason why one cannot be trained."""
-        specs = [[self._search.spec(trial.number, trial.params, pair) for pair in pairs] for trial in trials]
-        known = {spec.variant: self._finished(spec) for row in specs for spec in row}
-        missing = [spec for row in specs for spec in row if known[spec.variant] is None]
+        runs_of = {trial.number: [self._search.spec(trial.number, trial.params, pair) for pair in pairs] for trial in trials}
+        runs = [spec for of_trial in runs_of.values() for spec in of_trial]
+        finished = {spec.variant: self._finished(spec) for spec in runs}
+        missing = [spec for spec in runs if finished[spec.variant] is None]
         to_train = runs_to_train(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
         check_devices(to_train, self._services.scale)
         bring_weights(to_train, self._services.display.say)
         chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
-        results = {name: known[name] if name not in chains else self._wait(chains[name]) for name in known}
-        for spec in [spec for row in specs for spec in row]:  # an interrupted search left networks of finished runs
+        results = finished | {variant: self._wait(chain) for variant, chain in chains.items()}
+        for spec in runs:  # an interrupted search left networks of finished runs
             self._clear(spec)
-        scored = [_scored(trial, [results[spec.variant] for spec in row]) for trial, row in zip(trials, specs, strict=True)]
+        scored = [_scored(trial, [results[spec.variant] for spec in runs_of[trial.number]]) for trial in trials]
         for trial in scored:
             self._services.display.say(f"trial {trial.number}: {_result(self._search, trial)}; {_settings_of(self._search, trial)}")
         return scored
@@ -180,9 +176,11 @@ class Scores:
 
 
 def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:
+    """Return a trial with the scores of its runs, or with the reason of the first that failed."""
     reason = next((result for result in results if isinstance(result, str)), None)
-    scores = tuple(result for result in results if isinstance(result, float))
-    return replace(trial, scores=trial.scores + scores, reason=reason) if reason is None else replace(trial, reason=reason)
+    if reason is not None:
+        return replace(trial, reason=reason)
+    return replace(trial, scores=(*trial.scores, *(result for result in results if isinstance(result, float))))
 
 
 def _score_of(trial: Trial) -> str:
@@ -205,7 +203,7 @@ def _plain(value: Any) -> str:
 def _result(search: Search, trial: Trial) -> str:
     if trial.reason is not None:
         return f"FAILED: {trial.reason}"
-    return f"{search.metric} {_score_of(trial)} over {len(trial.scores)} pair{'s' if len(trial.scores) > 1 else ''} of fold and seed"
+    return f"{search.metric} {_score_of(trial)} over {counted(len(trial.scores), 'pair')} of fold and seed"
 
 
 def _publish(tuned: Tuned, services: Services) -> None:

@@ -32,10 +32,10 @@ def tune(
     """
     project = open_project()
     from tasks.checks import check_places
-    from tasks.tuning.search import planned
+    from tasks.tuning.search import checked_searches
 
     typer.echo(f"dml tune: checking {', '.join(rows)}", err=True)
-    params, searches = planned(project, rows, dataset or (), folds, seed, metric, parallel)
+    params, searches = checked_searches(project, rows, dataset or (), folds, seed, metric, parallel)
     for note in check_places(project, params.scale):
         typer.echo(f"note: {note}", err=True)
     for search in searches:

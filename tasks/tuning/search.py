@@ -105,7 +105,7 @@ class Search:
         """
         trial = Trial(row=self.row, number=number, pair=pair)
         training = lay_over(self.training, params) if number else self.training
-        training = self._on_the_other_folds(training)
+        training = self._without_a_fold(training)
         first_seed = FIRST_SEED + SEEDS_OF_A_SEARCH * self.seed
         held_out = ValidationConfig(folds=self.folds, fold=pair % self.folds, seed=first_seed + pair // self.folds)
         return RunSpec(
@@ -141,7 +141,7 @@ class Search:
         """Name and seed of the random draws, so that other rows draw other settings."""
         return f"{self.table}/{self.row} {self.column} {self.seed}"
 
-    def _on_the_other_folds(self, training: TrainingConfig) -> TrainingConfig:
+    def _without_a_fold(self, training: TrainingConfig) -> TrainingConfig:
         """Adapt a training to the classes without one fold: as many steps as on all classes, and batches that they can fill."""
         if self.num_classes is None:
             return training
@@ -165,7 +165,7 @@ def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
     return schedule.model_copy(update={**drops, **every, "warmup_epochs": schedule.warmup_epochs * longer})
 
 
-def planned(
+def checked_searches(
     project: Project, rows: Sequence[str], datasets: Sequence[str], folds: int, seed: int, metric: str, parallel: int | None
 ) -> tuple[ProjectParams, list[Search]]:
     """Return the parameters and the searches of rows, checked as far as possible before anything starts.
@@ -211,8 +211,8 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     for dataset in datasets:
         if dataset not in datasets_of(table):
             raise unknown_name(f"dataset of {table_name}", dataset, list(datasets_of(table)))
-    chosen = tuple(datasets) or tuple(dataset for dataset in datasets_of(table) if belongs(table, table.rows[row], dataset))
-    return [_plan(params, table_name, table, row, dataset, folds, seed, metric) for dataset in chosen]
+    columns = datasets or [dataset for dataset in datasets_of(table) if belongs(table, table.rows[row], dataset)]
+    return [_plan(params, table_name, table, row, column, folds, seed, metric) for column in columns]
 
 
 def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, column: str, folds: int, seed: int, metric: str) -> Search:
@@ -260,12 +260,7 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
 def tuned_file(search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str]) -> TunedFile:
     """Return the file of a search: the winner's settings if confirmed, every trial, and how the search was made.
 
-    Args:
-        search: the search.
-        name: its identity.
-        dataset: the training rows.
-        result: its result.
-        tags: git commit of the code, and whether it has uncommitted changes.
+    `name` is the search's identity, `dataset` has its training rows, and `tags` name the commit of the code.
     """
     own, winner = search.own, result.winner
 

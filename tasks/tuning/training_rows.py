@@ -19,11 +19,6 @@ ROLE: Role = "train"
 def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
     """Return a prepared dataset's training rows as a separate packed dataset in the project's state, packed once for each content.
 
-    Args:
-        project: its state keeps the copy.
-        name: the dataset.
-        packed: folder of the prepared dataset.
-
     Raises:
         DataError: the dataset is not prepared, or is damaged.
         StoreError: the state cannot be written.
@@ -31,12 +26,12 @@ def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
     source = read_info(packed)
     folder = project.state / "tuning" / "datasets" / source.fingerprint
     with alone(folder.parent / f".{source.fingerprint}.lock"):  # a search in another shell may need the same one
-        info = _kept(folder) or pack(source.name, source.options, _manifest(packed), folder)
+        info = _packed_earlier(folder) or pack(source.name, source.options, _manifest(packed), folder)
     counts = {role: entry.num_images for role, entry in info.roles.items()}
     return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
 
 
-def _kept(folder: Path) -> DatasetInfo | None:
+def _packed_earlier(folder: Path) -> DatasetInfo | None:
     """Return the dataset packed earlier if it is complete and its rows are all training rows; otherwise None."""
     try:
         info = verify_files(folder)
