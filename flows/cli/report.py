@@ -8,9 +8,10 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.session import open_project
-from flows.cli.table_options import PriceFile
+from flows.cli.table_options import PriceFile, SameOverrides
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
+from tasks.wording import counted
 
 
 @app.command(epilog=examples("dml report softtriple/table1 -o pages"))
@@ -38,7 +39,7 @@ def report(
     )
     for page in pages if tables else ():
         print(page.html)
-    print(f"{len(pages)} page{'' if len(pages) == 1 else 's'}; index: {folder / INDEX}")
+    print(f"{counted(len(pages), 'page')}; index: {folder / INDEX}")
 
 
 @app.command(epilog=examples("dml look synthetic", "dml look synthetic/softtriple/0 -o pages"))
@@ -50,9 +51,7 @@ def look(
         Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: a folder in results/site/look.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="For a comparison: seed whose pictures are shown. Default: the first.")] = None,
-    override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
-    ] = None,
+    override: SameOverrides = None,
     map_by: Annotated[Literal["tsne", "pca"], typer.Option("--map", help="Projection method of the map.")] = "tsne",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Options that select runs of tables, shared by `dml reproduce` and `dml plan`, and the option for prices."""
+"""Options of several verbs: runs of tables, overridden settings, prices."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -41,6 +41,9 @@ ResolvePoints = Annotated[
     ),
 ]
 MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", metavar="N", help="With --seeds auto: maximum number of seeds. Default: 20.")]
+SameOverrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
+]
 AUTO = "auto"
 TrackName = Annotated[
     Literal["paper", "common"] | None,

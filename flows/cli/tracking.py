@@ -18,6 +18,7 @@ from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
+from flows.cli.table_options import SameOverrides
 from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 @app.command(epilog=examples("dml compare synthetic", "dml compare synthetic | less -S"))
 def compare(
     dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison. Default: the first default one of params.yaml.")] = None,
-    override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
-    ] = None,
+    override: SameOverrides = None,
 ) -> None:
     """Show a comparison's variants side by side, best first.
 
