@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -29,9 +29,6 @@ from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.storage import copy_objects
-
-if TYPE_CHECKING:
-    from dml_core.data.check import CheckReport
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -68,17 +65,6 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
     except OSError as error:
         raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     return raw
-
-
-def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> "CheckReport":
-    """Check everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
-
-    Raises:
-        DataError: the annotations cannot be read.
-    """
-    from dml_core.data.check import check_dataset
-
-    return check_dataset(spec.reader, project.root / spec.raw, spec.options, progress)
 
 
 def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:
@@ -140,10 +126,11 @@ def check_unchanged(dataset: DatasetRecord) -> None:
     Raises:
         DataError: the content changed, or the dataset was removed.
     """
-    found = read_info(Path(dataset.folder)).fingerprint
-    if found != dataset.digest:
-        before = dataset.digest
-        raise DataError(f"{dataset.folder}: was prepared again during the run (digest {found}, before {before}); rerun the command")
+    digest = read_info(Path(dataset.folder)).fingerprint
+    if digest != dataset.digest:
+        raise DataError(
+            f"{dataset.folder}: was prepared again during the run (digest {digest}, before {dataset.digest}); rerun the command"
+        )
 
 
 def update_dataset(project: Project, name: str) -> DatasetRecord:
@@ -184,7 +171,7 @@ def _is_unchanged(project: Project, name: str) -> bool:
     Like DVC, this considers a file with the same size, time of change and inode unchanged.
     """
     mark = _mark(project, name)
-    return mark.is_file() and mark.read_text() == json.dumps(_seen_by_dvc(project, name))
+    return mark.is_file() and mark.read_text() == json.dumps(_dvc_state(project, name))
 
 
 def _mark(project: Project, name: str) -> Path:
@@ -193,20 +180,20 @@ def _mark(project: Project, name: str) -> Path:
 
 def _repro(project: Project, name: str) -> None:
     """Run `dvc repro` of a dataset. If a file may have changed while DVC ran, no mark is left, and DVC runs again the next time."""
-    mark, before = _mark(project, name), _seen_by_dvc(project, name)
+    mark, before = _mark(project, name), _dvc_state(project, name)
     mark.unlink(missing_ok=True)
     written = project.packed(name) / INFO_FILE
-    without_raw = ["--allow-missing"] if written.is_file() else []
-    run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
-    seen = _seen_by_dvc(project, name)
-    if seen is None or seen["inputs"] is None:
+    allow_missing = ["--allow-missing"] if written.is_file() else []
+    run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
+    after = _dvc_state(project, name)
+    if after is None or after["inputs"] is None:
         return
     # DVC itself may have written inputs: raw files that it fetched. They are older than what was packed from them.
-    if (before is not None and before["inputs"] == seen["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
-        write_whole(mark, json.dumps(seen))
+    if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
+        write_whole(mark, json.dumps(after))
 
 
-def _seen_by_dvc(project: Project, name: str) -> dict[str, str | None] | None:
+def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
     """Return hashes of what decides whether DVC runs a dataset's stages; None if DVC has not run them.
 
     Inputs and outputs: each file's path, size, time and inode, and for inputs also settings and definitions; None if a file is missing.
@@ -271,8 +258,9 @@ def run_dvc(project: Project, *arguments: str) -> str:
         [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
-        said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("error:", "ERROR:"))]
-        raise DataError(f"dvc {' '.join(arguments)} failed: {said[0].partition(':')[2].strip() if said else f'exit code {ran.returncode}'}")
+        errors = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("error:", "ERROR:"))]
+        reason = errors[0].partition(":")[2].strip() if errors else f"exit code {ran.returncode}"
+        raise DataError(f"dvc {' '.join(arguments)} failed: {reason}")
     return ran.stdout
 
 

@@ -15,11 +15,12 @@ from dml_core.errors import DataError
 from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project
-from tasks.data import check_raw, dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
+from tasks.data import dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, is_published
 from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
+from tasks.wording import counted
 
 if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import CheckReport
@@ -107,11 +108,10 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
     if 1 < len(few) < len(runs):
         comparisons = {"a first look": (few, f"{options} --seed {runs[0].seed}"), **comparisons}
     images = {role: count.num_images for role, count in counts.items()}
-    times = comparison_times([chosen for chosen, _ in comparisons.values()], images, params.scale)
-    for (title, (chosen, options)), estimate in zip(comparisons.items(), times, strict=True):
-        num_variants, num_seeds = len({run.variant for run in chosen}), len({run.seed for run in chosen})
-        seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
-        print(f"next: {title}, {num_variants} variants with {seeds}, {time_of(estimate)} on this machine:")
+    times = comparison_times([selected for selected, _ in comparisons.values()], images, params.scale)
+    for (title, (selected, options)), estimate in zip(comparisons.items(), times, strict=True):
+        num_variants, num_seeds = len({run.variant for run in selected}), len({run.seed for run in selected})
+        print(f"next: {title}, {num_variants} variants with {counted(num_seeds, 'seed')}, {time_of(estimate)} on this machine:")
         print(f"  dml reproduce --dataset {name}{options}")
 
 
@@ -143,9 +143,10 @@ def data_check(name: DatasetName) -> None:
 
     Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation.
     """
-    with _working_on(name, "checking") as (project, spec, progress):
-        report = check_raw(project, spec, progress)
+    from dml_core.data.check import check_dataset
 
+    with _working_on(name, "checking") as (project, spec, progress):
+        report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress)
     _print_check(name, report)
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")

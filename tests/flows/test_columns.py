@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from dml_core.data import check
 from dml_core.data.check import CheckReport
 from dml_core.data.check import Finding as CheckFinding
 from dml_core.data.store.rows import Counts
@@ -141,7 +142,7 @@ def of_check(patch: pytest.MonkeyPatch) -> list[str]:
     findings = [CheckFinding("duplicates across roles", 12, tuple(PATHS))]
     counts = {"train": Counts(num_images=5864, num_classes=100)}
     report = CheckReport(counts, {"train": (41, 60)}, counts, findings, [], (100, 200, 300), 0)
-    patch.setattr(data, "check_raw", lambda *_: report)
+    patch.setattr(check, "check_dataset", lambda *_: report)
     data.data_check("synthetic")
     return PATHS
 
