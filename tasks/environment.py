@@ -236,8 +236,8 @@ def set_environment(project: Project) -> None:
     """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
     Empty variables of the project and of places and addresses (`PLACES`) are removed: empty means unset. Folders become absolute. The local
-    stack's variables are set if it is up. Must run before any of these libraries is imported. docs/reference/settings.md gives the reason
-    for each.
+    stack's variables are set if it is up. Must run before any of these libraries is imported. `REASONS` in
+    infra/docs/environment_variables.py gives the reason for each.
 
     Raises:
         ConfigError: the store is neither a folder nor in a bucket.
@@ -255,30 +255,27 @@ def set_environment(project: Project) -> None:
     defaults = {
         "PREFECT_HOME": str(project.state / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # Without a server only the terminal shows logs, and the command itself prints one line per error there.
         "PREFECT_LOGGING_LEVEL": "INFO" if prefect_server() else "CRITICAL",
         "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if prefect_server() else "CRITICAL",
-        # The project's log lines are stored with the flow run, as those of its steps.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,dml_core",
-        # The server of a single flow ends with it, and then reports errors for the records it was writing.
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
         "RAY_AUTH_MODE": "token",
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after Ray's end must not start another Ray
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
-        "RAY_worker_niceness": "0",  # Ray's 15 starves training when other processes run on a small machine
+        "RAY_worker_niceness": "0",
         "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it contains the address's user and password
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",
-        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # also where a library asks for less: torchvision, when it reads cached weights
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
     if prefect_server() is None:
         # Not needed by the server of one flow: schedules, automations, late and paused flows, event history.
@@ -303,12 +300,12 @@ def _ray_on_this_machine() -> dict[str, str]:
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return token | {
-        "RAY_LD_PRELOAD_ON_WORKERS": "1",  # jemalloc, as in Ray's own processes: small steps take a tenth less time
-        "MALLOC_CONF": "dirty_decay_ms:-1",  # jemalloc keeps freed memory: otherwise steps of large networks take twice the time
+        "RAY_LD_PRELOAD_ON_WORKERS": "1",
+        "MALLOC_CONF": "dirty_decay_ms:-1",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_raylet_client_connect_timeout_milliseconds": "20",  # the first attempt is often too early, and Ray waits a second
+        "RAY_raylet_client_connect_timeout_milliseconds": "20",
         "RAY_raylet_client_num_connect_attempts": "500",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process per group, for a notice that only cluster nodes get
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
