@@ -18,6 +18,7 @@ from tasks.files import write_whole
 from tasks.locks import alone
 
 OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+CACHE = Path(".cache") / "dml-repro"  # in the home folder
 NO_COPY = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
 NO_DAMAGE = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
 logger = logging.getLogger(__name__)
@@ -63,24 +64,25 @@ def copy_empty_database(home: Path) -> bool:
             return True
         if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
             return False
-        for kept in _kept(b"").parent.glob(f"prefect-{version('prefect')}-*.db"):
-            data = kept.read_bytes()
-            if kept == _kept(data):
+        for empty in (Path.home() / CACHE).glob(f"prefect-{version('prefect')}-*.db"):
+            data = empty.read_bytes()
+            if empty == _empty_database(data):  # undamaged
                 write_whole(path, data)
                 return True
     return False
 
 
 def keep_empty_database(home: Path) -> None:
-    """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`. Its name contains its hash."""
+    """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`."""
     with suppress(sqlite3.Error, *NO_COPY):  # the next project creates its own
         with closing(sqlite3.connect(f"{(home / 'prefect.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
             data = database.serialize()
-        write_whole(_kept(data), data)
+        write_whole(_empty_database(data), data)
 
 
-def _kept(data: bytes) -> Path:
-    return Path.home() / ".cache" / "dml-repro" / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
+def _empty_database(data: bytes) -> Path:
+    """Return where this user's empty database with this content is; its name contains its hash."""
+    return Path.home() / CACHE / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
 
 
 def find_fault(path: Path) -> str | None:
