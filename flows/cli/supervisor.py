@@ -93,7 +93,7 @@ def _stand_by(child: int, handled: set[signal.Signals], log: Path, grace_seconds
     return code
 
 
-def _reap(child: int) -> int | None:
+def _reap(child: int | None = None) -> int | None:
     """Reap all processes that have ended; return the child's exit code (minus the signal that killed it) if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
@@ -134,9 +134,7 @@ def _end_descendants() -> None:
 
 def _descendants() -> list[psutil.Process]:
     """Return the running processes below this one; reap those that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    _reap()
     return list(psutil.Process().children(recursive=True))
 
 
