@@ -53,11 +53,11 @@ def _next_count(
     title: str, num_seeds: int, outcomes: Sequence[Outcome], resolve: Resolve, compared: Compared, say: Callable[[str], None]
 ) -> int:
     """Return the number of seeds that a comparison with these runs needs next; its current number if that is enough."""
-    by = [(outcome, found) for outcome in outcomes if (found := compared(outcome.spec)) is not None]
-    if not by:
+    compared_by = [(outcome, by) for outcome in outcomes if (by := compared(outcome.spec)) is not None]
+    if not compared_by:
         return num_seeds
-    metric, reference = by[0][1]
-    measured = [outcome for outcome, _ in by if metric in outcome.scores.metrics]
+    metric, reference = compared_by[0][1]
+    measured = [outcome for outcome, _ in compared_by if metric in outcome.scores.metrics]
     scores = scores_by_seed((outcome.spec.label, outcome.spec.seed, 100 * outcome.scores.metrics[metric]) for outcome in measured)
     num_queries = tested_on(measured[0].scores.metrics)["num_queries"] if measured and metric_info(metric).is_share_of_queries else None
     least = widest(scores, resolve.points, reference, num_queries)

@@ -43,14 +43,15 @@ def page() -> str:
 
 def commands() -> dict[tuple[str, ...], tuple[Any, dict[str, Any]]]:
     """Return the words of each command -> the command and its options by their names."""
-    found: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
+    by_words: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
     for verb in VERBS:
         command = load_verb(verb)
         for name, part in getattr(command, "commands", {"": command}).items():
             words = (verb, name) if name else (verb,)
             parameters = part.get_params(Context(part, info_name=" ".join(words)))
-            found[words] = part, {option: parameter for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
-    return found
+            options = {option: parameter for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+            by_words[words] = part, options
+    return by_words
 
 
 def _section(command: Any, title: str, level: str) -> Iterator[str]:
@@ -59,10 +60,10 @@ def _section(command: Any, title: str, level: str) -> Iterator[str]:
     yield f"```text\n{title} {' '.join(command.collect_usage_pieces(context))}\n```\n"
     yield _text(command.help)
     records = [(parameter, parameter.get_help_record(context)) for parameter in command.get_params(context)]
-    for title_of_kind, kind in (("argument", "argument"), ("option", "option")):
+    for kind in ("argument", "option"):
         rows = [record for parameter, record in records if parameter.param_type_name == kind and record and record[0] != "--help"]
         if rows:
-            yield f"\n| {title_of_kind} | meaning | default |\n|---|---|---|"
+            yield f"\n| {kind} | meaning | default |\n|---|---|---|"
             yield from (_row(*record) for record in rows)
     if examples := examples_of(command):
         yield "\n".join(["\n```sh", *examples, "```"])
@@ -75,9 +76,9 @@ def examples_of(command: Any) -> list[str]:
 
 def _row(names: str, meaning: str) -> str:
     """Return a table's row; the help ends with `[default: 10; x>=1]` or `[required]`."""
-    found = re.fullmatch(r"(.*?)(?:\s*\[((?:default: |required|env var|\S*[<>]=?)[^\]]*)\])?", meaning, re.DOTALL)
-    assert found is not None
-    text, extra = found.groups()
+    match = re.fullmatch(r"(.*?)(?:\s*\[((?:default: |required|env var|\S*[<>]=?)[^\]]*)\])?", meaning, re.DOTALL)
+    assert match is not None
+    text, extra = match.groups()
     default, limits = "", []
     for part in (extra or "").split("; "):
         if part.startswith("default: "):
