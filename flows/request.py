@@ -26,6 +26,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
 from tasks.tables.runs import at_scale, chosen_runs
 from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, checked_resolve
+from tasks.wording import counted
 
 
 @cache
@@ -129,13 +130,8 @@ def requested_runs(
 ) -> tuple[Params, list[RunSpec]]:
     """Return the parameters and the runs of a request, checked as far as possible before anything starts.
 
-    If seeds are added until differences are precise enough, each run is returned with one seed.
-
-    Args:
-        project: the project.
-        request: the request.
-        say: reports what follows, a line at a time.
-        before_first: called before the first loss or network is built to be checked, so only if a run has to be trained.
+    If seeds are added until differences are precise enough, each run is returned with one seed. `say` receives lines about what follows.
+    `before_first` is called before the first loss or network is built to be checked, so only if a run has to be trained.
 
     Raises:
         ConfigError: a name is unknown, or settings do not fit.
@@ -166,7 +162,7 @@ def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str]
 
     unmeasured = unmeasured_runs(project, runs)
     for name, number in unmeasured.num_imported.items():
-        say(f"{name}: {number} imported run{'' if number == 1 else 's'} reused; --force measures {'it' if number == 1 else 'them'} here")
+        say(f"{name}: {counted(number, 'imported run')} reused; --force measures {'it' if number == 1 else 'them'} here")
     for dataset in unmeasured.unprepared:
         say(f"note: imported runs on {dataset} are reused only if it is prepared: dml data prepare {dataset}")
     return unmeasured.runs
@@ -195,4 +191,4 @@ def _standing(
 
 def _count(runs: list[RunSpec], request: Request) -> str:
     num_runs = len(runs) if request.until is None else len(runs) * min(FIRST_SEEDS, request.until.most)
-    return f"{num_runs} run{'' if num_runs == 1 else 's'}{'' if request.until is None else ' to begin with'}"
+    return f"{counted(num_runs, 'run')}{'' if request.until is None else ' to begin with'}"

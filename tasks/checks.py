@@ -22,7 +22,7 @@ from dml_core.files import file_sha256
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, is_kept
-from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH
+from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH, build_backbone
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
 from tasks.data import read_packed
@@ -68,12 +68,7 @@ def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> P
 
 
 def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | None) -> None:
-    """Check every run's settings against each other, the files they name and, if it is prepared, the dataset.
-
-    Args:
-        runs: runs of one dataset.
-        scale: resources a run may use.
-        packed: folder of the prepared dataset, or None.
+    """Check the settings of one dataset's runs against each other, the files they name and, if it is prepared, its packed folder.
 
     Raises:
         ConfigError: a setting does not fit; the error names the first one and its run.
@@ -86,14 +81,10 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Callable[[], None] = lambda: None) -> None:
-    """Build the loss, sampler and network of every run that was not trained with these settings and this code, to check them.
+    """Build the loss, sampler and network of one dataset's runs that were not trained with these settings and this code, to check them.
 
-    Imports torch and the libraries of the losses and networks.
-
-    Args:
-        runs: runs of one dataset.
-        packed: folder of the prepared dataset, or None.
-        before_first: called before anything is built, so only if a run has to be trained.
+    Imports torch and the libraries of the losses and networks. `before_first` is called before anything is built, so only if a run has to
+    be trained.
 
     Raises:
         ConfigError: a loss has wrong options, or parts do not fit each other.
@@ -161,10 +152,6 @@ def is_at_hand(project: Project, params: Params, name: str) -> bool:
 def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
     """Check that this machine has the GPU that runs need. On a cluster its workers do so.
 
-    Args:
-        to_train: runs that will train.
-        scale: resources they may use.
-
     Raises:
         ConfigError: there is none, or `scale.device` excludes it.
     """
@@ -189,10 +176,6 @@ def _has_gpu() -> bool:
 def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:
     """Fetch the weights from which runs start, and build each network once with them. On a cluster each node does so itself.
 
-    Args:
-        to_train: runs that will train.
-        say: reports a download.
-
     Raises:
         ConfigError: weights are missing, cannot be downloaded, are damaged, or are those of another network.
     """
@@ -211,18 +194,12 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
     """Build a network that starts from weights; the same network is not built again in this process."""
     if backbone.weights == "none":
         return
-    from dml_core.models.backbones.registry import build_backbone
-
     enable_s3_weights()
     build_backbone(backbone)
 
 
 def check_places(project: Project, scale: ScaleSpec) -> list[str]:
     """Check that the store is writable and that the configured servers accept connections; no request is sent to them.
-
-    Args:
-        project: names the places.
-        scale: resources that runs may use.
 
     Returns:
         Warnings that stop nothing, one line each.
@@ -340,8 +317,6 @@ def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
 @cache
 def _num_features(backbone: BackboneConfig) -> int:
     """Return the number of features of a backbone, which is built once without its weights."""
-    from dml_core.models.backbones.registry import build_backbone
-
     return cast(int, build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None})).num_features)
 
 

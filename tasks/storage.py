@@ -369,11 +369,7 @@ def push_objects(folder: Path, address: str) -> None:
 
 
 def make_bucket(name: str, login: dict[str, str]) -> None:
-    """Create a bucket on the project's own server, if missing.
-
-    Args:
-        name: name of the bucket.
-        login: `endpoint_url`, `aws_access_key_id` and `aws_secret_access_key`.
+    """Create a bucket on the project's own server, if missing; `login` has boto3's `endpoint_url`, access key and secret key.
 
     Raises:
         StoreError: the server does not create it.

@@ -91,12 +91,7 @@ def _supervised() -> Path | None:
 
 
 def _report(error: BaseException, log: Path | None) -> int:
-    """Print an error as one line, and return the exit code.
-
-    Args:
-        error: exception raised by the verb.
-        log: log file of a supervised flow.
-    """
+    """Print a verb's error as one line, and return the exit code; `log` is the log file of a supervised flow."""
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return BROKEN_PIPE
     if isinstance(error, DmlError) and not error.unforeseen:

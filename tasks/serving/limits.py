@@ -34,11 +34,7 @@ def refusal(error: HTTPException) -> JSONResponse:
 
 
 def check_image(data: bytes, name: str) -> None:
-    """Refuse images by size and header, before decoding them.
-
-    Args:
-        data: an encoded file.
-        name: name of the image in the error.
+    """Refuse an encoded image by its size and header, before it is decoded; the error begins with its name.
 
     Raises:
         HTTPException: 413 too large, 422 not an image.

@@ -50,10 +50,7 @@ class Status:
 def up(project: Project, report: Callable[[str], None], own_s3: str | None = None) -> Stack:
     """Start the services that do not run, in order, wait until all answer, and write the file that `dml` reads.
 
-    Args:
-        project: project of the stack.
-        report: receives a line for each service that was started.
-        own_s3: address of the user's own S3 server, to use instead of the stack's.
+    `report` receives a line for each service that was started; `own_s3` is as in `load_stack`.
 
     Raises:
         StackError: a service ends or does not answer in time; the error names its log. Running services stay up for inspection.

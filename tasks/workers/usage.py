@@ -25,7 +25,6 @@ class WorkerMeter:
         self._process = psutil.Process()
         self._gpu_share = gpu_share
         self._gpu = None if gpu is None else GpuEnergy(gpu)
-        self._has_gpu = gpu is not None
         self._began = time.monotonic()
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(RESET_PEAK)
@@ -40,7 +39,7 @@ class WorkerMeter:
         energy = None if joules is None or self._first_joules is None else self._gpu_share * (joules - self._first_joules)
         return Cost(
             cpu_seconds=max(0.0, cpu),
-            gpu_seconds=self._gpu_share * seconds if self._has_gpu else 0.0,
+            gpu_seconds=self._gpu_share * seconds if self._gpu is not None else 0.0,
             peak_memory_bytes=peak_memory(self._process),
             moved_bytes=max(0, round(moved)),
             energy_joules=energy,
@@ -67,7 +66,7 @@ def of_workers(used: dict[int, Cost]) -> Cost:
 
 
 def peak_memory(process: psutil.Process) -> int:
-    """Return the largest resident memory of a process, in bytes, since the peak was last reset; now's where Linux does not tell."""
+    """Return a process's largest resident memory, in bytes, since the last reset of the peak; without Linux's report, the present one."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
@@ -75,11 +74,7 @@ def peak_memory(process: psutil.Process) -> int:
 
 
 class GpuEnergy:
-    """The energy counter of a GPU, by NVIDIA's management library (NVML).
-
-    Args:
-        uuid: the GPU's UUID.
-    """
+    """The energy counter of a GPU, named by its UUID, of NVIDIA's management library (NVML)."""
 
     def __init__(self, uuid: str) -> None:
         self._library, self._handle = None, ctypes.c_void_p()
@@ -90,7 +85,7 @@ class GpuEnergy:
                 self._library = library
 
     def joules(self) -> float | None:
-        """Return the energy since the driver was loaded, in joules; None if the library or the GPU does not tell (before Volta)."""
+        """Return the energy since the driver was loaded, in joules; None if the library or the GPU (before Volta) does not report it."""
         millijoules = ctypes.c_ulonglong()
         if self._library is None or self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(millijoules)) != 0:
             return None

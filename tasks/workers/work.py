@@ -38,15 +38,15 @@ StopWanted = Callable[[], bool]
 Work = Callable[[Job, torch.device, Report, int, StopWanted | None], dict[str, object]]
 
 
-def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
+def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
     """Train the job's run into its folder of the store, from its last intact checkpoint if there is one.
 
     Args:
         job: job with step "train".
         device: this worker's device.
-        tell: receives every progress message, on rank 0.
+        report: receives every progress message, on rank 0.
         local_rank: this worker's number on its machine.
-        stop_wanted: returns whether the run should stop; see `saving.Saving`.
+        stop_wanted: returns whether the run should stop; see `Saving`.
 
     Returns:
         Facts other than the step's time: `taken_up`, whether it resumed from a checkpoint, so that the time is not of the whole training;
@@ -77,7 +77,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         stop_wanted=stop_wanted,
     )
     with stopping.training():
-        system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), *epoch_scorers, saving)
+        system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, report, _identity(job), *epoch_scorers, saving)
     epoch_scorers.close()
     with patient():
         if rank() == 0:
@@ -85,7 +85,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     return {"taken_up": taken_up, "num_parameters": sum(value.numel() for value in system.model.state_dict().values())}
 
 
-def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
+def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
     """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
 
     Raises:
