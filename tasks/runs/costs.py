@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,7 @@ class Cost(Record):
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
     """Return the sum of the costs of steps."""
-    total = Cost()
-    for cost in costs:
-        total = total.plus(cost)
-    return total
+    return reduce(Cost.plus, costs, Cost())
 
 
 class _Journal(Record):
@@ -134,9 +131,9 @@ class StepMeter:
         with self._lock:
             now = self.elapsed
             if self._retried_at is not None:
-                kept = [place for place in self._positions if place[0] <= position] or [(0, 0.0)]
-                self._lost += now - kept[-1][1]
-                self._positions, self._retried_at = kept, None
+                before = [place for place in self._positions if place[0] <= position] or [(0, 0.0)]
+                self._lost += now - before[-1][1]
+                self._positions, self._retried_at = before, None
             if now - self._positions[-1][1] >= SPACING * now:
                 self._positions.append((position, now))
 
@@ -174,7 +171,7 @@ class Meter:
         self._phases: Counter[str] = Counter()  # kind -> number in progress: publications mostly wait for each other
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._began = self._last_wall = time.monotonic()
+        self._began = time.monotonic()
         self._last = self._reading()
         self._before_seconds = time.time() - self._process.create_time()
         self.shares: dict[str, float] = defaultdict(float, {START: self._before_seconds})
@@ -184,7 +181,7 @@ class Meter:
     def step(
         self, kind: str, identity: str, predicted_seconds: float | None = None, is_forced: bool = False, waits: bool = False
     ) -> Iterator[StepMeter]:
-        """Measure a step; its cost so far is kept until its record is stored.
+        """Measure a step; its cost so far stays in the journal until its record is stored.
 
         Args:
             kind: train, embed or evaluate.
@@ -193,7 +190,7 @@ class Meter:
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
             waits: the step waits for free workers first.
         """
-        path = self._path(kind, identity)
+        path = self._folder / f"{kind}-{identity}.json"
         before = None
         with suppress(StoreError, OSError):  # a cost is only a help: without it the step runs all the same
             if is_forced:
@@ -210,7 +207,7 @@ class Meter:
             yield meter
         except BaseException:
             self._share_out()
-            self._keep(path.stem, meter)
+            self._write_journal(path.stem, meter)
             raise
         finally:
             self._share_out()
@@ -249,42 +246,38 @@ class Meter:
             if (finished_records() / path.stem.partition("-")[2]).is_file():
                 path.unlink(missing_ok=True)
 
-    def _path(self, kind: str, identity: str) -> Path:
-        return self._folder / f"{kind}-{identity}.json"
-
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             self._share_out()
             with self._lock:
                 for key, meter in self._active.items():
-                    self._keep(key, meter)
+                    self._write_journal(key, meter)
 
-    def _keep(self, key: str, meter: StepMeter) -> None:
+    def _write_journal(self, key: str, meter: StepMeter) -> None:
         with suppress(StoreError):
             write_sealed(self._folder / f"{key}.json", meter.journal(), _JOURNAL)
 
     def _share_out(self) -> None:
         """Divide what was used since the last call among the active steps."""
         with self._lock:
-            used, now, memory = self._reading(), time.monotonic(), self._process.memory_info().rss
-            since, self._last = _difference(used, self._last), used
-            wall = now - self._last_wall
-            self._last_wall = now
-            energy = self._energy.joules()
+            reading = self._reading()
+            wall, cpu, moved = (new - old for new, old in zip(reading, self._last, strict=True))
+            self._last = reading
+            memory, joules = self._process.memory_info().rss, self._energy.joules()
             phases = [kind for kind, number in self._phases.items() if number]
             working = [meter for meter in self._active.values() if not meter.is_waiting]
             steps = working or ([] if phases else list(self._active.values()))  # all wait while the first workers start
             part = 1 / max(1, len(steps) + len(phases))
             for kind in (*phases, *(meter.kind for meter in steps)):
                 self.shares[kind] += wall * part
+            energy = None if joules is None else part * joules
             for meter in steps:
-                cpu, moved = (part * value for value in since)
-                joules = None if energy is None else part * energy
-                meter.share(Cost(cpu_seconds=cpu, moved_bytes=round(moved), peak_memory_bytes=memory, energy_joules=joules))
+                meter.share(Cost(cpu_seconds=part * cpu, moved_bytes=round(part * moved), peak_memory_bytes=memory, energy_joules=energy))
 
-    def _reading(self) -> tuple[float, float]:
+    def _reading(self) -> tuple[float, float, int]:
+        """Return the wall clock and the processor time of this process, both in seconds, and the bytes that it moved."""
         times = self._process.cpu_times()
-        return times.user + times.system, float(moved_bytes(self._process))
+        return time.monotonic(), times.user + times.system, moved_bytes(self._process)
 
 
 class EnergyCounter:
@@ -296,18 +289,22 @@ class EnergyCounter:
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if path.name.count(":") == 1)
-        self._last = list(map(partial(_number, "energy_uj"), self._packages))
+        self._last = self._readings()
 
     def joules(self) -> float | None:
         """Return the energy since the last call, in joules; None if no counter can be read, which needs root on most machines."""
-        now = list(map(partial(_number, "energy_uj"), self._packages))
-        before, self._last = self._last, now
-        if not now or None in now or None in before:
-            return None
-        total: int = 0
-        for package, new, old in zip(self._packages, now, before, strict=True):
-            total += new - old if new >= old else new - old + (_number("max_energy_range_uj", package) or 0)  # type: ignore[operator]
-        return total / 1e6
+        before, self._last = self._last, self._readings()
+        total = 0
+        for package, new, old in zip(self._packages, self._last, before, strict=True):
+            if new is None or old is None:
+                return None
+            total += new - old
+            if new < old:  # the counter has wrapped
+                total += _number(package / "max_energy_range_uj") or 0
+        return total / 1e6 if self._packages else None
+
+    def _readings(self) -> list[int | None]:
+        return [_number(package / "energy_uj") for package in self._packages]
 
 
 def moved_bytes(process: psutil.Process) -> int:
@@ -319,15 +316,11 @@ def moved_bytes(process: psutil.Process) -> int:
         return 0
 
 
-def _number(name: str, folder: Path) -> int | None:
+def _number(path: Path) -> int | None:
     try:
-        return int((folder / name).read_text())
+        return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _difference(now: tuple[float, float], before: tuple[float, float]) -> tuple[float, float]:
-    return now[0] - before[0], now[1] - before[1]
 
 
 def _rounded(cost: Cost) -> Cost:
