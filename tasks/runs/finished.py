@@ -3,9 +3,9 @@
 A step is finished if Prefect's file for its identity holds an intact, sealed record of it (`read_finished`). Whether the files that the
 record names are unchanged is a question to the store: `Store.changed_files` names the changed ones, `Store.checked` raises.
 
-Each step also has one small file without its code in the name (`StepIdentity.settings`): the identity under which it was last finished, or
-found finished, and a hash of each source file at that time. So a step is found again after its code has changed: with `--code keep` it is
-reused and its rows are marked; readers that only show finished runs use it too.
+Each step also has one small file without its code in the name (`StepIdentity.settings`): the identity under which it was last made or
+reused, and a hash of each source file at that time. By it a step is found after its code has changed: with `--code keep` it is reused and
+its rows are marked; readers that only show finished runs use it too.
 """
 
 import re
@@ -118,10 +118,10 @@ def finished_scores(folder: Path, identity: str) -> dict[str, float] | None:
 # ---------------------------------------------------------------- code that made them
 
 
-class MadeStep(Record):
-    """A finished step: its identity, source file -> hash of what the file did, and the step that it read.
+class Provenance(Record):
+    """How a finished step was made: its identity, source file -> hash of what the file did, and the step that it read.
 
-    `reads` is the identity of the previous step; None for training, and in records written before it was kept.
+    `reads` is the identity of the previous step; None for training, and in records from before it was recorded.
     """
 
     identity: str
@@ -129,14 +129,15 @@ class MadeStep(Record):
     reads: str | None = None
 
 
-_MADE = TypeAdapter(MadeStep)
+_PROVENANCE = TypeAdapter(Provenance)
 
 
 def record_provenance(state: Path, step: StepIdentity) -> None:
     """Record that a step is finished with the present code."""
-    made = MadeStep(identity=step.identity, sources=step.sources(), reads=step.reads)
-    if _read_made(state, step) != made:
-        write_sealed(_made_path(state, step), made, _MADE)
+    provenance = Provenance(identity=step.identity, sources=step.sources(), reads=step.reads)
+    path = _provenance_path(state, step)
+    if read_or_set_aside(path, _PROVENANCE) != provenance:
+        write_sealed(path, provenance, _PROVENANCE)
 
 
 def finished_identities(state: Path, step: StepIdentity) -> dict[str, tuple[str, ...]]:
@@ -145,11 +146,10 @@ def finished_identities(state: Path, step: StepIdentity) -> dict[str, tuple[str,
     The first has the present code; a second has other code, if that made the step last. A damaged record of it is renamed with a warning.
     """
     identities: dict[str, tuple[str, ...]] = {step.identity: ()}
-    made = _read_made(state, step)
-    if made is not None and made.identity != step.identity:
+    last = read_or_set_aside(_provenance_path(state, step), _PROVENANCE)
+    if last is not None and last.identity != step.identity:
         now = step.sources()
-        names = sorted(made.sources | now)
-        identities[made.identity] = tuple(name for name in names if made.sources.get(name) != now.get(name))
+        identities[last.identity] = tuple(name for name in sorted(last.sources | now) if last.sources.get(name) != now.get(name))
     return identities
 
 
@@ -173,16 +173,22 @@ def run_identities(state: Path, spec: RunSpec, dataset: DatasetRecord) -> Iterat
 
 def steps_before(state: Path) -> dict[str, str]:
     """Return identity of a finished step -> identity of the step that it read, as far as recorded."""
-    steps = (read_or_set_aside(path, _MADE) for path in sorted((state / "made").glob("*.json")))
-    return {made.identity: made.reads for made in steps if made is not None and made.reads is not None}
+    return {step.identity: step.reads for _, step in _provenances(state) if step.reads is not None}
 
 
 def forget_provenance(state: Path, identities: Collection[str]) -> None:
     """Remove the records of the code that made these steps."""
-    for path in (state / "made").glob("*.json"):
-        made = read_or_set_aside(path, _MADE)
-        if made is not None and made.identity in identities:
+    for path, step in _provenances(state):
+        if step.identity in identities:
             path.unlink(missing_ok=True)
+
+
+def _provenances(state: Path) -> Iterator[tuple[Path, Provenance]]:
+    """Yield the records of all steps with their paths."""
+    for path in sorted((state / "made").glob("*.json")):
+        provenance = read_or_set_aside(path, _PROVENANCE)
+        if provenance is not None:
+            yield path, provenance
 
 
 def made_by_older_code(files: Iterable[str]) -> str:
@@ -190,9 +196,5 @@ def made_by_older_code(files: Iterable[str]) -> str:
     return f"made by older code: {', '.join(files)}"
 
 
-def _made_path(state: Path, step: StepIdentity) -> Path:
+def _provenance_path(state: Path, step: StepIdentity) -> Path:
     return state / "made" / f"{step.settings}.json"
-
-
-def _read_made(state: Path, step: StepIdentity) -> MadeStep | None:
-    return read_or_set_aside(_made_path(state, step), _MADE)
