@@ -86,10 +86,11 @@ def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
     """Return the step of a run's scores and figures, from the embeddings with identity `embedded`."""
     # The identity of the embeddings includes the epoch.
     reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json", exclude={"epoch"}), "seed": spec.seed}
-    if not spec.measurements:
-        return _step("evaluate", reads, embedded, STEP_MODULES["evaluate"])
-    modules = {*STEP_MODULES["evaluate"], "tasks.scores.measuring", *map(measurement_module, spec.measurements)}
-    return _step("evaluate", reads | {"measurements": spec.measurements}, embedded, tuple(sorted(modules)))
+    modules = STEP_MODULES["evaluate"]
+    if spec.measurements:
+        reads["measurements"] = spec.measurements
+        modules = tuple(sorted({*modules, "tasks.scores.measuring", *map(measurement_module, spec.measurements)}))
+    return _step("evaluate", reads, embedded, modules)
 
 
 def step_identities(spec: RunSpec, dataset: DatasetRecord) -> dict[str, str]:
@@ -149,13 +150,10 @@ def _file_name(module: str, path: Path) -> str:
 
 
 def _form(path: Path) -> str:
-    return _form_of(path.read_text(encoding="utf-8"))
+    return _normal_form(path.read_text(encoding="utf-8"))
 
 
-@cache
-def _form_of(source: str) -> str:
-    """Return the normal form, cached because most files belong to many steps."""
-    return normal_form(source)
+_normal_form = cache(normal_form)  # most files belong to many steps
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
