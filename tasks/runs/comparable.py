@@ -23,6 +23,7 @@ NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
 T = TypeVar("T")
+Place = TypeVar("Place")
 
 
 def settings_identity(
@@ -144,19 +145,14 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
         today: what is known of the present.
     """
     described = [(run, facts(run)) for run in runs]
-    recorded_digests = defaultdict[str, Counter[str | None]](Counter)
-    for _, fact in described:
-        recorded_digests[fact.dataset][fact.digest] += 1
-    digests = {dataset: today.digests.get(dataset, _commonest(recorded)) for dataset, recorded in recorded_digests.items()}
-    recorded_settings = defaultdict[tuple[str, str], Counter[str | None]](Counter)
-    for _, fact in described:
-        if fact.digest == digests[fact.dataset]:
-            recorded_settings[fact.dataset, fact.system][fact.settings] += 1
+    contents = _counted((fact.dataset, fact.digest) for _, fact in described)
+    digests = {dataset: today.digests.get(dataset, _commonest(counts)) for dataset, counts in contents.items()}
+    on_present = [fact for _, fact in described if fact.digest == digests[fact.dataset]]
     settings = {}
-    for place, recorded in recorded_settings.items():
+    for place, counts in _counted(((fact.dataset, fact.system), fact.settings) for fact in on_present).items():
         present = today.settings.get(place)
-        is_fixed = present in recorded or (today.is_one_protocol and today.settings)
-        settings[place] = present if is_fixed else _commonest(recorded)
+        is_fixed = present in counts or (today.is_one_protocol and today.settings)
+        settings[place] = present if is_fixed else _commonest(counts)
     selected = []
     left_out = defaultdict[tuple[str, str, str], list[int]](list)
     for run, fact in described:
@@ -166,6 +162,14 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
         else:
             left_out[fact.dataset, fact.system, why].append(fact.seed)
     return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
+
+
+def _counted(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Counter[str | None]]:
+    """Return place -> how often each value occurs there."""
+    counts = defaultdict[Place, Counter[str | None]](Counter)
+    for place, value in values:
+        counts[place][value] += 1
+    return counts
 
 
 def _commonest(counts: Counter[str | None]) -> str | None:
