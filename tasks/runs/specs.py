@@ -591,10 +591,7 @@ def _check_scored(training: TrainingConfig, evaluation: EvaluationConfig, datase
     if evaluation.role == "validation" and training.validation is None:
         setting = f"comparison.datasets.{dataset}.validation={{share: 0.2}}"
         raise ConfigError(f"evaluation.role is 'validation', but no classes are held out; add --set '{setting}', or set it in params.yaml")
-    _check_epoch(training, evaluation.epoch)
-
-
-def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
+    epoch = evaluation.epoch
     if epoch == "oracle":
         raise ConfigError("evaluation.epoch: the comparison must not choose the epoch on the test classes; use another than oracle")
     if epoch != "last" and epoch not in training.keep_epochs:
