@@ -18,7 +18,6 @@ Lines (a row in a variant) are compared and ranked by the first metric of each d
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -123,10 +122,16 @@ def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun])
     factors = {column.metric: column.factor for column in table.flat_columns if column.dataset == dataset}
     factor = factors.get(claim.metric, factors.get(reference_metric, 1.0))
     reference_factor = factors.get(reference_metric, factor)
-    of_claim = partial(_claimed_scores, table, [run for run in runs if run.dataset == dataset], claim.variant)
-    values = of_claim(claim.row, claim.metric, factor)
+
+    def scores(row: str, metric: str, to_unit: float) -> dict[int, float]:
+        """Return seed -> a row's score in the column's unit, in the claim's variant (by default the row's first)."""
+        variant = claim.variant or next(iter(table.rows[row].variants), None)
+        of_row = [run for run in runs if (run.row, run.variant, run.dataset) == (row, variant, dataset) and metric in run.scores]
+        return scores_by_seed((row, run.seed, to_unit * run.scores[metric]) for run in of_row).get(row, {})
+
+    values = scores(claim.row, claim.metric, factor)
     if isinstance(claim.reference, str):
-        references = of_claim(claim.reference, reference_metric, reference_factor)
+        references = scores(claim.reference, reference_metric, reference_factor)
     else:
         references = dict.fromkeys(values, claim.reference * reference_factor)
     seeds = tuple(sorted(values.keys() & references.keys()))
@@ -150,15 +155,6 @@ def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun])
         p_value=None if test is None else test.p_value,
         why=None if test is not None else _why_undecided(claim, {run.row for run in runs if run.dataset == dataset}, values, references),
     )
-
-
-def _claimed_scores(
-    table: TableFile, runs: Sequence[MeasuredRun], variant: str | None, row: str, metric: str, factor: float
-) -> dict[int, float]:
-    """Return seed -> a row's score times the factor, in the claim's variant (by default the row's first)."""
-    variant = variant or next(iter(table.rows[row].variants), None)
-    of_row = [run for run in runs if (run.row, run.variant) == (row, variant)]
-    return scores_by_seed((row, run.seed, factor * run.scores[metric]) for run in of_row if metric in run.scores).get(row, {})
 
 
 def _why_undecided(claim: Claim, measured: Collection[str], values: dict[int, float], references: dict[int, float]) -> str:
