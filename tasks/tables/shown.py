@@ -148,11 +148,9 @@ class ShownLine(Record):
     @property
     def label(self) -> str:
         """The line in words: variant, epoch, numbers of seeds and of imported runs, and whether older code made it."""
-        epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
-        imported = [self.imported] if self.imported else []
-        older = ["made by older code"] if self.older_code else []
         variant = "common track, not judged" if self.variant == COMMON else self.variant
-        return ", ".join([variant, *epoch, self.counted_seeds, *imported, *older])
+        older = "made by older code" if self.older_code else ""
+        return ", ".join(filter(None, [variant, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older]))
 
 
 class ShownRow(Record):

@@ -63,9 +63,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         made=result.made,
         columns=columns,
         rows=rows,
-        tolerances=tuple(
-            ShownTolerance(of=cells, value=given.value, says=given.says, reason=given.reason) for cells, given in _tolerances(table)
-        ),
+        tolerances=_tolerances(table),
         unresolved=tuple(_unresolved(table)),
         claims=claims,
         independent=independent_figures(name),
@@ -155,15 +153,16 @@ def _columns(table: TableFile, lines: Sequence[ShownLine]) -> tuple[ShownColumn,
     return tuple(columns)
 
 
-def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """Return (cells, tolerance) pairs: the table's or those of metric and dataset, then those of metrics, then those of rows."""
+def _tolerances(table: TableFile) -> tuple[ShownTolerance, ...]:
+    """Return the tolerances: the table's or those of metric and dataset, then those of metrics, then those of rows."""
     general = [("every column", table.tolerance)] if table.tolerance is not None else _common_tolerances(table)
-    rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
-    return [*general, *table.tolerances.items(), *rows]
+    of_rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
+    tolerances = [*general, *table.tolerances.items(), *of_rows]
+    return tuple(ShownTolerance(of=cells, value=given.value, says=given.says, reason=given.reason) for cells, given in tolerances)
 
 
 def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """Return the tolerances of metric and dataset that judge some cell; one that several share is listed once with all their names."""
+    """Return (cells, tolerance of their metric and dataset) for the judged cells; a tolerance that several share is listed once."""
     names: dict[Tolerance, dict[str, None]] = {}
     for row in (row for row in table.rows.values() if row.kind != "quoted" and row.tolerance is None):
         for column, value in zip(table.flat_columns, row.published, strict=True):
@@ -210,8 +209,10 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
 
 def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
     """Return the progress of the row on the paper's own datasets."""
-    if row.kind == "quoted" or not runs:
-        return "quoted" if row.kind == "quoted" else "not run"
+    if row.kind == "quoted":
+        return "quoted"
+    if not runs:
+        return "not run"
     if all(run.dataset in table.stand_ins for run in runs):
         return "stand-in only"
     return "partly measured" if any(dataset not in table.stand_ins for dataset in missing) else "measured"
@@ -248,7 +249,7 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
             cells=tuple(_cell(table, row, index, value, of_line) for index, value in enumerate(printed)),
             runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in of_line),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
-            system=", ".join([system, *([variant] if len(by_line) > 1 else []), *filter(None, [EPOCH_NOTES[epoch]])]),
+            system=", ".join(filter(None, [system, variant if len(by_line) > 1 else "", EPOCH_NOTES[epoch]])),
         )
         lines.append(line)
     return tuple(lines)
