@@ -7,7 +7,6 @@ paper's authors trained) or *quoted* (taken by the paper from elsewhere: shown, 
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from dml_core.config import Config, Name, parse, read_yaml
+from dml_core.config import Config, Name, nearest_hint, parse, read_yaml
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import HEADLINES
@@ -307,9 +306,8 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
 
 
 def _unknown_table(name: str) -> ConfigError:
-    near = get_close_matches(name, table_names(), n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return ConfigError(f"unknown table '{name}'; {hint}`dml tables` lists them")
+    hint = nearest_hint(name, table_names()) or ";"
+    return ConfigError(f"unknown table '{name}'{hint} `dml tables` lists them")
 
 
 def load_table(name: str) -> TableFile:
