@@ -12,6 +12,7 @@ from tasks.runs.finished import read_finished
 from tasks.storage import Store, open_store
 
 CHECKPOINT_FILE = "checkpoint.pt"  # that of `dml_core.training.checkpoints.file`, which imports torch
+BySeed = dict[int, tuple[TrainedRun, dict[str, float]]]  # a run and its scores
 logger = logging.getLogger(__name__)
 
 
@@ -64,25 +65,33 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
         ConfigError: as `trained_runs_of_table`.
     """
     store, is_table = open_store(project), is_table_name(name)
-    by_dataset: dict[str, dict[str, dict[int, tuple[TrainedRun, dict[str, float]]]]] = {}
-    for run in trained_runs_of_table(project, str(name)) if is_table else trained_runs(project):
-        if is_table or name in (None, run.spec.dataset):
-            variants = by_dataset.setdefault(run.spec.dataset, {})
-            variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))
+    if is_table:
+        runs = trained_runs_of_table(project, str(name))
+    else:
+        runs = [run for run in trained_runs(project) if name in (None, run.spec.dataset)]
+    by_dataset: dict[str, dict[str, BySeed]] = {}
+    for run in runs:
+        variants = by_dataset.setdefault(run.spec.dataset, {})
+        variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))
     models, best = [], {}
     for dataset, variants in by_dataset.items():
-        scores = {
-            variant: {seed: scores[VALIDATION] for seed, (_, scores) in runs.items() if VALIDATION in scores}
-            for variant, runs in variants.items()
-        }
+        validation = {variant: _validation(by_seed) for variant, by_seed in variants.items()}
         if not is_table:
-            best[dataset] = said_best(scores)
-        for variant in sorted(variants, key=lambda variant: -fmean(scores[variant].values()) if scores[variant] else 1.0):
-            runs, validation = variants[variant], scores[variant]
-            scored = [seed for seed, (run, _) in runs.items() if run.scored is not None] or list(runs)
-            seeds = sorted(runs, key=lambda seed: (-validation.get(seed, -1.0), seed)) if every_seed else [best_seed(scored, validation)]
-            models += [_listed(store, *runs[seed], len(runs)) for seed in seeds]
+            best[dataset] = said_best(validation)
+        for variant in sorted(variants, key=lambda variant: -fmean(validation[variant].values()) if validation[variant] else 1.0):
+            by_seed, scores = variants[variant], validation[variant]
+            if every_seed:
+                seeds = sorted(by_seed, key=lambda seed: (-scores.get(seed, -1.0), seed))
+            else:
+                scored = [seed for seed, (run, _) in by_seed.items() if run.scored is not None]
+                seeds = [best_seed(scored or by_seed, scores)]
+            models += [_listed(store, *by_seed[seed], len(by_seed)) for seed in seeds]
     return Listing(tuple(models), best)
+
+
+def _validation(by_seed: BySeed) -> dict[int, float]:
+    """Return seed -> validation Recall@1, of the runs that have one."""
+    return {seed: scores[VALIDATION] for seed, (_, scores) in by_seed.items() if VALIDATION in scores}
 
 
 def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
