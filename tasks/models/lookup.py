@@ -50,9 +50,9 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     if path.name == DESCRIPTION_FILE:
         return path.parent
     project = project or find_project()
-    if path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file():
-        identity = (path.parent if path.name == CHECKPOINT_FILE else path).resolve().name
-        return network_of(project, identity)
+    training = _training_folder(path)
+    if training is not None:
+        return network_of(project, training.resolve().name)
     if NETWORK_IDENTITY.fullmatch(text):
         return network_of(project, text)
     return package(project, find_run(project, text))
@@ -67,14 +67,20 @@ def find_network(text: str) -> Path | None:
     Raises:
         ConfigError, StoreError, TrackingError: as in `resolve_model`.
     """
-    path = Path(text).absolute()
-    is_checkpoint = path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file()
-    if not (is_checkpoint or text.startswith(REGISTRY_PREFIX) or NETWORK_IDENTITY.fullmatch(text) or parse_run_name(text)):
+    training = _training_folder(Path(text).absolute())
+    if not (training or text.startswith(REGISTRY_PREFIX) or NETWORK_IDENTITY.fullmatch(text) or parse_run_name(text)):
         return None
-    project = find_project(*([path] if is_checkpoint else []), Path.cwd(), Path(__file__).parent)
+    project = find_project(*([training] if training else []), Path.cwd(), Path(__file__).parent)
     if text.startswith(REGISTRY_PREFIX):
         set_environment(project)  # MLflow reads it when it is imported
     return resolve_model(text, project)
+
+
+def _training_folder(path: Path) -> Path | None:
+    """Return the folder of a training, given its path or that of its checkpoint; None for other paths."""
+    if path.name == CHECKPOINT_FILE:
+        return path.parent
+    return path if (path / CHECKPOINT_FILE).is_file() else None
 
 
 def find_run(project: Project, text: str) -> TrainedRun:
