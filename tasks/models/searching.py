@@ -58,17 +58,12 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
     batches = [*batches_of_images(model, _queries(paths), QUERY_PIXELS)]
     queries = [item for batch in batches for item in batch.items]
     scores_Qk, positions_Qk = index.search(np.concatenate([batch.embeddings for batch in batches]), k)
-    return [
-        Answer(
-            query.name,
-            query.thumbnail or b"",
-            [
-                Hit(rank, float(score), index.item(position))
-                for rank, (score, position) in enumerate(zip(scores, positions, strict=True), start=1)
-            ],
-        )
-        for query, scores, positions in zip(queries, scores_Qk, positions_Qk.tolist(), strict=True)
-    ]
+    answers = []
+    for query, scores, positions in zip(queries, scores_Qk, positions_Qk.tolist(), strict=True):
+        nearest = enumerate(zip(scores, positions, strict=True), start=1)
+        hits = [Hit(rank, float(score), index.item(position)) for rank, (score, position) in nearest]
+        answers.append(Answer(query.name, query.thumbnail or b"", hits))
+    return answers
 
 
 def _queries(paths: Sequence[Path]) -> Images:
