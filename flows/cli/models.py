@@ -95,7 +95,7 @@ def promote(
     from tasks.models.promotion import promote as promote_run
 
     promotion = promote_run(project, run, alias, reason)
-    print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.said}")
+    print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.reason}")
 
 
 @models_app.command(epilog=examples("dml models export synthetic/softtriple --format onnx -o exported"))

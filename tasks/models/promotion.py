@@ -60,6 +60,11 @@ class Gain:
         """Return the lower end of the one-sided interval at confidence 1 - level."""
         return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / math.sqrt(self.num_classes)
 
+    def describe(self, level: float) -> str:
+        """Return the mean and the lower end at a level, in words."""
+        ends = f"{100 * self.mean:+.1f} points, at least {100 * self.at_least(level):+.1f}"
+        return f"Recall@1 {ends} by a one-sided test at level {level:.2g}"
+
 
 @dataclass(frozen=True)
 class Promotion:
@@ -67,11 +72,11 @@ class Promotion:
 
     Attributes:
         version: version the alias points to now.
-        said: the reason, as one line.
+        reason: why it may hold the alias, as one line.
     """
 
     version: Version
-    said: str
+    reason: str
 
 
 def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: str | None = None) -> Promotion:
@@ -97,13 +102,13 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         if holder is not None and holder.model_id == network.model_id:
             return Promotion(holder, f"{text} is the {alias} of {name} already (version {holder.number})")
         if forced_because is not None:
-            said = f"forced, without comparison: {forced_because}"
+            reason = f"forced, without comparison: {forced_because}"
         else:
             min_gain = load_params(project.params_file).promotion.min_gain
             gained = _fine_tuned(registry, network, recalls, Path(folder) / "frozen")
-            said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old") + gained
-        card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, said, _reader(project, network))
-        return Promotion(registry.promote(name, alias, network, said, card), said)
+            reason = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old") + gained
+        card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, reason, _reader(project, network))
+        return Promotion(registry.promote(name, alias, network, reason, card), reason)
 
 
 def level_of(attempt: int) -> float:
@@ -165,13 +170,10 @@ def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecall
             f"dml reproduce --dataset {network.data['name']} --variant {FROZEN}, or a table's row of that name; or --force with --reason"
         )
     gain = gain_by_class(recalls, class_recalls(registry, frozen, folder))
-    said = (
-        f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(LEVEL):+.1f} by a one-sided test at level {LEVEL:g}, "
-        f"against the pretrained network without training"
-    )
+    reason = f"{gain.describe(LEVEL)}, against the pretrained network without training"
     if gain.at_least(LEVEL) <= 0:
-        raise ConfigError(f"training is not known to have gained anything: {said}; --force with --reason promotes it anyway")
-    return f"; {said}"
+        raise ConfigError(f"training is not known to have gained anything: {reason}; --force with --reason promotes it anyway")
+    return f"; {reason}"
 
 
 def _compared(
@@ -203,13 +205,11 @@ def _compared(
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
     system = f"{current.tags[VARIANT_TAG]}, seed {current.tags['dml.seed']}"
-    said = (
-        f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(level):+.1f} by a one-sided test at level {level:.2g} "
-        f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
-    )
+    how = f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
+    reason = f"{gain.describe(level)} {how}"
     if 100 * gain.at_least(level) <= min_gain:
-        raise ConfigError(f"no significant gain of {min_gain:g} points or more: {said}; --force with --reason promotes it anyway")
-    return f"better by {min_gain:g} points or more: {said}"
+        raise ConfigError(f"no significant gain of {min_gain:g} points or more: {reason}; --force with --reason promotes it anyway")
+    return f"better by {min_gain:g} points or more: {reason}"
 
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:

@@ -82,7 +82,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_first_network_has_nobody_to_be_compared_with(gate: Any) -> None:
     registry = Registry(holder=None)
-    assert gate(registry).said == "the first; there was nothing to compare with"
+    assert gate(registry).reason == "the first; there was nothing to compare with"
     assert registry.promoted == [("dml-own", "champion", "m", "the first; there was nothing to compare with")]
     assert registry.asked == [("dml.trained", "0" * 32)]
 
@@ -91,7 +91,7 @@ def test_a_better_one_takes_the_place_with_the_least_gain_in_points(gate: Any) -
     """Six times 10 and six times 20 points: standard deviation 5.22; at level 0.0304 of the first attempt, t(11) is 2.088."""
     found = gate(Registry())
     said = "better by 0.5 points or more: Recall@1 +15.0 points, at least +11.9 by a one-sided test at level 0.03 (attempt 1), paired by 12"
-    assert found.said == f"{said} test classes, against version 1 of dml-own (bad, seed 3)"
+    assert found.reason == f"{said} test classes, against version 1 of dml-own (bad, seed 3)"
     assert found.version.number == "2"
 
 
@@ -122,7 +122,7 @@ def test_the_gate_opens_where_the_gain_is_known_to_be_enough(
     registry, differences = Registry(), tuple(point / 100 for point in points)
     gain = f"0.5 points or more: Recall@1 {np.mean(points):+.1f} points, at least "
     if is_promoted:
-        assert gate(registry, differences, num_queries).said.startswith(f"better by {gain}+")
+        assert gate(registry, differences, num_queries).reason.startswith(f"better by {gain}+")
     else:
         with pytest.raises(ConfigError, match=rf"no significant gain of {re.escape(gain)}.*paired by 12 "):
             gate(registry, differences, num_queries)
@@ -140,12 +140,12 @@ def test_each_attempt_is_judged_more_strictly_than_the_last(gate: Any) -> None:
 
 def test_the_champion_stays_the_champion(gate: Any) -> None:
     registry = Registry(replace(HOLDER, model_id="m"))
-    assert gate(registry).said == f"{'0' * 32} is the champion of dml-own already (version 1)"
+    assert gate(registry).reason == f"{'0' * 32} is the champion of dml-own already (version 1)"
     assert not registry.promoted
 
 
 def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
-    assert gate(Registry(old=None), (-0.5, -0.6), forced_because="a rollback").said == "forced, without comparison: a rollback"
+    assert gate(Registry(old=None), (-0.5, -0.6), forced_because="a rollback").reason == "forced, without comparison: a rollback"
 
 
 @pytest.mark.parametrize(

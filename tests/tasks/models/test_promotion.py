@@ -86,14 +86,14 @@ def recalls_of(project: Project, embeddings: str) -> np.ndarray:
 
 def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(fresh: Project) -> None:
     first = promote(fresh, "own/untrained/0")
-    assert first.said == "the first; there was nothing to compare with"
+    assert first.reason == "the first; there was nothing to compare with"
     better = promote(fresh, "own/good/0")
     differences = recalls_by_hand(fresh, "own/good/0") - recalls_by_hand(fresh, "own/untrained/0")
     assert len(differences) == 16
     quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # level of the first attempt
     low = differences.mean() - quantile * differences.std(ddof=1) / len(differences) ** 0.5
     said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} by a one-sided test at level 0.03 (attempt 1), "
-    assert better.said.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
+    assert better.reason.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
     assert low > 0.005
     refused = (
         r"no significant gain of 0.5 points or more: Recall@1 -[\d.]+ points, at least -[\d.]+ "
@@ -104,9 +104,9 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
     assert MlflowClient(fresh.tracking_uri).get_registered_model(NAME).tags["dml.attempts.champion"] == "2"
     registry = Registry(fresh.tracking_uri)
     assert registry.holder(NAME, "champion") == registry.versions(NAME)[1]
-    assert promote(fresh, "own/good/0").said == f"own/good/0 is the champion of {NAME} already (version 2)"
+    assert promote(fresh, "own/good/0").reason == f"own/good/0 is the champion of {NAME} already (version 2)"
     forced = promote(fresh, "own/untrained/0", forced_because="a rollback")
-    assert (forced.version.number, forced.said) == ("1", "forced, without comparison: a rollback")
+    assert (forced.version.number, forced.reason) == ("1", "forced, without comparison: a rollback")
     assert [version.aliases for version in registry.versions(NAME)] == [("champion",), ()]
 
 
@@ -140,8 +140,8 @@ def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrai
     with pytest.raises(ConfigError, match=r"not known to have gained anything: Recall@1 [-+][\d.]+ points, at least -[\d.]+ by a"):
         promote(fresh, still)
     assert not Registry(fresh.tracking_uri).versions(NAME)
-    assert promote(fresh, frozen, alias="other").said == "the first; there was nothing to compare with"
-    said = promote(fresh, good).said
+    assert promote(fresh, frozen, alias="other").reason == "the first; there was nothing to compare with"
+    said = promote(fresh, good).reason
     differences = by_hand(project, pretrained["good"]) - by_hand(project, pretrained["frozen"])
     low = differences.mean() - stats.t.ppf(0.95, 15) * differences.std(ddof=1) / 16**0.5
     assert low > 0
@@ -149,7 +149,7 @@ def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrai
         f"the first; there was nothing to compare with; Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} "
         "by a one-sided test at level 0.05, against the pretrained network without training"
     )
-    assert promote(fresh, still, forced_because="a trial").said == "forced, without comparison: a trial"
+    assert promote(fresh, still, forced_because="a trial").reason == "forced, without comparison: a trial"
 
 
 def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Project) -> None:
@@ -255,7 +255,7 @@ Path(ready).write_text("")
 while not Path(go).exists():
     time.sleep(0.01)
 try:
-    print(json.dumps(promote(Project(Path(root), Path(state), store, uri), run).said))
+    print(json.dumps(promote(Project(Path(root), Path(state), store, uri), run).reason))
 except ConfigError as error:
     print(json.dumps(str(error)))
 """
