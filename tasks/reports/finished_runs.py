@@ -92,17 +92,18 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
     if name.seed is not None and seed is not None:
         raise ConfigError(f"{named} names a seed, and so does --seed; give one of them")
-    dataset, is_run, requested = name.dataset, name.variant is not None, seed if name.seed is None else name.seed
-    seeds = sorted({*params.comparison.seeds, *([] if requested is None else [requested])})
+    dataset, is_run, seed = name.dataset, name.variant is not None, seed if name.seed is None else name.seed
+    seeds = sorted({*params.comparison.seeds, *([] if seed is None else [seed])})
     runnable = [] if is_run else runnable_runs(params, dataset, seeds, overrides)
     specs = runnable or comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
     record = read_dataset(project, dataset)
     store = open_store(project)
     runs = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
-    seed = params.comparison.seeds[0] if requested is None else requested
-    if is_run and requested is None and runs:
+    if seed is None and is_run and runs:
         validation = {of_seed: run.metrics[VALIDATION] for (_, of_seed), run in runs.items() if VALIDATION in run.metrics}
         seed = best_seed((of_seed for _, of_seed in runs), validation)
+    elif seed is None:
+        seed = params.comparison.seeds[0]
     variants = list(dict.fromkeys(spec.variant for spec in specs))
     missing = tuple(variant for variant in variants if (variant, seed) not in runs)
     if len(missing) == len(variants):
