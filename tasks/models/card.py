@@ -27,7 +27,7 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
 
     Args:
         network: the run.
-        recalls: Recall@1 of each test class.
+        recalls: label -> Recall@1, of each test class.
         gate: reason why the network is in the registry.
         reader: reader of the dataset, if known.
     """

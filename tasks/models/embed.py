@@ -75,12 +75,7 @@ def embed_batches(
 ) -> Iterator[EmbeddedBatch]:
     """Embed the images at these positions; threads read and decode the next batch while one is in the network.
 
-    Args:
-        model: the network.
-        images: source of the images.
-        positions: which of them.
-        batch_size: images per forward pass.
-        thumbnail_pixels: longer side of a thumbnail; 0 makes none.
+    The longer side of a thumbnail is `thumbnail_pixels`; 0 makes none.
     """
 
     def decode(position: int) -> tuple[Tensor, bytes | None] | str:
@@ -120,13 +115,10 @@ def embed_images(
     """Embed images into the folder `out`, resuming an interrupted run of the same images; shards of images that changed are made again.
 
     Args:
-        model: the network.
-        images: images, in the order of the rows.
+        images: in the order of the rows.
         out: `images-*.npy` (n, D) float32, `images-labels.npy` if classes are known, `items.parquet` (path and label of each row) and
             `manifest.json`, which comes last. `bad.csv` lists what could not be embedded.
         skip_bad: omit files that are not images; else all files are read, and bad ones raise an error at the end.
-        batch_size: images per forward pass.
-        shard_rows: images per shard.
         progress: called with (images done, total images).
         spread: computes the shards elsewhere; None for this process.
 
@@ -195,11 +187,7 @@ def embed_shard(model: TrainedModel, images: Images, positions: range, batch_siz
 def embed_on_cluster(network: Path, batch_size: int, images: Images, shards: list[range]) -> Iterator[Rows]:
     """Yield the rows of each shard, in order, computed on a Ray cluster: its nodes read the images, so every node must have access to them.
 
-    Args:
-        network: folder of the network, whose files are sent.
-        batch_size: images per forward pass.
-        images: source of the images.
-        shards: positions of each shard's images.
+    The files of the folder `network` are sent; a shard is the positions of its images.
     """
     from tasks.workers.distribution import spread
 
@@ -242,10 +230,9 @@ def _versions(images: Images, rows: range) -> str:
 
 
 def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) -> None:
-    """Start the folder, or resume it: shards whose images have changed are removed.
+    """Start the folder `out`, or resume it: shards whose images have changed are removed.
 
     Args:
-        out: the folder.
         plan: description of its content.
         shards: name of each shard -> hash of its images' versions.
 

@@ -17,12 +17,10 @@ from tasks.runs.embeddings import PLAN_FILE, Part, open_embedded
 
 
 def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int, bad: list[str] | None = None) -> Iterator[Batch]:
-    """Embed images with thumbnails, 64 at a time; 0 pixels mean no thumbnails.
+    """Embed images with thumbnails, 64 at a time.
 
     Args:
-        model: network that embeds them.
-        images: images to embed.
-        thumbnail_pixels: longer side of a thumbnail.
+        thumbnail_pixels: longer side of a thumbnail; 0 makes none.
         bad: list that receives the errors of unreadable images, which are then skipped; with None the first one raises.
 
     Raises:

@@ -56,10 +56,7 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
     Variants are sorted by mean validation Recall@1, and the seeds of a variant by their own, the highest first; those without this score
     follow in the order of params.yaml, by seed.
 
-    Args:
-        project: project whose runs are listed.
-        name: the only dataset of the standing comparison to list, or a table; None for all of the standing comparison.
-        every_seed: list all seeds.
+    `name` is the only dataset of the standing comparison to list, or a table; None lists all of the standing comparison.
 
     Raises:
         ConfigError: as `trained_runs_of_table`.

@@ -85,7 +85,6 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
     Args:
         project: project of the run, which must be published in MLflow.
         text: the run, as `tasks.models.lookup.find_run` takes it, or the identity of its training or network.
-        alias: name of the alias.
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:

@@ -75,12 +75,9 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
 
     Args:
-        project: project whose store is read.
         params: parameters of the project, with the overrides applied.
-        named: name of the run or comparison.
         seed: seed of the runs whose pictures are shown; by default the first of `comparison.seeds` for a comparison, and the best
             (`tasks.runs.best`) for a run named without a seed.
-        overrides: overrides of the comparison.
 
     Raises:
         ConfigError: a name is not in params.yaml.

@@ -122,7 +122,6 @@ def load_picture(path: Path, folder: Path, num_pictures: int, pictures: PictureC
     """Load a picture at the best size and quality that leaves room for all pictures of a page.
 
     Args:
-        path: the picture.
         folder: folder of the run's scores; pictures are named relative to it.
         num_pictures: number of pictures on the whole page.
         pictures: the page's encoded pictures.

@@ -61,10 +61,7 @@ def spec_settings(spec: RunSpec, digest: str | None) -> str:
 
 
 def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[int, float]]:
-    """Return system -> seed -> value, in the order given.
-
-    Args:
-        values: (system, seed, value) of runs.
+    """Return system -> seed -> value from (system, seed, value), in the order given.
 
     Raises:
         EvaluationError: two values have the same system and seed; counted twice they would look like independent runs.
@@ -139,10 +136,7 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     If the present content is unknown, the content of most runs is used; if no run of a system has its present settings, the settings of
     most of its runs are used (but see `Today.is_one_protocol`). Ties go to the first.
 
-    Args:
-        runs: of any systems and datasets.
-        facts: returns the facts of a run.
-        today: what is known of the present.
+    The runs may be of any systems and datasets.
     """
     described = [(run, facts(run)) for run in runs]
     contents = _counted((fact.dataset, fact.digest) for _, fact in described)

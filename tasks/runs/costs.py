@@ -95,7 +95,6 @@ class StepMeter:
         waits: the step begins with its workers' first message, and waits for free ones until then.
 
     Attributes:
-        kind: as above.
         is_waiting: whether the step waits for workers.
     """
 
@@ -156,12 +155,7 @@ class StepMeter:
 
 
 class Meter:
-    """Measures the steps of a flow, and divides what they share.
-
-    Args:
-        state: the project's state folder.
-        powercap: folder of the kernel's energy counters.
-    """
+    """Measures the steps of a flow, and divides what they share; costs so far are in the project's state folder."""
 
     def __init__(self, state: Path, powercap: Path = POWERCAP) -> None:
         self._folder = state / COSTS
@@ -185,7 +179,6 @@ class Meter:
 
         Args:
             kind: train, embed or evaluate.
-            identity: identity of the step.
             predicted_seconds: estimate of its working time.
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
             waits: the step waits for free workers first.
@@ -281,11 +274,7 @@ class Meter:
 
 
 class EnergyCounter:
-    """The energy counters of a machine's processors (RAPL).
-
-    Args:
-        powercap: folder of the kernel's counters.
-    """
+    """The energy counters of a machine's processors (RAPL), in the kernel's folder `powercap`."""
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if path.name.count(":") == 1)

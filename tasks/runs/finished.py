@@ -71,7 +71,6 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
     Args:
         records: the folder of the records (`tasks.environment.finished_records`).
         step: "train", "embed" or "evaluate".
-        identity: identity of the step.
 
     Raises:
         DamagedError: the record is damaged, belongs to another step, or names no file.

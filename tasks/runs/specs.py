@@ -306,9 +306,7 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
 
     `tasks.checks.check_parts` checks what needs torch (a loss's own options, parts that do not fit).
 
-    Args:
-        path: the file.
-        overrides: settings that override it, each `dotted.path=value` with a YAML value. Their order does not matter.
+    The overrides are `dotted.path=value`, each with a YAML value. Their order does not matter.
 
     Raises:
         ConfigError: the first error, in one line.
@@ -340,9 +338,7 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
 def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
     """Return a line for each setting that names another part and thereby drops options of the file's: `--set a.name=b drops a.width: 16`.
 
-    Args:
-        path: `params.yaml`.
-        overrides: settings that `load_params` has accepted.
+    `load_params` must have accepted the overrides.
     """
     values, lines = read_yaml(path), []
     for setting in sorted(overrides, key=_rank):
@@ -357,12 +353,8 @@ def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
     """Check that no raw folder shares a file with another one or with a folder that the project writes: DVC allows one owner per file.
 
-    Args:
-        root: the project's folder.
-        datasets: all datasets of the project; of two that overlap, the error names the later.
-
     Raises:
-        ConfigError: they overlap, links followed.
+        ConfigError: they overlap, links followed; of two datasets it names the later.
     """
     inside = _real(root)
     written = {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
@@ -538,11 +530,7 @@ def comparison_runs(
 
 
 def runnable_runs(params: Params, dataset: str, seeds: Sequence[int] | None = None, overrides: Sequence[str] = ()) -> list[RunSpec]:
-    """Return the comparison's runs on one dataset, without those of variants that cannot run, for example because they are not tuned yet.
-
-    Args:
-        params, dataset, seeds, overrides: as in `comparison_runs`.
-    """
+    """Return what `comparison_runs` does, without the runs of variants that cannot run, for example because they are not tuned yet."""
     runs = []
     for variant in params.comparison.variants:
         with suppress(ConfigError):

@@ -16,12 +16,7 @@ CONTENT = "figures"  # fact of a score record: hash of what its figures depend o
 
 
 class EarlierFigures:
-    """The figures of the evaluations that were finished when this flow began.
-
-    Args:
-        state: the project's state folder.
-        store: store of the evaluations' files.
-    """
+    """The figures of the evaluations that were finished when this flow began."""
 
     def __init__(self, state: Path, store: Store) -> None:
         self._state, self._store = state, store
@@ -32,7 +27,7 @@ class EarlierFigures:
         Args:
             embedded: identity of the embeddings.
             content: hash of what the figures depend on.
-            folder: folder of the new evaluation.
+            folder: of the new evaluation.
         """
         for identity in self._evaluations.get(embedded, ()):
             # A damaged evaluation is reported by its own run; `dml gc` may remove one at any time.

@@ -190,12 +190,7 @@ def compared_columns(columns: Sequence[Column | ShownColumn]) -> dict[str, int]:
 
 
 def compare_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine], reference: str | None) -> tuple[Comparison, ...]:
-    """Compare the lines on each dataset on which two of them share enough seeds.
-
-    Args:
-        columns, lines: of the table.
-        reference: system that the table's file names as reference.
-    """
+    """Compare the lines on each dataset on which two of them share enough seeds; the table's file may name the `reference`."""
     comparisons = []
     for dataset, index in compared_columns(columns).items():
         column = columns[index]

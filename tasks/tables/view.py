@@ -44,8 +44,6 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
 
     Args:
         name: `<paper>/<file>`.
-        table: its file.
-        result: its measured runs.
         waiting: (row, dataset) -> what it waits for, if more is known than that it was not run.
         today: present datasets and settings (`tasks.tables.present`); runs with others are omitted and named.
     """
@@ -86,10 +84,7 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
     """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
 
-    Args:
-        rows: of the table.
-        reference: row that the table's file names as reference.
-        printed: epoch of the published values.
+    `printed` is the epoch of the published values.
     """
     epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
     lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
