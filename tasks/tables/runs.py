@@ -1,9 +1,10 @@
 """The runs of a table's rows, with their settings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -142,30 +143,36 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             continue
         evaluation = scoring_of(name, table, dataset)
         for row, entry in table.rows.items():
-            if row not in choice.rows if choice.rows else not belongs(table, entry, dataset):
+            is_chosen = row in choice.rows if choice.rows else belongs(table, entry, dataset)
+            if not is_chosen:
                 continue
             why_not = _why_not(name, entry, dataset, choice)
             if why_not is not None:
                 reasons[why_not] = None
             elif is_run(entry) or choice.rows:
-                measured = override(table.measurements, entry.measurements)
-                variant, training, epochs = _training(name, row, entry, dataset, choice)
-                for epoch in epochs:
-                    spec = RunSpec(
-                        dataset=dataset,
-                        variant=variant,
-                        seed=0,
-                        training=training,
-                        evaluation=evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
-                        table=name,
-                        row=row,
-                        column=dataset,
-                        measurements=measured,
-                    )
-                    runs.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds or (0,))
+                runs.setdefault(dataset, []).extend(_runs_of_row(name, table, row, dataset, evaluation, choice))
     if left_out is not None:
         left_out += reasons
     return runs
+
+
+def _runs_of_row(name: str, table: TableFile, row: str, dataset: str, evaluation: EvaluationConfig, choice: Choice) -> Iterator[RunSpec]:
+    """Yield a row's runs on a dataset: one for each of its epochs and each seed."""
+    entry = table.rows[row]
+    measurements = override(table.measurements, entry.measurements)
+    variant, training, epochs = _training(name, row, entry, dataset, choice)
+    for epoch, seed in product(epochs, choice.seeds or (0,)):
+        yield RunSpec(
+            dataset=dataset,
+            variant=variant,
+            seed=seed,
+            training=training,
+            evaluation=evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
+            table=name,
+            row=row,
+            column=dataset,
+            measurements=measurements,
+        )
 
 
 def present_run(name: str, table: TableFile, run: TableRun) -> RunSpec | None:
@@ -189,8 +196,8 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     if not is_run(row):
         return None
     if choice.track == "paper":
-        lacks = choice.variant not in (None, TUNED, *row.variants)
-        return f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})" if lacks else None
+        has_variant = choice.variant in (None, TUNED, *row.variants)
+        return None if has_variant else f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})"
     if dataset not in cached_protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
