@@ -5,6 +5,7 @@ the images; a page addresses a cell by percentages, and does not need its size.
 """
 
 import io
+from math import ceil
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -36,7 +37,7 @@ class Album:
     @property
     def num_sheets(self) -> int:
         """Number of its files."""
-        return -(-len(self) // CELLS)
+        return ceil(len(self) / CELLS)
 
     @property
     def is_small(self) -> bool:
@@ -55,7 +56,7 @@ class Album:
         """Return the CSS that shows a place's cell as the background of an element."""
         sheet, cell = divmod(place, CELLS)
         row, column = divmod(cell, COLUMNS)
-        num_rows = min(COLUMNS, -(-(len(self) - sheet * CELLS) // COLUMNS))
+        num_rows = min(COLUMNS, ceil((len(self) - sheet * CELLS) / COLUMNS))
         across, down = (100 * at / max(count - 1, 1) for at, count in ((column, COLUMNS), (row, num_rows)))
         return (
             f"background-image:url({self.stem}-{sheet:03}.webp);background-size:{100 * COLUMNS}% {100 * num_rows}%;"
@@ -82,7 +83,7 @@ def _reduced(image: Image.Image, edge: int) -> Image.Image:
 def _encoded(thumbnails: list[Image.Image], most_bytes: int, first: int) -> tuple[bytes, int]:
     """Encode a sheet with the first rung from `first` on that fits the bytes, else the last; return its bytes and the rung."""
     largest = max(max(image.size) for image in thumbnails)
-    num_rows = -(-len(thumbnails) // COLUMNS)
+    num_rows = ceil(len(thumbnails) / COLUMNS)
     for rung in range(first, len(LADDER)):
         pixels, quality = LADDER[rung]
         edge = min(pixels, largest)

@@ -95,16 +95,18 @@ def _judged(counts: Counted, has_published: bool) -> str:
     """Return verdicts (if the table has published values) and claims as sentences."""
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.verdicts.items())
     claims = ", ".join(
-        f"{number} {'hold' if (judgement, number > 1) == ('holds', True) else judgement}" for judgement, number in counts.claims.items()
+        f"{number} {'hold' if judgement == 'holds' and number > 1 else judgement}" for judgement, number in counts.claims.items()
     )
     return (f" Verdicts on published values: {verdicts or 'none'}." if has_published else "") + (f" Claims: {claims}." if claims else "")
 
 
 def claim_lines(table: ShownTable) -> list[str]:
     """Return a line for each claim with runs on both sides, and one with the number of the others."""
-    with_runs = [claim_line(claim) for claim in table.claims if claim.seeds]
-    others = len(table.claims) - len(with_runs)
-    return [*with_runs, *([f"{others} claim{'s' if others > 1 else ''} undecided: runs missing"] if others else [])]
+    lines = [claim_line(claim) for claim in table.claims if claim.seeds]
+    others = len(table.claims) - len(lines)
+    if others:
+        lines.append(f"{others} claim{'s' if others > 1 else ''} undecided: runs missing")
+    return lines
 
 
 def claim_line(claim: JudgedClaim) -> str:
