@@ -11,7 +11,7 @@ correction: each family of tests and intervals has a familywise level of 0.05.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 from typing import TypedDict
@@ -122,7 +122,7 @@ class Comparison:
     needed: tuple[Needed, ...]
     decimals: int
     num_classes: int | None = None
-    sentence: str = field(default="")
+    sentence: str = ""
 
     @property
     def best(self) -> str:
@@ -221,13 +221,12 @@ def compare(
         decimals: decimals of figures in the sentence.
         num_queries, num_classes: numbers of queries and classes scored, if known.
     """
-    systems = [name for name, by_seed in scores.items() if by_seed]
-    if len(systems) < 2:
-        return None
     means = _sorted_means(scores)
+    if len(means) < 2:
+        return None
     floor = num_queries if metric_info(metric).is_share_of_queries else None
     is_named = reference in means
-    chosen = reference if reference is not None and is_named else next(iter(means))
+    chosen = reference if reference in means else next(iter(means))
     pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
     compared = [pair for pair in pairs if pair.deviation is not None]
     against = _against(means, chosen, pairs, is_named)
@@ -255,7 +254,7 @@ def differences(scores: Scores, reference: str | None, points: float | None = No
     if len(means) < 2:
         return []
     is_named = reference in means
-    chosen = reference if reference is not None and is_named else next(iter(means))
+    chosen = reference if reference in means else next(iter(means))
     names = [(name, chosen) for name in means if name != chosen] if is_named else combinations(means, 2)
     return _against(means, chosen, _corrected([_pair(scores, *pair, points, num_queries) for pair in names]), is_named)
 
@@ -270,8 +269,8 @@ def _pair(scores: Scores, system: str, other: str, points: float | None, num_que
     seeds = tuple(sorted(scores[system].keys() & scores[other].keys()))
     if len(seeds) < MIN_SEEDS:
         return Pair(system, other, seeds)
-    values = [[scores[name][seed] for seed in seeds] for name in (system, other)]
-    difference = paired_difference(values[0], values[1], None if points is None else num_queries, 100 * (points or 0.01))
+    values, references = ([scores[name][seed] for seed in seeds] for name in (system, other))
+    difference = paired_difference(values, references, None if points is None else num_queries, 100 * (points or 0.01))
     posterior = None if points is None else probabilities(difference, points)
     return Pair(system, other, seeds, difference.mean, difference.half_width, difference.deviation, difference.p_value, posterior=posterior)
 
@@ -279,17 +278,14 @@ def _pair(scores: Scores, system: str, other: str, points: float | None, num_que
 def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
     """Apply Bonferroni's correction over the pairs that were compared."""
     num_tests = sum(pair.p_value is not None for pair in pairs)
-    return [
-        pair
-        if pair.p_value is None or pair.deviation is None
-        else replace(
-            pair,
-            p_adjusted=min(1.0, num_tests * pair.p_value),
-            half_width=half_width_of(pair.deviation, len(pair.seeds), LEVEL / num_tests),
-            level=LEVEL / num_tests,
-        )
-        for pair in pairs
-    ]
+    corrected = []
+    for pair in pairs:
+        if pair.p_value is not None and pair.deviation is not None:
+            level = LEVEL / num_tests
+            half_width = half_width_of(pair.deviation, len(pair.seeds), level)
+            pair = replace(pair, p_adjusted=min(1.0, num_tests * pair.p_value), half_width=half_width, level=level)
+        corrected.append(pair)
+    return corrected
 
 
 def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], is_named: bool) -> list[Pair]:
