@@ -99,7 +99,8 @@ class ImageCache:
         fcntl.flock(self._images, fcntl.LOCK_SH)
         self._index = os.open(self._folder / INDEX, os.O_RDWR | os.O_CREAT, 0o666)
         os.ftruncate(self._index, index_bytes)  # zeros
-        weakref.finalize(self, _close, self._images, self._index)
+        for descriptor in (self._images, self._index):
+            weakref.finalize(self, os.close, descriptor)
 
     def _make_room(self, wanted: int) -> None:
         """Remove unused datasets until this one fits, or none is left; this one too if the bound was lowered."""
@@ -127,11 +128,6 @@ def _remove_unused(folder: Path) -> None:
         pass
     finally:
         os.close(images)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _folder_bytes(folder: Path) -> int:

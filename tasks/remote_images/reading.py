@@ -150,27 +150,22 @@ class _Reader:
         return int(self._offsets[group[0]]), int(self._offsets[group[-1]] + self._lengths[group[-1]])
 
     def _fetch(self, group: list[int]) -> dict[int, bytes]:
-        """Return the images of one request, and cache them. Runs in threads."""
-        for is_last in (False, True):
-            try:
-                images = self._request(group)
-                break
-            except DamagedObjectError:
-                if is_last:
-                    raise
+        """Return the images of one request, sent again if they arrive damaged, and cache them. Runs in threads."""
+        try:
+            images = self._request(group)
+        except DamagedObjectError:
+            images = self._request(group)
         self._cache.add(images)
         return images
 
     def _request(self, group: list[int]) -> dict[int, bytes]:
         start, stop = self._span(group)
         data = self._store.read_range(self._object, start, stop, self._version)
-        images = {
-            position: data[offset : offset + int(self._lengths[position])]
-            for position in group
-            for offset in (int(self._offsets[position]) - start,)
-        }
-        for position, image in images.items():
-            if not self._is_intact(position, image):
+        images = {}
+        for position in group:
+            offset = int(self._offsets[position]) - start
+            images[position] = data[offset : offset + int(self._lengths[position])]
+            if not self._is_intact(position, images[position]):
                 raise DamagedObjectError(
                     f"store {self._store.address}: image {position} of {self._object} is damaged; "
                     "remove the object and rerun the command, which pushes it again"
