@@ -111,7 +111,8 @@ def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], N
     from dml_core.data.check import check_dataset
 
     report = check_dataset(spec.reader, raw, spec.options, progress)
-    for finding in report.violations:
+    if report.violations:
+        finding = report.violations[0]
         raise DataError(f"{raw}: {finding.num_found} images: {finding.what}, the first is {finding.examples[0]}; fix or remove them")
     tested = sum(counts.num_classes for role, counts in report.counts.items() if role in ("test", "query"))
     trained = report.counts["train"].num_classes if "train" in report.counts else 0

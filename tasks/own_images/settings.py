@@ -13,7 +13,7 @@ from dml_core.data.views.transform_config import TransformConfig
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
-_NUM_STEPS = 200  # about as many as `synthetic`, the embedded dataset, gets
+_NUM_STEPS = 200  # fewest of a training, up to `_MAX_EPOCHS`: about as many as `synthetic`, the embedded dataset, gets
 _MAX_EPOCHS = 60
 
 
@@ -30,9 +30,11 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
     planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
     fitted = fitted_sampler(protocol, report)
     sampler = {key: value for key, value in fitted.items() if value != getattr(planned, key)}
-    settings = {"transform": _transform(protocol, report), "sampler": sampler}
-    num_epochs = _num_epochs(protocol["num_epochs"], -(-report.counts["train"].num_images // fitted["batch_size"]))
-    return {key: value for key, value in settings.items() if value} | num_epochs
+    num_batches = -(-report.counts["train"].num_images // fitted["batch_size"])
+    num_epochs = min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches))
+    more_epochs = num_epochs if num_epochs > protocol["num_epochs"] else None
+    settings = {"transform": _transform(protocol, report), "sampler": sampler, "num_epochs": more_epochs}
+    return {key: value for key, value in settings.items() if value}
 
 
 def fitted_sampler(protocol: dict[str, Any], report: "CheckReport") -> dict[str, int]:
@@ -41,9 +43,17 @@ def fitted_sampler(protocol: dict[str, Any], report: "CheckReport") -> dict[str,
     Raises:
         ConfigError: a setting of the protocol is invalid.
     """
-    train = report.counts["train"]
     planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
-    return _sampler(planned, train.num_images, _num_classes(protocol, train.num_classes))
+    num_images, num_classes = report.counts["train"].num_images, _num_training_classes(protocol, report)
+    balanced = planned.num_classes_per_batch * planned.num_samples_per_class
+    samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
+    if num_classes >= planned.num_classes_per_batch:
+        samples = min(samples, planned.num_samples_per_class)
+    return {
+        "batch_size": _batch_size(planned.batch_size, num_images),
+        "num_classes_per_batch": max(2, min(num_classes, balanced // samples)),
+        "num_samples_per_class": samples,
+    }
 
 
 def has_all_boxes(report: "CheckReport") -> bool:
@@ -63,23 +73,12 @@ def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any
     return boxes | resize | {"crop_size": side, "padding": max(1, round(planned.padding * side / planned.crop_size))}
 
 
-def _num_classes(protocol: dict[str, Any], num_classes: int) -> int:
+def _num_training_classes(protocol: dict[str, Any], report: "CheckReport") -> int:
     """Return the number of classes without those that the protocol holds out for validation (`dml_core.data.store.splits`)."""
+    num_classes = report.counts["train"].num_classes
     if protocol.get("validation") is None:
         return num_classes
     return max(2, num_classes - num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), num_classes))
-
-
-def _sampler(planned: SamplerConfig, num_images: int, num_classes: int) -> dict[str, int]:
-    balanced = planned.num_classes_per_batch * planned.num_samples_per_class
-    samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
-    if num_classes >= planned.num_classes_per_batch:
-        samples = min(samples, planned.num_samples_per_class)
-    return {
-        "batch_size": _batch_size(planned.batch_size, num_images),
-        "num_classes_per_batch": max(2, min(num_classes, balanced // samples)),
-        "num_samples_per_class": samples,
-    }
 
 
 def _batch_size(planned: int, num_images: int) -> int:
@@ -88,9 +87,3 @@ def _batch_size(planned: int, num_images: int) -> int:
     while size > 2 and num_images % size == 1:
         size -= 1
     return size
-
-
-def _num_epochs(planned: int, num_batches: int) -> dict[str, int]:
-    """Raise the number of epochs for few images, to give the training enough steps."""
-    wanted = max(planned, min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches)))
-    return {} if wanted == planned else {"num_epochs": wanted}
