@@ -13,9 +13,15 @@ from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
 from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
 
 
+def published_dataset(name: str) -> type[OfficialDataset] | None:
+    """Return the reader of a published dataset, which the user provides as an archive or a folder; None for any other name."""
+    reader = dataset_class(name) if name in DATASETS else None
+    return reader if reader is not None and issubclass(reader, OfficialDataset) else None
+
+
 def is_published(name: str) -> bool:
-    """Return whether a name is that of a published dataset, which the user provides as an archive or a folder."""
-    return name in DATASETS and issubclass(dataset_class(name), OfficialDataset)
+    """Return whether a name is that of a published dataset."""
+    return published_dataset(name) is not None
 
 
 def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> Added:
@@ -34,10 +40,9 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    raw, options = project.root / "data" / "raw" / name, {"published_counts": False} if is_part else {}
     place = path.resolve()
-    if place.is_dir():
-        raw = place
+    raw = place if place.is_dir() else project.root / "data" / "raw" / name
+    options = {"published_counts": False} if is_part else {}
     spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
     try:

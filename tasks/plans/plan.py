@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from dml_core.data.readers.shared.contract import OfficialDataset
-from dml_core.data.registry import DATASETS, dataset_class
 from dml_core.errors import DataError
 from tasks.checks import prepared_folder
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
+from tasks.own_images.published import published_dataset
 from tasks.plans.needs import Need, needs_of
 from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
 from tasks.runs.comparable import Facts
@@ -55,9 +54,8 @@ class LocalState:
                 return read_dataset(self.project, name)
         except DataError:
             pass  # its raw files are missing: `dataset_need` reports it
-        kind = dataset_class(dataset) if dataset in DATASETS else None
-        published = kind.published if kind is not None and issubclass(kind, OfficialDataset) else {}
-        counts = {role: part.num_images for role, part in published.items()}
+        kind = published_dataset(dataset)
+        counts = {} if kind is None else {role: part.num_images for role, part in kind.published.items()}
         return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)
 
     def imported(self, table: str) -> frozenset[Facts]:
@@ -140,10 +138,13 @@ def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, p
     spec = spec.model_copy(update={"dataset": record.name})
     identities = step_identities(spec, record)
     is_imported = facts_of(spec, record.digest) in imported
-    steps: dict[str, Will] = {
-        step: "reused" if is_imported or local.is_finished(step, identity) else "shared" if identity in planned else "run"
-        for step, identity in identities.items()
-    }
+
+    def will(step: str, identity: str) -> Will:
+        if is_imported or local.is_finished(step, identity):
+            return "reused"
+        return "shared" if identity in planned else "run"
+
+    steps = {step: will(step, identity) for step, identity in identities.items()}
     planned.update(() if is_imported else identities.values())
     timed: tuple[TimedStep, ...] = ("train", "embed")
     times = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]

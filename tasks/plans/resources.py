@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml_core.data.readers.shared.contract import OfficialDataset
-from dml_core.data.registry import DATASETS, dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.errors import DataError
+from tasks.own_images.published import published_dataset
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
 from tasks.plans.times import input_size, num_images
 from tasks.runs.records import DatasetRecord
@@ -116,11 +115,10 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
             memories.append((memory, run))
             # The embeddings of the test images, float32, are in the store and in MLflow.
             num_bytes += memory.trained + 2 * 4 * num_images("embed", record.counts) * memory.embedding_dim
-    if memories:
-        disk[DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes)] = None
     disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
     if not memories:
         return Resources(tuple(disk), disk_free, None, "", None, device)
+    disk[DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes)] = None
     memory, run = max(memories, key=lambda of_run: of_run[0].total)
     backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
     memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"
@@ -142,8 +140,8 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     Returns:
         None unless the reader is that of a published dataset with archives.
     """
-    kind = dataset_class(reader) if reader in DATASETS else None
-    if kind is None or not issubclass(kind, OfficialDataset) or not kind.archives:
+    kind = published_dataset(reader)
+    if kind is None or not kind.archives:
         return None
     sizes = {path: path.stat().st_size for path in raw.rglob("*") if path.is_file()} if raw is not None and raw.is_dir() else {}
     names = {archive.file_name.rpartition("/")[2] for archive in kind.archives if archive.unpacked != archive.file_name}
@@ -153,9 +151,9 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
         return DiskNeed(f"{reader} packed, and DVC's copy", 2 * unpacked)
     if of_archives:
         return DiskNeed(f"{reader} unpacked, packed, and DVC's copy", 3 * of_archives)
-    published = [archive.num_bytes for archive in kind.archives]
-    known = [size for size in published if size is not None]
-    return DiskNeed(f"{reader} as archive, unpacked, packed, and DVC's copy", 4 * sum(known) if len(known) == len(published) else None)
+    known = [archive.num_bytes for archive in kind.archives if archive.num_bytes is not None]
+    num_bytes = 4 * sum(known) if len(known) == len(kind.archives) else None
+    return DiskNeed(f"{reader} as archive, unpacked, packed, and DVC's copy", num_bytes)
 
 
 def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord) -> "Memory | None":
@@ -175,8 +173,8 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
             return read_info(Path(record.folder)).roles["train"].num_classes
         except DataError:
             return ENOUGH_CLASSES
-    kind = dataset_class(dataset)
-    return kind.published["train"].num_classes if issubclass(kind, OfficialDataset) else ENOUGH_CLASSES
+    kind = published_dataset(dataset)
+    return ENOUGH_CLASSES if kind is None else kind.published["train"].num_classes
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
