@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from dml_core.config import located, unknown_name
@@ -223,21 +224,28 @@ def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[tup
 
 def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> Iterator[tuple[RunSpec, DatasetRecord]]:
     local, table = LocalState(project, params), load_table(name)
-    seen: set[tuple[str, str, int]] = set()
-    for row, entry in table.rows.items():
-        for dataset in datasets_of(table):
-            plain = Choice((row,), (dataset,), seeds=tuple(sorted(seeds)))
-            variants = [replace(plain, variant=variant) for variant in (*entry.variants, TUNED)]
-            for choice in (plain, *variants, replace(plain, track="common"), replace(plain, epochs=EPOCHS)):
-                try:
-                    asked = asked_runs([name], choice)
-                except DmlError:
-                    continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
-                for spec in asked.runs.get((name, dataset), ()):
-                    if (dataset, spec.label, spec.seed) not in seen:
-                        seen.add((dataset, spec.label, spec.seed))
-                        record = local.dataset(dataset, table)
-                        yield spec.model_copy(update={"dataset": record.name}), record
+    specs: dict[tuple[str, str, int], RunSpec] = {}  # several choices name the same run
+    for choice in _choices(table, seeds):
+        try:
+            asked = asked_runs([name], choice)
+        except DmlError:
+            continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
+        for (_, dataset), of_dataset in asked.runs.items():
+            for spec in of_dataset:
+                specs.setdefault((dataset, spec.label, spec.seed), spec)
+    for (dataset, _, _), spec in specs.items():
+        record = local.dataset(dataset, table)
+        yield spec.model_copy(update={"dataset": record.name}), record
+
+
+def _choices(table: TableFile, seeds: set[int]) -> Iterator[Choice]:
+    """Yield the choices of one row and dataset that lead to every run of a table."""
+    for (row, entry), dataset in product(table.rows.items(), datasets_of(table)):
+        plain = Choice((row,), (dataset,), seeds=tuple(sorted(seeds)))
+        yield plain
+        yield from (replace(plain, variant=variant) for variant in (*entry.variants, TUNED))
+        yield replace(plain, track="common")
+        yield replace(plain, epochs=EPOCHS)
 
 
 def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
