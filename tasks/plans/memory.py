@@ -19,8 +19,6 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.config import OptimiserConfig
 
-HALF = 2  # bytes of a bfloat16 number
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -78,7 +76,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
         return None
     is_half = config.precision == "bfloat16" or (config.precision == "auto" and device == "cuda")
     if is_half:  # autocast halves the bytes of activations, and keeps a cast copy of the weights
-        activations = activations // 2 + _num_bytes(network.parameters()) // 4 * HALF
+        activations = (activations + _num_bytes(network.parameters())) // 2
     system = nn.ModuleList([network, loss])
     weights = (_num_bytes(system.parameters()) + _num_bytes(system.buffers())) * (1 if config.average is None else 2)
     trained = _num_bytes(parameter for parameter in system.parameters() if parameter.requires_grad)
@@ -87,7 +85,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
 
 def num_states(optimiser: OptimiserConfig) -> int:
     """Return the number of tensors that an optimiser keeps for each parameter, each of its size."""
-    return {"sgd": int(optimiser.momentum > 0)}.get(optimiser.name, 2)
+    return int(optimiser.momentum > 0) if optimiser.name == "sgd" else 2
 
 
 def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, dict[int, int]]:

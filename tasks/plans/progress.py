@@ -69,9 +69,17 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
         stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
         return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
 
-    own = counted(is_stand_in=False)
-    how: How = "stale" if own.stale else "not run" if not own.done else "done" if own.done == own.runs else "partly"
-    return TableState(plan.name, table, how, own, counted(is_stand_in=True), plan)
+    own_data = counted(is_stand_in=False)
+    return TableState(plan.name, table, _how(own_data), own_data, counted(is_stand_in=True), plan)
+
+
+def _how(own_data: Measured) -> How:
+    """Return a table's progress by that on the paper's own datasets."""
+    if own_data.stale:
+        return "stale"
+    if not own_data.done:
+        return "not run"
+    return "done" if own_data.done == own_data.runs else "partly"
 
 
 def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
