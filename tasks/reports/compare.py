@@ -90,8 +90,6 @@ def write_report(
     epochs): for readers, starting with the significant differences; `differences/`: every pair of variants, and their ranks.
 
     Args:
-        title: title of the comparison.
-        runs: its runs and their scores.
         folder: created if missing.
         older_code: variant -> source files that differ from those that made its runs; their rows are marked.
         reference: variant that the others are compared with; by default the best.
@@ -223,8 +221,10 @@ def _over_classes(runs: Recorded, comparison: Comparison) -> dict[str, str]:
     """Return system -> difference to the reference or the best mean, with a simultaneous interval over seeds and classes."""
     recalls = {(spec.variant, spec.seed): record.class_recalls for spec, record in runs}
     classes = sorted({label for of_run in recalls.values() for label in of_run})
-    differences = {}
-    for pair in comparison.against if comparison.metric == "recall@1" and classes else ():
+    differences: dict[str, str] = {}
+    if comparison.metric != "recall@1" or not classes:
+        return differences
+    for pair in comparison.against:
         if pair.level is None:
             continue
         values, references = (

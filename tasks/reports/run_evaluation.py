@@ -95,12 +95,8 @@ class EvaluatedRun:
         outcomes, shown = self.outcomes, table_columns(self.run.metrics)
         per_query = per_query_metrics(outcomes.scores, self.run.spec.evaluation.recall_at)
         values = {name: column for name, column in per_query.items() if name in shown}
-        values_SM = np.stack(list(values.values()), axis=1)
         labels_S = self.queries.labels[outcomes.scores.is_scored]
-        over_queries, over_classes = (
-            np.stack(interval_over_units(values_SM, units_S), axis=1).tolist() for units_S in (np.arange(len(labels_S)), labels_S)
-        )
-        return _proper(values, over_queries), _proper(values, over_classes)
+        return _intervals(values, np.arange(len(labels_S))), _intervals(values, labels_S)
 
     def worst(self, album: Album) -> list[WorstQuery]:
         """Return the queries whose first correct image is ranked last, with their nearest neighbours."""
@@ -129,14 +125,12 @@ class EvaluatedRun:
         return _shot(album, self.gallery, index, float(similarity), bool(outcomes.is_right[query, rank]))
 
 
-def evaluate_run(run: FinishedRun, queries: Side, gallery: Side, selectable: NDArray[np.int64], method: Method) -> EvaluatedRun:
+def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable: NDArray[np.int64], method: Method) -> EvaluatedRun:
     """Evaluate a finished run for its page.
 
     Args:
-        run: run with its scores.
         queries, gallery: its images with their embeddings.
         selectable: (L,) the queries of which the map shows some.
-        method: method of the map.
 
     Raises:
         EvaluationError: the embeddings cannot be scored.
@@ -179,9 +173,10 @@ def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int)
     return positions
 
 
-def _proper(names: dict[str, Any], ends: list[tuple[float, float]]) -> Intervals:
-    """Return the intervals that are longer than a point."""
-    return {name: (low, high) for name, (low, high) in zip(names, ends, strict=True) if low < high}
+def _intervals(values: dict[str, NDArray[Any]], units_S: NDArray[Any]) -> Intervals:
+    """Return metric -> interval of its mean over units of queries, without those that are only a point."""
+    ends = np.stack(interval_over_units(np.stack(list(values.values()), axis=1), units_S), axis=1).tolist()
+    return {name: (low, high) for name, (low, high) in zip(values, ends, strict=True) if low < high}
 
 
 def _shot(album: Album, side: Side, index: int, similarity: float | None = None, is_right: bool = True) -> Shot:

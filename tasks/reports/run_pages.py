@@ -23,13 +23,12 @@ from dml_core.evaluation.statistics.comparing import BOLD
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.files import replace_folder
 from tasks.environment import Project
-from tasks.reports import run_evaluation
 from tasks.reports.album import CELLS, COLUMNS, Album
 from tasks.reports.compare import Summaries, compare_runs, summarise_runs
 from tasks.reports.finished_runs import SelectedRuns, open_sides
 from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, load_picture, picture_files
-from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method
+from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method, evaluate_finished
 from tasks.runs.specs import row_name
 from tasks.scores.figures import Side
 
@@ -65,15 +64,9 @@ class Images:
 
 
 def write_look(project: Project, selected: SelectedRuns, reference: str | None, folder: Path, method: Method, say: Say) -> Path:
-    """Write the pages of the selected run or comparison, replacing older pages, and return the first.
+    """Write the pages of the selected run or comparison into a folder that holds only these, replacing older pages; return the first.
 
-    Args:
-        project: project whose store is read.
-        selected: a run or a comparison.
-        reference: variant that others are compared with; by default the best.
-        folder: folder that holds only these pages.
-        method: method of the maps.
-        say: reports progress.
+    Other variants are compared with `reference`, by default the best; `say` reports progress.
 
     Raises:
         ConfigError: the folder contains something else.
@@ -111,10 +104,11 @@ def _evaluate_all(project: Project, selected: SelectedRuns, method: Method, say:
     for number, run in enumerate(selected.shown):
         say(f"evaluating {run.spec.title}")
         stem = f"run-{number:02}-{row_name(run.spec.variant)}" if selected.is_comparison else "run"
-        runs[stem] = run_evaluation.evaluate_run(run, *open_sides(project, run, selected.dataset), images.selectable, method)
-    for evaluated in runs.values() if not images.is_whole else ():
-        for index in np.unique(evaluated.outcomes.neighbours[images.selectable]).tolist():
-            images.album.place(images.gallery, index)
+        runs[stem] = evaluate_finished(run, *open_sides(project, run, selected.dataset), images.selectable, method)
+    if not images.is_whole:
+        for evaluated in runs.values():
+            for index in np.unique(evaluated.outcomes.neighbours[images.selectable]).tolist():
+                images.album.place(images.gallery, index)
     return images, runs
 
 

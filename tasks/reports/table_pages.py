@@ -76,8 +76,6 @@ def write_site(
     """Write the pages of these tables, and the index of all tables.
 
     Args:
-        project: project whose results and store are read.
-        params: parameters of the project.
         names: tables, `<paper>/<file>`.
         folder: output folder; by default the project's `results/site`.
         prices: turn costs into money.
@@ -192,7 +190,9 @@ def _written(folder: Path, name: str) -> ShownTable | None:
 def _waiting(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
     """Return (row, dataset) -> what is missing, as one line; rows that only have to be run are omitted."""
     missing: dict[tuple[str, str], str] = {}
-    for key, row in table.rows.items() if name != STANDING else ():  # its variants need nothing else than its datasets
+    if name == STANDING:
+        return missing  # its variants need nothing else than its datasets
+    for key, row in table.rows.items():
         for dataset in unmeasured(table, key, result) if is_run(row) else ():
             try:
                 prepared = project_dataset(params, dataset, table.dataset_options(dataset))
