@@ -61,9 +61,7 @@ class Report:
 def write_reports(
     runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends
 ) -> list[Report]:
-    """Write the results and pages of runs that have ended, and update their comparisons in MLflow.
-
-    Tables' pages are written together, so that the index of all tables is written once. Close a flow's services first.
+    """Write the results and pages of runs that have ended, and update their comparisons in MLflow. Close a flow's services first.
 
     Args:
         runs: the requested runs, all of tables or all of the standing comparison.
@@ -71,19 +69,23 @@ def write_reports(
         params: parameters of the project, with the overrides of the runs.
         backends: where the runs are kept and published.
     """
-    if runs[0].table is None:
-        if not runs[0].overrides:
-            _add_results(STANDING, outcomes, failures, backends)
-        datasets = [name for name in dict.fromkeys(spec.dataset for spec in runs) if any(name == run.spec.dataset for run in outcomes)]
-        return [
-            report_standing(
-                [outcome for outcome in outcomes if outcome.spec.dataset == name],
-                [failure for failure in failures if failure.spec.dataset == name],
-                params,
-                backends,
-            )
-            for name in datasets
-        ]
+    if runs[0].table is not None:
+        return _report_tables(runs, outcomes, failures, params, backends)
+    if not runs[0].overrides:
+        _add_results(STANDING, outcomes, failures, backends)
+    reports = []
+    for dataset in dict.fromkeys(spec.dataset for spec in runs):
+        ran = [outcome for outcome in outcomes if outcome.spec.dataset == dataset]
+        if ran:
+            failed = [failure for failure in failures if failure.spec.dataset == dataset]
+            reports.append(report_standing(ran, failed, params, backends))
+    return reports
+
+
+def _report_tables(
+    runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends
+) -> list[Report]:
+    """Write the results and pages of tables, all together, so that the index of all tables is written once."""
     names = list(dict.fromkeys(str(spec.table) for spec in runs))
     ran = {name: tuple(outcome for outcome in outcomes if outcome.spec.table == name) for name in names}
     failed = {name: tuple(failure for failure in failures if failure.spec.table == name) for name in names}
