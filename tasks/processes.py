@@ -16,6 +16,7 @@ from collections.abc import Callable
 import psutil
 
 GO_ON = "rerun the command to resume from the last checkpoint"
+_ending = threading.Lock()  # held by the thread that ends this process
 
 
 def watch_children(names: dict[str, str]) -> Callable[[], None]:
@@ -35,19 +36,10 @@ def watch_children(names: dict[str, str]) -> Callable[[], None]:
 
 
 def _watch(process: int, name: str, over: threading.Event) -> None:
-    """Wait for a process to end without reaping it, so that its parent can read its exit code."""
+    """Wait for a process to end without reaping it, so that its parent can read its exit code; then end this one, once."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
-    if not over.is_set():
-        end_flow(f"{name} died; {GO_ON}")
-
-
-def end_flow(line: str) -> None:
-    """Print the reason and end this process at once, without unwinding; later calls print nothing."""
-    if _ending.acquire(blocking=False):
-        print(f"error: {line}", file=sys.stderr, flush=True)
+    if not over.is_set() and _ending.acquire(blocking=False):
+        print(f"error: {name} died; {GO_ON}", file=sys.stderr, flush=True)
         os._exit(2)
-
-
-_ending = threading.Lock()
