@@ -57,8 +57,8 @@ def _model(path: str, model: type[BaseModel], seen: dict[type[BaseModel], str]) 
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         below = f"{path}.{name}".removeprefix(".")
-        for part in _models(field.annotation):
-            inner.append((f"{below}.NAME" if part is not field.annotation and _is_mapping(field.annotation) else below, part))
+        place = f"{below}.NAME" if _is_mapping(field.annotation) else below
+        inner += [(place, part) for part in _models(field.annotation)]
         inner += [(below, PARTS[below])] if below in PARTS else []
         inner = [(place, part) for place, part in inner if part not in seen]
         links = {part: place for place, part in inner} | seen
@@ -88,12 +88,12 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
             entries.append([line.strip()])
         elif line.strip():
             entries[-1].append(line.strip())
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for entry in entries:
         for part in re.split(r"; (?=`\w+`: )", " ".join(entry)):
             names, _, text = part.partition(": ")
-            found |= dict.fromkeys((name.strip(" `") for name in names.split(",")), text)
-    return found
+            meanings |= dict.fromkeys((name.strip(" `") for name in names.split(",")), text)
+    return meanings
 
 
 def _summary(model: type[BaseModel]) -> str:
