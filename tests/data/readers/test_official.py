@@ -166,6 +166,15 @@ def test_damaged_annotations_are_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("layout", "file"), [("cub200", "CUB_200_2011/images.txt"), ("inshop", "Eval/list_eval_partition.txt")])
+def test_annotations_that_cannot_be_read_are_one_line(layout: str, file: str, pictures: list[Picture], tmp_path: Path) -> None:
+    path = write(layout, tmp_path, pictures) / file
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=rf"{re.escape(str(path))}: cannot be read \(Is a directory\)"):
+        read(layout, tmp_path)
+
+
 def test_gap_in_the_class_numbers_of_sop(pictures: list[Picture], tmp_path: Path) -> None:
     path = write("sop", tmp_path, pictures) / "Stanford_Online_Products/Ebay_test.txt"
     path.write_text(re.sub(r"^(\d+) 5 ", r"\1 7 ", path.read_text(), flags=re.MULTILINE))

@@ -27,12 +27,14 @@ def read_lines(path: Path) -> list[str]:
     """Return the non-empty lines of an annotation file, without line ends.
 
     Raises:
-        DataError: the file is missing or not UTF-8 text.
+        DataError: the file is missing, unreadable or not UTF-8 text.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"{path}: missing annotation file; unpack the archive again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text; unpack the archive again") from None
     return [line.rstrip() for line in text.splitlines() if line.strip()]
