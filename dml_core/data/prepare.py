@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb
-from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, verify_files, write_info
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, verify_files, write_info
 from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
 from dml_core.files import file_sha256
@@ -152,7 +152,7 @@ def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path)
     return DatasetInfo(
         name=name,
         options=options,
-        roles={role: RoleInfo(num_images=c.num_images, num_classes=c.num_classes) for role, c in role_counts(rows).items()},
+        roles=role_counts(rows),
         num_classes=len(label_indices(rows)),
         images_sha256=file_sha256(folder / IMAGES_FILE),
         manifest_sha256=file_sha256(folder / MANIFEST_FILE),

@@ -5,12 +5,14 @@ because hashing takes a second per few hundred megabytes; the next flow detects 
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from dml_core.config import Config
+from dml_core.data.store.rows import Counts
 from dml_core.errors import DataError, StoreError
 from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 
@@ -20,13 +22,6 @@ IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
 REMEDY = "run `dml data prepare` again"
 OWN_READERS = frozenset({"folder", "manifest"})
-
-
-class RoleInfo(Config):
-    """Images and classes of one role."""
-
-    num_images: int
-    num_classes: int
 
 
 class DatasetInfo(Config):
@@ -45,7 +40,7 @@ class DatasetInfo(Config):
     format: Literal[1, 2] = FORMAT
     name: str
     options: dict[str, Any]
-    roles: dict[str, RoleInfo]
+    roles: dict[str, Counts]
     num_classes: int
     images_sha256: str
     manifest_sha256: str
@@ -71,10 +66,10 @@ def verify_files(folder: Path) -> DatasetInfo:
     for path, expected in ((folder / IMAGES_FILE, info.images_sha256), (folder / MANIFEST_FILE, info.manifest_sha256)):
         try:
             check_regular(path)
-            found = file_sha256(path)
+            actual = file_sha256(path)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
-        if found != expected:
+        if actual != expected:
             raise DataError(f"{path}: damaged (SHA-256 differs); {REMEDY}")
     return info
 
@@ -94,7 +89,7 @@ def read_info(folder: Path) -> DatasetInfo:
     try:
         values = unsealed(read_regular(path), path, FORMAT, REMEDY)
         values.pop("format_version", None)  # its name in format 1
-        return DatasetInfo.model_validate({"format": 1, **values})
+        return DatasetInfo.model_validate_json(json.dumps({"format": 1, **values}))
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared dataset; run `dml data prepare {folder.name}`") from None
     except OSError as error:

@@ -55,4 +55,4 @@ def role_counts(rows: list[Row]) -> dict[str, Counts]:
     labels: dict[str, list[int]] = {}
     for row in rows:
         labels.setdefault(row.role, []).append(row.label)
-    return {role: Counts(len(found), len(set(found))) for role, found in labels.items()}
+    return {role: Counts(len(of_role), len(set(of_role))) for role, of_role in labels.items()}
