@@ -94,7 +94,8 @@ def _packages(project: Project) -> Finding:
             continue
         installed[name] = _version(name)
         is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if is_needed if installed[name] == MISSING else not expected.contains(installed[name]):
+        is_wrong = is_needed if installed[name] == MISSING else not expected.contains(installed[name])
+        if is_wrong:
             differing.append(f"{name} is {installed[name]}, expected {str(expected).removeprefix('==')}")
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
@@ -315,8 +316,9 @@ def _dvc_remote(project: Project) -> Finding:
         config.read(files, encoding="utf-8")
     except Error:
         return Finding("dvc remote", str(files[0]), "wrong", "cannot be parsed", "fix it, or git checkout .dvc/config")
-    name = config.get("core", "remote", fallback=None)
-    settings: Mapping[str, str] = config[f"'remote \"{name}\"'"] if name and f"'remote \"{name}\"'" in config else {}
+    name = config.get("core", "remote", fallback="")
+    section = f"'remote \"{name}\"'"
+    settings: Mapping[str, str] = config[section] if config.has_section(section) else {}
     url = settings.get("url", "")
     if not url:
         return Finding("dvc remote", "", "note", "none: packed datasets are on this machine only", "dvc remote add --default NAME URL")
@@ -328,7 +330,8 @@ def _dvc_remote(project: Project) -> Finding:
             return Finding("dvc remote", where, "wrong", "cannot be written", "dvc remote modify its url")
         return Finding("dvc remote", where, "ok", "a folder" if folder.exists() else "a folder; the first dvc push creates it")
     endpoint = settings.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")
-    if not answers(endpoint or ("" if url.startswith("s3:") else url)):
+    server = "" if url.startswith("s3:") else url  # of Amazon's S3 only the bucket is known
+    if not answers(endpoint or server):
         return Finding("dvc remote", where, "wrong", f"{shown(endpoint or url)} does not answer", "start it, or dvc remote modify")
     return Finding("dvc remote", where, "note", "the server answers; the bucket was not checked", "dvc status --cloud")
 

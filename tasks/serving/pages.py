@@ -47,7 +47,11 @@ def search_page() -> tuple[str, str]:
 
 def interface_page(description: Schema, address: str) -> tuple[str, str]:
     """Return the page at `/docs` and its policy, from OpenAPI's description; the examples have the service's address."""
-    routes = [_route(path, method, found, address) for path, methods in description["paths"].items() for method, found in methods.items()]
+    routes = [
+        _route(path, method, operation, address)
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    ]
     objects = {name: _fields(schema, is_sent=False) for name, schema in description["components"]["schemas"].items()}
     template = _environment().get_template("interface.html")
     page = template.render(style=_text(STYLE), info=description["info"], routes=routes, objects=objects)

@@ -132,8 +132,9 @@ class Replica:
         """
         assert self._index is not None
         vectors_1D = self._index.vectors_ND[position : position + 1]
-        found = await asyncio.get_running_loop().run_in_executor(self._computer, self._index.search, vectors_1D, k + 1)
-        scores_K, positions_K = found[0][0], found[1][0]
+        loop = asyncio.get_running_loop()
+        scores_1K, positions_1K = await loop.run_in_executor(self._computer, self._index.search, vectors_1D, k + 1)
+        scores_K, positions_K = scores_1K[0], positions_1K[0]
         others = np.flatnonzero(positions_K != position)[:k]
         return Answer(hits=(self._hits(scores_K[others], positions_K[others], with_thumbnails),))
 
