@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tasks.environment import Project, git_tags
 from tasks.locks import running
 from tasks.sealed import check_formats
-from tasks.storage import LOCKS, open_store
+from tasks.storage import open_store
 
 if TYPE_CHECKING:
     from tasks.tracking.tracker import Tracker
@@ -25,7 +25,7 @@ class Backends:
         self.store = open_store(project)
         self.store.check_writable()
         check_formats(project.state)
-        self._running = running(self.store.folder(LOCKS))
+        self._running = running(self.store.locks)
 
     @cached_property
     def tracker(self) -> "Tracker":

@@ -31,7 +31,7 @@ from tasks.runs.records import RunReport
 from tasks.runs.specs import load_params, runnable_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
-from tasks.storage import LOCKS, open_store
+from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
 from tasks.tables.result import RESULT
@@ -88,7 +88,7 @@ def find_unused(project: Project, days: float) -> Usage:
     stored = list(_stored(Path(project.store)))
     referenced = _referenced(project, stored)
     free = [step for step in stored if step.key not in referenced]
-    since = min(time.time() - days * DAY_SECONDS, running_since(Path(project.store) / LOCKS))
+    since = min(time.time() - days * DAY_SECONDS, running_since(open_store(project).locks))
     unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
     return Usage(unused, len(stored) - len(unused), len(free) - len(unused))
 
@@ -108,9 +108,9 @@ def delete(project: Project, usage: Usage) -> int:
     Raises:
         StoreError: a folder cannot be removed.
     """
-    num_bytes, gone = 0, set()
+    store, num_bytes, gone = open_store(project), 0, set()
     for step in usage.unused:
-        lock = FileLock(Path(project.store) / LOCKS / f".{step.step}-{step.identity}")
+        lock = FileLock(store.step_lock(step.step, step.identity))
         if not lock.acquire(wait=False):
             continue
         try:

@@ -31,7 +31,6 @@ HEADS_AT_ONCE = 8
 READS_AT_ONCE = 32  # requests for byte ranges, of a process
 CHANGED = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "404", "412", "416")  # codes of an object that was replaced, cut or removed
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
-LOCKS = ".locks"  # folder of the locks of steps and flows
 logger = logging.getLogger(__name__)
 
 
@@ -58,6 +57,15 @@ class Store:
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""
         return (self.cache if self.is_remote else Path(self.address)) / key
+
+    @property
+    def locks(self) -> Path:
+        """Folder of the locks of steps and flows on this machine."""
+        return self.folder(".locks")
+
+    def step_lock(self, step: str, identity: str) -> Path:
+        """Return the file of the lock that a step holds from before its first file until its record is stored."""
+        return self.locks / f".{step}-{identity}"
 
     def check_writable(self) -> None:
         """Write and remove a small file.

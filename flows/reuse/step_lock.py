@@ -17,7 +17,6 @@ from tasks.locks import FileLock
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import StepIdentity
 from tasks.runs.records import StepRecord
-from tasks.storage import LOCKS
 
 POLL_SECONDS = 0.2
 DOING = {"train": "training", "embed": "embedding", "evaluate": "evaluating"}
@@ -41,7 +40,7 @@ class StepLock:
 
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
         self._step, self._of, self._title, self._services, self._anew = step, of, title, services, anew
-        self._path = services.store.folder(LOCKS) / f".{step.name}-{of.identity}"
+        self._path = services.store.step_lock(step.name, of.identity)
         self._lock = FileLock(self._path)
         self._has_said = False
         self.taken_over = False

@@ -23,7 +23,7 @@ from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
-from tasks.storage import LOCKS, Store, enable_s3_weights
+from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
 from tasks.workers.jobs import Job
@@ -126,7 +126,7 @@ def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
     if rank() != 0:
         return nullcontext()
     name = job.train_key if job.step == "train" else job.embed_key
-    return alone(Store(job.store, Path(job.cache)).folder(LOCKS) / f".worker-{name.replace('/', '-')}")
+    return alone(Store(job.store, Path(job.cache)).locks / f".worker-{name.replace('/', '-')}")
 
 
 def _next_job(board: Any) -> Job | str | None:
