@@ -17,10 +17,10 @@ from dml_core.files import set_aside
 from tasks.files import write_whole
 from tasks.locks import alone
 
-OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+DATABASE_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 CACHE = Path(".cache") / "dml-repro"  # in the home folder
-NO_COPY = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
-NO_DAMAGE = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
+UNAVAILABLE = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
+NOT_DAMAGED = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ def set_aside_if_damaged(home: Path) -> None:
         StoreError: it cannot be renamed.
     """
     path = home / "prefect.db"
-    if any(os.environ.get(name) for name in OF_A_PERSON) or not path.exists():
+    if any(os.environ.get(name) for name in DATABASE_VARIABLES) or not path.exists():
         return
     if find_fault(path) is None:
         return
@@ -57,9 +57,9 @@ def copy_empty_database(home: Path) -> bool:
     The server updates any database, so a missing or damaged copy only costs time.
     """
     path = home / "prefect.db"
-    if any(os.environ.get(name) for name in OF_A_PERSON):
+    if any(os.environ.get(name) for name in DATABASE_VARIABLES):
         return True
-    with suppress(*NO_COPY), alone(home / ".set-aside.lock"):  # another flow's server must not have it open when it is replaced
+    with suppress(*UNAVAILABLE), alone(home / ".set-aside.lock"):  # another flow's server must not have it open when it is replaced
         if path.exists():
             return True
         if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
@@ -74,7 +74,7 @@ def copy_empty_database(home: Path) -> bool:
 
 def keep_empty_database(home: Path) -> None:
     """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`."""
-    with suppress(sqlite3.Error, *NO_COPY):  # the next project creates its own
+    with suppress(sqlite3.Error, *UNAVAILABLE):  # the next project creates its own
         with closing(sqlite3.connect(f"{(home / 'prefect.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
             data = database.serialize()
         write_whole(_empty_database(data), data)
@@ -94,5 +94,5 @@ def find_fault(path: Path) -> str | None:
             (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
-        return None if str(error) in NO_DAMAGE else str(error)
+        return None if str(error) in NOT_DAMAGED else str(error)
     return None if verdict == "ok" else str(verdict).replace("\n", " ")

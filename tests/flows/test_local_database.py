@@ -12,7 +12,7 @@ import pytest
 
 from dml_core.errors import StoreError
 from flows import local_database
-from flows.local_database import OF_A_PERSON, copy_empty_database, find_fault, keep_empty_database, set_aside_if_damaged
+from flows.local_database import DATABASE_VARIABLES, copy_empty_database, find_fault, keep_empty_database, set_aside_if_damaged
 from tasks.files import files_set_aside
 from tests.damage import DAMAGE
 
@@ -32,7 +32,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in OF_A_PERSON:
+    for name in DATABASE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     shutil.copy(sound, tmp_path)
     return tmp_path
@@ -100,7 +100,7 @@ def test_a_log_without_its_database_and_no_database_are_no_damage(home: Path) ->
 
 def test_a_database_that_a_person_named_is_not_touched(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DAMAGE["garble"](home / "prefect.db")
-    monkeypatch.setenv(OF_A_PERSON[0], "postgresql+asyncpg://somewhere")
+    monkeypatch.setenv(DATABASE_VARIABLES[0], "postgresql+asyncpg://somewhere")
     set_aside_if_damaged(home)
     assert (home / "prefect.db").exists()
 
