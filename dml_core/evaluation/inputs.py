@@ -79,6 +79,20 @@ def label_codes(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDAr
     return names, np.split(codes.astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1])
 
 
+def shard_codes(
+    gallery: Sequence[EmbeddingShard], queries: Sequence[EmbeddingShard] | None
+) -> tuple[NDArray[Any], list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """Return the distinct labels, ascending, and as indices into them those of each gallery shard and of each query shard.
+
+    Without `queries` the gallery's items are the queries.
+
+    Raises:
+        EvaluationError: as in `checked_labels` and `label_codes`.
+    """
+    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *(queries or ())]])
+    return names, codes[: len(gallery)], codes if queries is None else codes[len(gallery) :]
+
+
 def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return a list, an array or a torch tensor as a numpy array, without importing torch."""
     try:

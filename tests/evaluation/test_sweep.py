@@ -19,7 +19,7 @@ from dml_core.evaluation.retrieval import sweep
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
-from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare
+from dml_core.evaluation.retrieval.tiles import Entries, _compare_on_gpu, as_side, compare
 from dml_core.evaluation.threads import one_thread
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
@@ -309,7 +309,7 @@ def test_tiles_are_of_float64_where_float32_leaves_too_much_open() -> None:
 @pytest.mark.parametrize(("upper", "lower"), [(3.4, 3.0), (3.4, 3.4), (1.0, -1.0), (9.0, 8.0)], ids=["few", "none between", "many", "none"])
 @pytest.mark.parametrize("compared", [compare, _compare_on_gpu])  # the GPU's method also runs on a CPU
 def test_a_tile_is_compared_as_its_entries_one_by_one(
-    shape: tuple[int, int], axis: int, upper: float, lower: float, compared: Callable[..., Found]
+    shape: tuple[int, int], axis: int, upper: float, lower: float, compared: Callable[..., Entries]
 ) -> None:
     generator = np.random.default_rng(0)
     near_IJ = generator.standard_normal(shape).round(1).astype(np.float32)  # many are exactly on a bound

@@ -17,7 +17,7 @@ from pydantic import Field
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig, Metric, Positive
-from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
+from dml_core.evaluation.inputs import EmbeddingShard, shard_codes
 from dml_core.evaluation.retrieval.geometry import (
     NUM_ROWS_AT_ONCE,
     Points,
@@ -84,10 +84,8 @@ def evaluate_approximately(
     if config.device != "cpu":
         raise EvaluationError(f"device '{config.device}' was asked for but an approximate index is searched on the CPU; use device: cpu")
     is_self = queries is None
-    query_shards = gallery if queries is None else queries
-    _, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
-    codes_N = np.concatenate(codes[: len(gallery)])
-    codes_Q = codes_N if is_self else np.concatenate(codes[len(gallery) :])
+    _, gallery_codes, query_codes = shard_codes(gallery, queries)
+    codes_N, codes_Q = np.concatenate(gallery_codes), np.concatenate(query_codes)
     scored = np.flatnonzero(np.bincount(codes_N, minlength=int(codes_Q.max()) + 1)[codes_Q] > is_self)
     if len(scored) == 0:
         raise EvaluationError("no query has a sample of its class in the gallery, so nothing can be found; check the labels")
@@ -95,19 +93,19 @@ def evaluate_approximately(
     origin_D = origin(load_points(gallery[0], config.metric))
     index = build(gallery, len(codes_N), origin_D, config.metric, approximation)
     sample = np.sort(np.random.default_rng(0).permutation(scored)[: approximation.num_sampled_queries])
-    found, sampled_rows = [], []
-    for shard, first in _numbered(query_shards):
+    neighbours, sampled_rows = [], []
+    for shard, first in _numbered(gallery if queries is None else queries):
         points = load_points(shard, config.metric)
         if points.raw.shape[1] != index.d:
             raise EvaluationError(f"embeddings of {points.raw.shape[1]} and {index.d} dimensions cannot be compared")
         own = np.arange(first, first + len(points)) if is_self else None
-        found += [search_others(index.search, centred(points, origin_D), own, k)]
+        neighbours += [search_others(index.search, centred(points, origin_D), own, k)]
         sampled_rows += [points.raw[sample[(sample >= first) & (sample < first + len(points))] - first]]
-    found_Qk = np.concatenate(found)
-    is_hit_Sk = (codes_N[found_Qk[scored]] == codes_Q[scored, None]) & (found_Qk[scored] >= 0)
+    neighbours_Qk = np.concatenate(neighbours)
+    is_hit_Sk = (codes_N[neighbours_Qk[scored]] == codes_Q[scored, None]) & (neighbours_Qk[scored] >= 0)
     values: dict[str, float | int] = {f"recall@{n}": float(is_hit_Sk[:, :n].any(axis=1).mean()) for n in config.recall_at}
     asked = as_points(np.concatenate(sampled_rows), config.metric)
-    of_sample = {n: found_Qk[sample, :n] for n in config.recall_at}
+    of_sample = {n: neighbours_Qk[sample, :n] for n in config.recall_at}
     values |= index_recall(gallery, asked, sample if is_self else None, of_sample)
     counts = {"num_queries": len(codes_Q), "num_queries_without_positive": len(codes_Q) - len(scored)}
     return values | counts | {"is_approximate": 1, "num_sampled_queries": len(sample)}

@@ -120,11 +120,11 @@ def confused_pairs(outcomes: QueryOutcomes, labels: NDArray[np.int64], query_lab
         return []
     pairs, which = np.unique(np.stack([query_labels[missed], labels[outcomes.neighbours[missed, 0]]], axis=1), axis=0, return_inverse=True)
     sizes = dict(zip(*np.unique(query_labels[outcomes.scores.is_scored], return_counts=True), strict=True))
-    found = [
+    confused = [
         ConfusedPair(int(label), int(taken_for), missed[which.ravel() == number], int(sizes[label]))
         for number, (label, taken_for) in enumerate(pairs)
     ]
-    return sorted(found, key=lambda pair: -len(pair.queries))
+    return sorted(confused, key=lambda pair: -len(pair.queries))
 
 
 def worst_queries(outcomes: QueryOutcomes, num_queries: int) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
+from dml_core.evaluation.inputs import EmbeddingShard, shard_codes
 from dml_core.evaluation.retrieval.geometry import (
     NARROW_ROUNDING,
     Points,
@@ -86,19 +86,16 @@ def retrieve(
         EvaluationError: embeddings or labels cannot be scored, or the device is missing.
     """
     device = usable_device(config.device)
-    is_self = queries is None
-    query_shards = gallery if queries is None else queries
-    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
-    first_indices = np.cumsum([0, *(len(part) for part in codes)]).tolist()
-    query_codes = codes if is_self else codes[len(gallery) :]
+    names, gallery_codes, query_codes = shard_codes(gallery, queries)
+    first_indices = np.cumsum([0, *map(len, gallery_codes)]).tolist()
     shards = [
-        Shard(partial(load_points, shard, config.metric), part, first)
-        for shard, part, first in zip(gallery, codes, first_indices, strict=False)
+        Shard(partial(load_points, shard, config.metric), codes, first)
+        for shard, codes, first in zip(gallery, gallery_codes, first_indices, strict=False)
     ]
     scores = []
-    for number, (shard, codes_Q) in enumerate(zip(query_shards, query_codes, strict=True)):
+    for number, (shard, codes_Q) in enumerate(zip(gallery if queries is None else queries, query_codes, strict=True)):
         points = load_points(shard, config.metric)
-        self_index_Q = first_indices[number] + np.arange(len(points)) if is_self else None
+        self_index_Q = first_indices[number] + np.arange(len(points)) if queries is None else None
         scores.append(score_queries(shards, points, codes_Q, self_index_Q, config.max_block_bytes, device))
     return concatenate(scores), np.concatenate(query_codes), names
 
@@ -274,12 +271,12 @@ def _count_tile(counter: RankCounter, rows: slice, queries: Side, items: Side, n
     upper_Q = offset - first_Q.astype(np.float64) / 2 + error_Q
     lower_Q = offset - np.nextafter(last_Q, np.float32(np.inf)).astype(np.float64) / 2 - error_Q  # what rounds to the last ties with it
     upper_Q, lower_Q = upper_Q + rounding * np.abs(upper_Q), lower_Q - rounding * np.abs(lower_Q)
-    found = compare(near, upper_Q.astype(dtype), lower_Q.astype(dtype), axis)
-    local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
+    entries = compare(near, upper_Q.astype(dtype), lower_Q.astype(dtype), axis)
+    local_E, items_E = (entries.rows, entries.columns) if axis == 0 else (entries.columns, entries.rows)
     points_E = np.empty(len(local_E), dtype=np.int64)
     for some in blocks(len(local_E), ENTRIES_AT_ONCE):
-        queries_E, distances_E = local_E[some] + rows.start, 2 * (offset - found.nearness[some].astype(np.float64))
-        slack_E = 2 * (error_Q[local_E[some]] + rounding * np.abs(found.nearness[some]))
+        queries_E, distances_E = local_E[some] + rows.start, 2 * (offset - entries.nearness[some].astype(np.float64))
+        slack_E = 2 * (error_Q[local_E[some]] + rounding * np.abs(entries.nearness[some]))
         low_E = counter.insertion_points(rows, queries_E, (distances_E - slack_E).astype(np.float32))
         unsure = np.flatnonzero(counter.are_nearer(low_E, queries_E, (distances_E + slack_E).astype(np.float32)))
         if is_narrow:  # pair by pair in float32, which leaves few
@@ -291,13 +288,13 @@ def _count_tile(counter: RankCounter, rows: slice, queries: Side, items: Side, n
         exact = squared_distances(queries.points, queries.index[local_E[some][unsure]], items.points, items.index[items_E[some][unsure]])
         low_E[unsure] = counter.insertion_points(rows, queries_E[unsure], exact)
         points_E[some] = low_E
-    counter.add(rows, found.num_above, local_E + rows.start, points_E)
+    counter.add(rows, entries.num_above, local_E + rows.start, points_E)
 
 
 def _cosines(queries: Side, queries_E: NDArray[np.int64], items: Side, items_E: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return products of pairs in float32, (E,)."""
-    found = np.empty(len(queries_E))
+    cosines_E = np.empty(len(queries_E))
     for some in blocks(len(queries_E), PAIRS_AT_ONCE):
         left_ED, right_ED = queries.vectors[torch.from_numpy(queries_E[some])], items.vectors[torch.from_numpy(items_E[some])]
-        found[some] = left_ED.mul_(right_ED).sum(dim=1).numpy()
-    return found
+        cosines_E[some] = left_ED.mul_(right_ED).sum(dim=1).numpy()
+    return cosines_E

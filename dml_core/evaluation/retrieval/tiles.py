@@ -51,7 +51,7 @@ class Side:
     losses: NDArray[np.float64]
 
 
-class Found(NamedTuple):
+class Entries(NamedTuple):
     """Result of `compare`: the number of entries of at least the upper bound of each query, and the entries between its bounds."""
 
     num_above: NDArray[np.int64]
@@ -137,12 +137,12 @@ def _half_squares(side: Side) -> Tensor:
     return torch.from_numpy(side.norms**2 / 2).to(side.vectors)
 
 
-def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
+def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Entries:
     """Count entries of at least `upper` and find the others of at least `lower`; each row (`axis` 0) or column (1) has its bounds."""
     return _compare_on_cpu(near_IJ, upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
 
 
-def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
+def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Entries:
     """Skip strips of a query's entries whose largest is below `lower`, usually most of them."""
     exact = torch.float32 if near_IJ.dtype == torch.bfloat16 else near_IJ.dtype  # numpy has no bfloat16
     num_strips, is_left_over = divmod(near_IJ.shape[1 - axis], STRIP)
@@ -162,15 +162,15 @@ def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], a
     found_E, within_E = np.nonzero(wanted_SE ^ above_SE)
     lines_E, others_E = lines_S[found_E], strips_S[found_E] * STRIP + within_E
     rows_E, columns_E = (lines_E, others_E) if axis == 0 else (others_E, lines_E)
-    return Found(num_above, rows_E, columns_E, near_SE[found_E, within_E])
+    return Entries(num_above, rows_E, columns_E, near_SE[found_E, within_E])
 
 
-def _compare_all(near_IJ: NDArray[Any], upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
+def _compare_all(near_IJ: NDArray[Any], upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Entries:
     above_IJ = near_IJ >= np.expand_dims(upper, 1 - axis)
     between_IJ = near_IJ >= np.expand_dims(lower, 1 - axis)
     between_IJ ^= above_IJ
     rows_E, columns_E = np.divmod(np.flatnonzero(between_IJ), near_IJ.shape[1])
-    return Found(_count(above_IJ, axis), rows_E, columns_E, near_IJ[rows_E, columns_E])
+    return Entries(_count(above_IJ, axis), rows_E, columns_E, near_IJ[rows_E, columns_E])
 
 
 def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
@@ -183,10 +183,10 @@ def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
     return total_J
 
 
-def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
+def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Entries:
     """Copy the counts, and only the few entries found: the CPU waits once for their number and then for three copies."""
     bounds = torch.from_numpy(np.stack([upper, lower])).to(near_IJ.device)
     above_IJ, between_IJ = (near_IJ >= bounds[0].unsqueeze(1 - axis)), (near_IJ >= bounds[1].unsqueeze(1 - axis))
     flat_E = (between_IJ ^ above_IJ).view(-1).nonzero().squeeze(1)
     num_above, flat, near = (part.cpu().numpy() for part in (above_IJ.sum(dim=1 - axis), flat_E, near_IJ.view(-1)[flat_E]))
-    return Found(num_above, *np.divmod(flat, near_IJ.shape[1]), near)
+    return Entries(num_above, *np.divmod(flat, near_IJ.shape[1]), near)
