@@ -109,15 +109,13 @@ def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
 
 def _of_one_kind(items: Sequence[Any], name: str) -> NDArray[Any]:
     """Return a list of only integers, only strings or only bytes as an array."""
-    for types in ((int, np.integer), (str,), (bytes,)):
-        if all(isinstance(item, types) and not isinstance(item, bool) for item in items):
-            break
-    else:
+    are_integers = all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in items)
+    if not are_integers and not any(all(isinstance(item, kind) for item in items) for kind in (str, bytes)):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:3])
         raise EvaluationError(f"{name}: expected one integer or string per sample, all of one type, found {kinds}")
-    if types != (int, np.integer) and any(item[-1:] in ("\0", b"\0") for item in items):
+    if not are_integers and any(item[-1:] in ("\0", b"\0") for item in items):
         raise EvaluationError(f"{name}: a label ends in a NUL character, which numpy drops; rename it")
-    if types == (int, np.integer) and items:
+    if are_integers and items:
         low, high = min(items), max(items)
         if low < INT64.min or high > np.iinfo(np.uint64).max or (low < 0 and high > INT64.max):
             raise EvaluationError(f"{name}: integers from {low:.3g} to {high:.3g} fit in no 64 bits; number the classes")
