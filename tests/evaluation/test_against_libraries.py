@@ -6,9 +6,9 @@ import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score, pair_confusion_matrix
 
-from dml_core.evaluation import evaluate
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import evaluate
 from dml_core.evaluation.retrieval.geometry import as_points
 
 THEIR_NAMES = {

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-import dml_core.evaluation
 from dml_core.config import parse
 from dml_core.errors import ConfigError, EvaluationError
-from dml_core.evaluation import evaluate, evaluator
 from dml_core.evaluation.config import EvaluationConfig, IntervalConfig, Metric
-from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
+from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards, recall_by_class
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
@@ -190,12 +188,6 @@ def test_recall_of_each_class_is_that_of_its_queries_where_queries_are_given() -
     gallery = EmbeddingShard(lambda: np.eye(3, dtype=np.float32), ["a", "b", "c"])
     asked = np.array([[1, 0.1, 0], [1, 0.1, 0], [0, 1, 0.1], [0, 0.1, 1]], dtype=np.float32)
     assert recall_by_class(gallery, RETRIEVAL, EmbeddingShard(lambda: asked, ["a", "b", "b", "d"])) == {"a": (1, 1), "b": (1 / 2, 2)}
-
-
-def test_the_evaluator_is_found_in_its_package_and_nothing_else() -> None:
-    assert dml_core.evaluation.evaluate is evaluator.evaluate
-    with pytest.raises(AttributeError, match=r"^module 'dml_core\.evaluation' has no attribute 'evalute'$"):
-        _ = dml_core.evaluation.evalute
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])

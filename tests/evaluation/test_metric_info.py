@@ -2,8 +2,8 @@
 
 import pytest
 
-from dml_core.evaluation import evaluate
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import evaluate
 from dml_core.evaluation.metric_info import METRICS, metric_info, recall_k, table_columns
 from tests.evaluation.cases import make_inputs
 

@@ -238,8 +238,8 @@ def test_settings_of_the_process_change_no_number_and_stay_as_they_are(setting: 
     """In a separate process, because torch refuses to read its older setting once a newer one is set."""
     code = f"""
 import threading, time, numpy as np, torch
-from dml_core.evaluation import evaluate
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import evaluate
 {setting}
 torch.set_num_threads(2)
 state = lambda: (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision, torch.get_num_threads())
