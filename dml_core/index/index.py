@@ -40,7 +40,7 @@ class Index:
     def __init__(self, folder: Path, info: IndexInfo) -> None:
         self.folder = folder
         self.info = info
-        self.vectors_ND = _mapped(info.path(folder, VECTORS), info.num_items, info.num_dimensions)
+        self.vectors_ND = mapped_vectors(folder, info)
         self.items = open_items(info.path(folder, ITEMS))
         if self.items.num_rows != info.num_items:
             raise StoreError(f"{info.path(folder, ITEMS)}: {self.items.num_rows} items where {info.num_items} are expected; {REMEDY}")
@@ -195,8 +195,15 @@ def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:
     return refined
 
 
-def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float32]:
-    expected = 4 * num_rows * num_dimensions
+def mapped_vectors(folder: Path, info: IndexInfo) -> NDArray[np.float32]:
+    """Return the stored vectors (N, D), memory-mapped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        StoreError: the file has another size than `info` gives.
+    """
+    path, expected = info.path(folder, VECTORS), 4 * info.num_items * info.num_dimensions
     if path.stat().st_size != expected:
         raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; {REMEDY}")
-    return np.asarray(np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions)))  # indexing a plain array is cheaper
+    mapped_ND = np.memmap(path, dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
+    return np.asarray(mapped_ND)  # indexing a plain array is cheaper

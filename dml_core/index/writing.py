@@ -23,7 +23,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
 from dml_core.evaluation.retrieval.approximate import build, index_recall, search_others
 from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
-from dml_core.index.index import Index, read_approximate
+from dml_core.index.index import Index, mapped_vectors, read_approximate
 from dml_core.index.items import SCHEMA, Item, as_table
 from dml_core.index.layout import (
     APPROXIMATE,
@@ -97,7 +97,7 @@ def build_index(
         if approximation is not None:
             if kind == "pq" and num_items < LEAST_COMPRESSED:
                 raise ConfigError(f"--approximate pq learns to compress from {LEAST_COMPRESSED} items at least, and there are {num_items}")
-            shards = _shards(_rows(info, folder))
+            shards = _shards(mapped_vectors(folder, info))
             _save(build(shards, num_items, np.zeros(num_dimensions), metric, approximation), info.path(folder, APPROXIMATE))
         return _finish(folder, info)
 
@@ -204,15 +204,11 @@ def _replace(old: Index, version: str, parts: Iterable[Part], num_unchanged: int
         approximate = read_approximate(old.info.path(old.folder, APPROXIMATE), mapped=False)
         if num_unchanged == 0:
             approximate.reset()  # the lists' centres and the codebooks stay as trained
-        new_rows_ND = _rows(info, old.folder)[num_unchanged:]
+        new_rows_ND = mapped_vectors(old.folder, info)[num_unchanged:]
         for rows in blocks(len(new_rows_ND), NUM_ROWS_AT_ONCE):
             approximate.add(np.ascontiguousarray(new_rows_ND[rows]))
         _save(approximate, info.path(old.folder, APPROXIMATE))
     return _finish(old.folder, info)
-
-
-def _rows(info: IndexInfo, folder: Path) -> NDArray[np.float32]:
-    return np.memmap(info.path(folder, VECTORS), dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
 
 
 def _finish(folder: Path, info: IndexInfo) -> Index:
