@@ -64,16 +64,14 @@ def _entry(state: "TableState") -> dict[str, Any]:
     """Return a table's state for programs."""
     from dataclasses import asdict
 
-    from tasks.tables.runs import datasets_of, is_run
-
     rows = state.table.rows.values()
     return {
         "name": state.name,
         "title": state.table.title,
         "page": state.table.page,
-        "datasets": list(datasets_of(state.table)),
+        "datasets": list(state.table.datasets),
         "rows": len(rows),
-        "can_be_run": sum(map(is_run, rows)),
+        "can_be_run": sum(row.is_run for row in rows),
         "quoted": sum(row.kind == "quoted" for row in rows),
         "lacks": sorted({row.lacks for row in rows if row.lacks}),
         "state": state.how,

@@ -27,7 +27,7 @@ from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
-from tasks.tables.runs import asked_runs, datasets_of
+from tasks.tables.runs import asked_runs
 
 FIRST_SEEDS = 10
 _IDENTITY = re.compile(r"[\w-]+")
@@ -155,7 +155,7 @@ def _check_imported(table: TableFile, run: MeasuredRun) -> None:
     """Check every name of a run from another project. Its folder is a path in the store, below which files are read and removed."""
     _check_known("row", run.row, table.rows)
     _check_known("variant", run.variant, (*table.rows[run.row].variants, TUNED, COMMON))
-    _check_known("dataset", run.dataset, datasets_of(table))
+    _check_known("dataset", run.dataset, table.datasets)
     if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
         raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
 
@@ -240,7 +240,7 @@ def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> I
 
 def _choices(table: TableFile, seeds: set[int]) -> Iterator[Choice]:
     """Yield the choices of one row and dataset that lead to every run of a table."""
-    for (row, entry), dataset in product(table.rows.items(), datasets_of(table)):
+    for (row, entry), dataset in product(table.rows.items(), table.datasets):
         plain = Choice((row,), (dataset,), seeds=tuple(sorted(seeds)))
         yield plain
         yield from (replace(plain, variant=variant) for variant in (*entry.variants, TUNED))

@@ -31,7 +31,7 @@ from tasks.tables.alarms import Alarm, open_alarms
 from tasks.tables.file import PROJECT, TableFile, load_table, paper_tables, table_names
 from tasks.tables.present import table_today
 from tasks.tables.result import TableResult
-from tasks.tables.runs import datasets_of, is_run, project_dataset, row_training, scoring_of
+from tasks.tables.runs import project_dataset, row_training, scoring_of
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 from tasks.tables.view import comparable, shown_table, unmeasured
 from tasks.tracking.child_run import run_link
@@ -175,7 +175,7 @@ def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
 
 def _index_entry(folder: Path, name: str) -> IndexEntry:
     table = load_table(name)
-    needs = tuple(dataset for dataset in datasets_of(table) if is_published(dataset) and dataset not in table.stand_ins)
+    needs = tuple(dataset for dataset in table.datasets if is_published(dataset) and dataset not in table.stand_ins)
     return IndexEntry(name, table.title, _written(folder, name), (folder / f"{name}.html").is_file(), needs)
 
 
@@ -193,7 +193,7 @@ def _waiting(project: Project, params: Params, name: str, table: TableFile, resu
     if name == STANDING:
         return missing  # its variants need nothing else than its datasets
     for key, row in table.rows.items():
-        for dataset in unmeasured(table, key, result) if is_run(row) else ():
+        for dataset in unmeasured(table, key, result) if row.is_run else ():
             try:
                 prepared = project_dataset(params, dataset, table.dataset_options(dataset))
                 training, evaluation = row_training(name, row, dataset), scoring_of(name, table, dataset)

@@ -101,6 +101,11 @@ class Row(Config):
     lacks: str | None = None
     note: str | None = None
 
+    @property
+    def is_run(self) -> bool:
+        """True if the row can be run: it is not quoted, and it lacks nothing."""
+        return self.kind != "quoted" and self.lacks is None
+
     @model_validator(mode="after")
     def _consistent(self) -> "Row":
         if (self.kind == "quoted") != (self.source is not None):
@@ -218,6 +223,11 @@ class TableFile(Config):
         return next((block.options for block in self.columns if block.dataset == dataset), {})
 
     @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets of the columns, each once, from left to right."""
+        return tuple(dict.fromkeys(block.dataset for block in self.columns))
+
+    @property
     def stand_ins(self) -> dict[str, str]:
         """Stand-in dataset -> the paper's dataset that it replaces."""
         return {block.dataset: block.stands_in_for for block in self.columns if block.stands_in_for is not None}
@@ -229,7 +239,6 @@ class TableFile(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> "TableFile":
-        datasets = {block.dataset for block in self.columns}
         for metric in self.tolerances:
             if metric not in {column.metric for column in self.flat_columns}:
                 raise ValueError(f"tolerances: no column is of metric '{metric}'")
@@ -239,31 +248,35 @@ class TableFile(Config):
             if block.stands_in_for != self.stand_ins.get(block.dataset):
                 raise ValueError(f"columns of dataset '{block.dataset}' stand in for different datasets")
         for name, row in self.rows.items():
-            for kind in ("published", "released", "independent"):
-                values = getattr(row, kind)
-                if values is not None and len(values) != len(self.flat_columns):
-                    raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
-            for dataset in (*row.datasets, *row.runs_on, *(on for changes in row.by_variant.values() for on in changes.datasets)):
-                if dataset not in datasets:
-                    raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
-            printed = any(value is not None for value in row.published)
-            if printed and self.page is None:
-                raise ValueError(f"row '{name}' has published figures, but the table has no page")
-            for column, value in zip(self.flat_columns, row.published, strict=True):
-                is_judged = value is not None and row.kind != "quoted" and not row.lacks and column.unit != "minutes"
-                if is_judged and self.tolerance_of(row, column) is None:
-                    raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, and neither has the table")
+            self._check_row(name, row)
         if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):
             raise ValueError(f"reference: no row that is run is called '{self.reference}'")
         for claim in self.claims:
-            for named in (claim.row, claim.reference):
-                if isinstance(named, str) and named not in self.rows:
-                    raise ValueError(f"claim '{claim.says}': no row is called '{named}'")
-                if isinstance(named, str) and claim.variant not in (None, *self.rows[named].variants):
-                    raise ValueError(f"claim '{claim.says}': row '{named}' has no variant '{claim.variant}'")
-            if claim.dataset not in (None, *datasets):
-                raise ValueError(f"claim '{claim.says}': no column is of dataset '{claim.dataset}'")
+            self._check_claim(claim)
         return self
+
+    def _check_row(self, name: str, row: Row) -> None:
+        for kind, values in (("published", row.published), ("released", row.released), ("independent", row.independent)):
+            if values is not None and len(values) != len(self.flat_columns):
+                raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
+        for dataset in (*row.datasets, *row.runs_on, *(on for changes in row.by_variant.values() for on in changes.datasets)):
+            if dataset not in self.datasets:
+                raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
+        if self.page is None and any(value is not None for value in row.published):
+            raise ValueError(f"row '{name}' has published figures, but the table has no page")
+        for column, value in zip(self.flat_columns, row.published, strict=True):
+            is_judged = value is not None and row.kind != "quoted" and not row.lacks and column.unit != "minutes"
+            if is_judged and self.tolerance_of(row, column) is None:
+                raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, and neither has the table")
+
+    def _check_claim(self, claim: Claim) -> None:
+        for named in (claim.row, claim.reference):
+            if isinstance(named, str) and named not in self.rows:
+                raise ValueError(f"claim '{claim.says}': no row is called '{named}'")
+            if isinstance(named, str) and claim.variant not in (None, *self.rows[named].variants):
+                raise ValueError(f"claim '{claim.says}': row '{named}' has no variant '{claim.variant}'")
+        if claim.dataset not in (None, *self.datasets):
+            raise ValueError(f"claim '{claim.says}': no column is of dataset '{claim.dataset}'")
 
 
 def table_names() -> list[str]:

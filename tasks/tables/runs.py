@@ -53,7 +53,7 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
         raise ConfigError(f"{STANDING} cannot be named as a table; run `dml reproduce` without a table: its runs are those of params.yaml")
     tables = {name: load_table(name) for name in names}
     _check_names("row", choice.rows, tables, (row for table in tables.values() for row in table.rows))
-    _check_names("dataset", choice.datasets, tables, (dataset for table in tables.values() for dataset in datasets_of(table)))
+    _check_names("dataset", choice.datasets, tables, (dataset for table in tables.values() for dataset in table.datasets))
     variants = [variant for table in tables.values() for row in table.rows.values() for variant in row.variants]
     _check_names("variant", () if choice.variant is None else (choice.variant,), tables, [*variants, TUNED])
     asked = Asked({}, {name: [] for name in names})
@@ -138,7 +138,7 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
     check_seeds(choice.seeds)
     runs: dict[str, list[RunSpec]] = {}
     reasons: dict[str, None] = {}
-    for dataset in datasets_of(table):
+    for dataset in table.datasets:
         if choice.datasets and dataset not in choice.datasets:
             continue
         evaluation = scoring_of(name, table, dataset)
@@ -149,7 +149,7 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             why_not = _why_not(name, entry, dataset, choice)
             if why_not is not None:
                 reasons[why_not] = None
-            elif is_run(entry) or choice.rows:
+            elif entry.is_run or choice.rows:
                 runs.setdefault(dataset, []).extend(_runs_of_row(name, table, row, dataset, evaluation, choice))
     if left_out is not None:
         left_out += reasons
@@ -193,7 +193,7 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     """Return why a row has no run; None if it has one, if the paper quotes it, or if it is named and therefore must have one."""
     if row.lacks and not choice.rows:
         return f"'{row.label}' lacks {row.lacks}"
-    if not is_run(row):
+    if not row.is_run:
         return None
     if choice.track == "paper":
         has_variant = choice.variant in (None, TUNED, *row.variants)
@@ -219,7 +219,7 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
 
 
 def _check_is_run(table: str, row: Row) -> None:
-    if not is_run(row):
+    if not row.is_run:
         raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
 
 
@@ -293,16 +293,6 @@ def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) ->
     if keep == list(training.keep_epochs):
         return training
     return parse_overridden(TrainingConfig, where, training.model_dump(mode="json"), {"keep_epochs": keep})
-
-
-def is_run(row: Row) -> bool:
-    """Return whether a row can be run: it is not quoted, and it lacks nothing."""
-    return row.kind != "quoted" and row.lacks is None
-
-
-def datasets_of(table: TableFile) -> tuple[str, ...]:
-    """Return the datasets of a table's columns, each once, from left to right."""
-    return tuple(dict.fromkeys(block.dataset for block in table.columns))
 
 
 def belongs(table: TableFile, row: Row, dataset: str) -> bool:

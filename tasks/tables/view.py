@@ -16,7 +16,7 @@ from tasks.runs.tuned import STANDING
 from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import belongs, datasets_of, independent_figures, printed_epoch
+from tasks.tables.runs import belongs, independent_figures, printed_epoch
 from tasks.tables.shown import (
     EPOCH_NOTES,
     VERDICTS,
@@ -66,7 +66,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         claims=claims,
         independent=independent_figures(name),
         judged_epoch=epoch,
-        own_data=_counted({*datasets_of(table)} - table.stand_ins.keys(), columns, rows, claims),
+        own_data=_counted({*table.datasets} - table.stand_ins.keys(), columns, rows, claims),
         stand_in=_counted({*table.stand_ins}, columns, rows, claims),
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, compared, reference),
@@ -96,7 +96,7 @@ def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
     """Return the datasets on which the paper has a row (or a plotted line) that was not measured there."""
     entry = table.rows[row]
     measured = {run.dataset for run in result.runs if run.row == row}
-    return [] if entry.kind == "quoted" else [name for name in datasets_of(table) if belongs(table, entry, name) and name not in measured]
+    return [] if entry.kind == "quoted" else [name for name in table.datasets if belongs(table, entry, name) and name not in measured]
 
 
 def _counted(datasets: set[str], columns: Sequence[ShownColumn], rows: Sequence[ShownRow], claims: Sequence[JudgedClaim]) -> Counted:
@@ -169,7 +169,7 @@ def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
 
 def _unresolved(table: TableFile) -> Iterator[str]:
     """Yield pairs of rows with neighbouring published values within the tolerance, in the first judged column of each dataset."""
-    for dataset in datasets_of(table):
+    for dataset in table.datasets:
         for index, column in enumerate(table.flat_columns):
             rows = [(row.published[index], row, table.tolerance_of(row, column)) for row in table.rows.values() if row.kind != "quoted"]
             judged = [(value, row, tolerance) for value, row, tolerance in rows if value is not None and tolerance is not None]

@@ -28,7 +28,7 @@ from tasks.runs.specs import RunSpec, ScaleSpec, Trial, comparison_runs, load_pa
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, project_dataset
+from tasks.tables.runs import asked_runs, at_scale, belongs, project_dataset
 from tasks.tuning.halving import METHOD, SearchResult
 from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
 
@@ -209,9 +209,9 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     if row not in table.rows:
         raise unknown_name(f"row of {table_name}", row, list(table.rows))
     for dataset in datasets:
-        if dataset not in datasets_of(table):
-            raise unknown_name(f"dataset of {table_name}", dataset, list(datasets_of(table)))
-    columns = datasets or [dataset for dataset in datasets_of(table) if belongs(table, table.rows[row], dataset)]
+        if dataset not in table.datasets:
+            raise unknown_name(f"dataset of {table_name}", dataset, list(table.datasets))
+    columns = datasets or [dataset for dataset in table.datasets if belongs(table, table.rows[row], dataset)]
     return [_plan(params, table_name, table, row, column, folds, seed, metric) for column in columns]
 
 

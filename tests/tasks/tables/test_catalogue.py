@@ -17,7 +17,7 @@ from dml_core.measurements.registry import measurement, parse_measurement
 from tasks.runs.protocols import load_protocol
 from tasks.tables import file
 from tasks.tables.file import Row, TableFile, Value, load_table, paper_tables
-from tasks.tables.runs import datasets_of, is_run, row_training
+from tasks.tables.runs import row_training
 from tasks.tables.tolerances import common_tolerance
 
 NAMES = paper_tables()
@@ -51,7 +51,7 @@ def filled(table: TableFile, row: Row):
 
 def datasets_run(table: TableFile, row: Row):
     """Return the datasets of the row's numbers, or all of the table's if the row has none (a plot)."""
-    return {column.dataset for column in filled(table, row)} or set(datasets_of(table))
+    return {column.dataset for column in filled(table, row)} or set(table.datasets)
 
 
 # ---------------------------------------------------------------- files
@@ -90,7 +90,7 @@ def test_every_row_to_be_run_is_a_training_that_can_be_scored_or_measured(name, 
     table = load_table(name)
     of_any_row = set()
     for key, row in table.rows.items():
-        if not is_run(row):
+        if not row.is_run:
             continue
         measured = {metric for one in merge(table.measurements, row.measurements) for metric in measurement(one).METRICS}
         of_any_row |= measured

@@ -11,12 +11,12 @@ from tasks.runs.specs import RunSpec, load_params, standing_runs
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import is_run, runs_of
+from tasks.tables.runs import runs_of
 from tasks.tables.smoke import make_small
 from tests.conftest import ROOT
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={}, source="s")
-NAMES = [name for name in paper_tables() if any(is_run(row) for row in load_table(name).rows.values())]
+NAMES = [name for name in paper_tables() if any(row.is_run for row in load_table(name).rows.values())]
 TML = "tuplet_margin/table2"
 
 

@@ -17,7 +17,7 @@ from tasks.runs.specs import RunSpec, load_params, variants_on
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
 from tasks.tables.result import TableResult
-from tasks.tables.runs import at_scale, chosen_runs, datasets_of, named_dataset
+from tasks.tables.runs import at_scale, chosen_runs, named_dataset
 from tasks.tables.view import shown_table
 from tests.conftest import ROOT
 
@@ -132,7 +132,7 @@ def test_the_glyphs_table_has_the_losses_of_the_standing_comparison() -> None:
 def test_a_column_leads_to_the_projects_dataset_and_a_run_knows_both(name: str) -> None:
     others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
     params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})
-    named = {dataset: named_dataset(params, dataset) for dataset in datasets_of(load_table(name))}
+    named = {dataset: named_dataset(params, dataset) for dataset in load_table(name).datasets}
     places = {(spec.column, spec.dataset) for runs in chosen_runs(params, [name], Choice()).runs for spec in runs}
     assert places
     assert places <= named.items()
@@ -159,11 +159,11 @@ def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> N
     table = standing_table(load_params(path))
     assert [row.label for row in table.rows.values()] == [name for name in load_params(path).comparison.variants if name != "frozen"]
     assert "my-loss" in table.rows
-    assert datasets_of(table) == tuple(PARAMS.comparison.datasets)
+    assert table.datasets == tuple(PARAMS.comparison.datasets)
     assert [column.metric for column in table.flat_columns][:3] == ["recall@2", "map@r", "nmi"]
     assert table.reference == "softmax"
     shown = shown_table(STANDING, table, TableResult(name=STANDING))
-    assert set(shown.rows[0].waits.values()) == {f"start it with dml reproduce --dataset {dataset}" for dataset in datasets_of(table)}
+    assert set(shown.rows[0].waits.values()) == {f"start it with dml reproduce --dataset {dataset}" for dataset in table.datasets}
     path.write_text(yaml.safe_dump(merge(read_yaml(path), {"evaluation": {"clustering": False}}), sort_keys=False))
     assert {column.metric for column in standing_table(load_params(path)).flat_columns} == {"recall@2", "map@r"}
 

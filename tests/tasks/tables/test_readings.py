@@ -7,7 +7,7 @@ import pytest
 from dml_core.training.config import TrainingConfig
 from tasks.runs.protocols import load_protocol
 from tasks.tables.file import load_table, paper_tables
-from tasks.tables.runs import datasets_of, is_run, row_training, scoring_of
+from tasks.tables.runs import row_training, scoring_of
 
 DIGITS = ("mnist", "fashion_mnist")
 
@@ -54,13 +54,12 @@ def test_every_sop_row_as_released_starts_at_the_class_means_and_clusters_once()
     """run_Inception.py passes --better_init and --fast_kmeans for all of them, including plain softmax."""
     name = "heated_up_softmax/table3"
     table = load_table(name)
-    rows = [key for key, row in table.rows.items() if is_run(row)]
+    rows = [key for key, row in table.rows.items() if row.is_run]
     assert len(rows) == 5
     for variant, starts in (("as_released", True), ("as_published", False)):
         assert {training(name, row, "sop", variant).loss.options.get("better_init", False) for row in rows} == {starts}, variant
     kmeans = {
-        other: scoring_of(other, load_table(other), datasets_of(load_table(other))[0]).kmeans
-        for other in (name, "heated_up_softmax/table1")
+        other: scoring_of(other, load_table(other), load_table(other).datasets[0]).kmeans for other in (name, "heated_up_softmax/table1")
     }
     assert [(found.num_runs, found.num_iterations) for found in kmeans.values()] == [(1, 300), (10, 300)]
 
@@ -89,7 +88,7 @@ def test_all_rows_of_sgsl_s_table_3_share_their_settings(variant: str, smoothing
     name = "sgsl/table3"
     table = load_table(name)
     for key, row in table.rows.items():
-        for dataset in datasets_of(table) if is_run(row) else ():
+        for dataset in table.datasets if row.is_run else ():
             found = row_training(name, row, dataset, variant).loss
             options = found.options["terms"][0]["options"] if found.name == "combined" else found.options
             assert (options["label_smoothing"], options.get("dropout", 0)) == (smoothing[dataset], dropout), (key, dataset)
@@ -125,5 +124,5 @@ def test_discriminative_clusters_as_scikit_learn_did_then() -> None:
     for name in paper_tables():
         if name.startswith("discriminative/"):
             table = load_table(name)
-            kmeans = scoring_of(name, table, datasets_of(table)[0]).kmeans
+            kmeans = scoring_of(name, table, table.datasets[0]).kmeans
             assert (kmeans.num_runs, kmeans.num_iterations) == (10, 300), name
