@@ -64,6 +64,7 @@ class EvaluatedRun:
 
     Attributes:
         queries, gallery: its images; one object if the queries are also the gallery.
+        method: method of the map.
         points: (P, 2), or None if there are too few.
         drawn: (P,) the queries that the points show.
     """
@@ -72,6 +73,7 @@ class EvaluatedRun:
     queries: Side
     gallery: Side
     outcomes: QueryOutcomes
+    method: Method
     points: NDArray[np.float64] | None
     drawn: NDArray[np.int64]
 
@@ -147,7 +149,7 @@ def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable
     drawn = selectable[sample_queries(queries.labels[selectable], MAX_POINTS, run.spec.seed)]
     can_map = len(drawn) >= 5 and queries.embeddings.shape[1] >= 2
     points = project(queries.embeddings[drawn], config.metric, method, run.spec.seed) if can_map else None
-    return EvaluatedRun(run, queries, gallery, outcomes, points, drawn)
+    return EvaluatedRun(run, queries, gallery, outcomes, method, points, drawn)
 
 
 def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int) -> NDArray[np.float64]:

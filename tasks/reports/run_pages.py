@@ -79,7 +79,7 @@ def write_look(project: Project, selected: SelectedRuns, reference: str | None, 
     beside = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
         beside.mkdir(parents=True)
-        _write_all(selected, reference, images, runs, method, beside)
+        _write_all(selected, reference, images, runs, beside)
         say(f"drawing {len(images.album)} thumbnails")
         images.album.write(beside)
         _check_place(folder)  # the folder may have changed while drawing
@@ -127,28 +127,20 @@ def _select_images(queries: Side, gallery: Side, num_runs: int, seed: int) -> Im
     return Images(queries, gallery, selectable, album)
 
 
-def _write_all(
-    selected: SelectedRuns, reference: str | None, images: Images, runs: Mapping[str, EvaluatedRun], method: Method, folder: Path
-) -> None:
+def _write_all(selected: SelectedRuns, reference: str | None, images: Images, runs: Mapping[str, EvaluatedRun], folder: Path) -> None:
     from plotly.offline import get_plotlyjs
 
     (folder / PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
     (folder / ITEMS).write_text(f"look.items = {_json(_items(images))};\n")
     summaries = summarise_runs([(run.spec, run.metrics) for run in selected.runs])
     for stem, evaluated in runs.items():
-        _write_run(selected, stem, evaluated, images, summaries[evaluated.variant], method, folder)
+        _write_run(selected, stem, evaluated, images, summaries[evaluated.variant], folder)
     if selected.is_comparison:
         _write_comparison(selected, reference, images, runs, summaries, folder)
 
 
 def _write_run(
-    selected: SelectedRuns,
-    stem: str,
-    evaluated: EvaluatedRun,
-    images: Images,
-    over_seeds: Mapping[str, Summary],
-    method: Method,
-    folder: Path,
+    selected: SelectedRuns, stem: str, evaluated: EvaluatedRun, images: Images, over_seeds: Mapping[str, Summary], folder: Path
 ) -> None:
     run, album = evaluated.run, Album(stem, RUN_ALBUM_BYTES)
     pairs = confused_pairs(evaluated.outcomes, evaluated.gallery.labels, evaluated.queries.labels)
@@ -168,7 +160,7 @@ def _write_run(
         num_pairs=len(pairs),
         pictures=[load_picture(path, run.scores, len(figures), PictureCache()) for path in figures],
         album=album,
-        method=method,
+        method=evaluated.method,
         selectable=frozenset(images.selectable.tolist()),
         scripts=[ITEMS, f"{stem}.js", PLOTLY],
     )
