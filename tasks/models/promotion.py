@@ -44,13 +44,7 @@ ClassRecalls = dict[int, ClassRecall]
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of a network's Recall@1 over another's, by class.
-
-    Attributes:
-        mean: mean of the classes' differences.
-        deviation: their standard deviation, or its floor if that is larger.
-        num_classes: number of classes.
-    """
+    """Gain of a network's Recall@1 over another's: mean of the classes' differences, and their standard deviation or its larger floor."""
 
     mean: float
     deviation: float

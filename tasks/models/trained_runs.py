@@ -19,13 +19,7 @@ from tasks.tables.runs import chosen_runs
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run in the store.
-
-    Attributes:
-        spec: its specification.
-        dataset: its dataset.
-        trained, embedded, scored: identities of its steps, made by the current code or older code; None if a step is missing.
-    """
+    """A finished run in the store, with the identities of its steps, made by the current code or older code; None if a step is missing."""
 
     spec: RunSpec
     dataset: DatasetRecord
