@@ -25,7 +25,7 @@ from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
 from tasks.tables.runs import at_scale, chosen_runs
-from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, checked_resolve
+from tasks.tables.seeds_auto import FIRST_SEEDS, MOST_SEEDS, Resolve
 from tasks.wording import counted
 
 
@@ -117,7 +117,7 @@ class Request(Choice):
     @property
     def until(self) -> Resolve | None:
         """Precision at which no more seeds are added; None if seeds are given."""
-        return None if self.resolve is None else checked_resolve(self.resolve, self.max_seeds)
+        return None if self.resolve is None else Resolve(self.resolve, MOST_SEEDS if self.max_seeds is None else self.max_seeds)
 
 
 NEEDS_TABLE = "--row, --seeds N, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"

@@ -23,24 +23,19 @@ class Resolve:
     Attributes:
         points: largest half-width of an interval, in percentage points.
         most: largest number of seeds of a system.
+
+    Raises:
+        ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
     """
 
     points: float = DEFAULT_POINTS
     most: int = MOST_SEEDS
 
-
-def checked_resolve(points: float | None, most: int | None) -> Resolve:
-    """Return the requested precision, with defaults for missing values.
-
-    Raises:
-        ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
-    """
-    resolve = Resolve(DEFAULT_POINTS if points is None else points, MOST_SEEDS if most is None else most)
-    if not resolve.points > 0:
-        raise ConfigError(f"--resolve {resolve.points:g}: half of an interval in points must be above 0, for example --resolve 1.0")
-    if resolve.most < FIRST_SEEDS:
-        raise ConfigError(f"--max-seeds {resolve.most}: must be at least {FIRST_SEEDS}, the number of seeds that --seeds auto starts with")
-    return resolve
+    def __post_init__(self) -> None:
+        if not self.points > 0:
+            raise ConfigError(f"--resolve {self.points:g}: half of an interval in points must be above 0, for example --resolve 1.0")
+        if self.most < FIRST_SEEDS:
+            raise ConfigError(f"--max-seeds {self.most}: must be at least {FIRST_SEEDS}, the number of seeds that --seeds auto starts with")
 
 
 @dataclass(frozen=True)

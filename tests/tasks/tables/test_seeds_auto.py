@@ -14,7 +14,7 @@ from dml_core.evaluation.statistics.comparing import differences
 from flows.outcomes import Failure
 from flows.resolving import run_until_resolved
 from tasks.runs.specs import RunSpec
-from tasks.tables.seeds_auto import Resolve, checked_resolve, next_seeds, widest
+from tasks.tables.seeds_auto import DEFAULT_POINTS, MOST_SEEDS, Resolve, next_seeds, widest
 from tests.conftest import small_training
 
 SCORES = {"a": {0: 50.0, 1: 52.0, 2: 54.0}, "b": {0: 49.0, 1: 50.0, 2: 51.0}, "c": {0: 40.0, 1: 41.0, 2: 48.0}}
@@ -59,15 +59,16 @@ def test_seeds_are_added_at_most_twofold_and_never_beyond_the_cap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("points", "most", "said"), [(0.0, None, "--resolve 0"), (float("nan"), None, "--resolve"), (None, 2, "--max-seeds 2")]
+    ("points", "most", "said"),
+    [(0.0, MOST_SEEDS, "--resolve 0"), (float("nan"), MOST_SEEDS, "--resolve"), (DEFAULT_POINTS, 2, "--max-seeds 2")],
 )
-def test_what_cannot_be_is_refused(points: float | None, most: int | None, said: str) -> None:
+def test_what_cannot_be_is_refused(points: float, most: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        checked_resolve(points, most)
+        Resolve(points, most)
 
 
 def test_what_is_not_given_is_one_point_and_twenty_seeds() -> None:
-    assert checked_resolve(None, None) == Resolve(1.0, 20)
+    assert Resolve() == Resolve(1.0, 20)
 
 
 class Drawn:
