@@ -49,8 +49,7 @@ class HeadConfig(Config):
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        fields = type(self).model_fields
-        changed = {name for name in fields if getattr(self, name) != fields[name].default}
+        changed = self.model_dump(exclude_defaults=True).keys()
         unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
         if unread:
             raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
@@ -76,9 +75,9 @@ class PoolingConfig(Config):
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        for name in ("gem_power", "learn_gem_power"):
-            if self.kind != "gem" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"pooling kind '{self.kind}' does not read '{name}': remove it")
+        unread = sorted(self.model_dump(exclude_defaults=True).keys() - {"kind"})
+        if unread and self.kind != "gem":
+            raise ValueError(f"pooling kind '{self.kind}' does not read '{unread[0]}': remove it")
         return self
 
 

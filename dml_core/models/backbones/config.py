@@ -36,11 +36,9 @@ class BackboneConfig(Config):
             raise ValueError(f"weights '{self.weights}' come from elsewhere: give their weights_sha256")
         if self.weights in ("none", "imagenet") and self.weights_sha256 is not None:
             raise ValueError(f"weights '{self.weights}' are no file: remove weights_sha256")
-        foreign = self._set_options() & {"last_stride", "rbr", "stem_pool"} if not self.name.startswith("resnet") else set()
-        foreign |= self._set_options() & {"width"} if self.name != "small_cnn" else set()
-        if foreign:
-            raise ValueError(f"backbone '{self.name}' does not read '{min(foreign)}': remove it")
+        foreign = set() if self.name.startswith("resnet") else {"last_stride", "rbr", "stem_pool"}
+        foreign |= set() if self.name == "small_cnn" else {"width"}
+        unread = foreign & self.model_dump(exclude_defaults=True).keys()
+        if unread:
+            raise ValueError(f"backbone '{self.name}' does not read '{min(unread)}': remove it")
         return self
-
-    def _set_options(self) -> set[str]:
-        return {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
