@@ -1,4 +1,4 @@
-"""Registry of backbones: name -> builder, imported only when used, so that a run depends only on its own family's file."""
+"""Registry of backbones: name -> class, imported only when used, so that a run depends only on its own family's file."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 TIMM_PREFIX = "timm:"
 TIMM_ADAPTER = "dml_core.models.backbones.timm_model:TimmModel"
 BACKBONES: dict[str, str] = {
-    "small_cnn": "dml_core.models.backbones.small:build_small",
-    "lenet": "dml_core.models.backbones.small:build_small",
-    "lenet_released": "dml_core.models.backbones.small:build_small",
-    "five_layer_cnn": "dml_core.models.backbones.small:build_small",
+    "small_cnn": "dml_core.models.backbones.small:SmallCNN",
+    "lenet": "dml_core.models.backbones.small:LeNet",
+    "lenet_released": "dml_core.models.backbones.small:ReleasedLeNet",
+    "five_layer_cnn": "dml_core.models.backbones.small:FiveLayerCNN",
     "resnet18": "dml_core.models.backbones.resnet:ResNet",
     "resnet34": "dml_core.models.backbones.resnet:ResNet",
     "resnet50": "dml_core.models.backbones.resnet:ResNet",

@@ -17,9 +17,9 @@ from dml_core.models.backbones.weights import start_from
 class SmallCNN(nn.Module):
     """Four 3x3 convolution blocks; the first three halve the resolution, each doubles the channels up to 4 x `width`."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        channels = [3, width, 2 * width, 4 * width, 4 * width]
+        channels = [3, config.width, 2 * config.width, 4 * config.width, 4 * config.width]
         blocks: list[nn.Module] = []
         for block, (before, after) in enumerate(pairwise(channels)):
             blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after)]
@@ -27,6 +27,7 @@ class SmallCNN(nn.Module):
             blocks += [nn.ReLU(inplace=True)]  # after the pooling: the same bits from a quarter of the values
         self.blocks = nn.Sequential(*blocks)
         self.num_features = channels[-1]
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 4 * width, ceil(H / 8), ceil(W / 8)) of images (N, 3, H, W)."""
@@ -41,13 +42,14 @@ class LeNet(nn.Module):
     not state which LeNet it means: assumed Caffe's for MNIST. `lenet_released` is the one of its released code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.pool = nn.MaxPool2d(2)
         self.grid = nn.AdaptiveAvgPool2d(4)  # 28x28 images have 4x4 maps: the identity for them
         self.num_features = 50 * 4 * 4
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """All positions as features, (N, 800, 1, 1), of images (N, 3, H, W)."""
@@ -62,7 +64,7 @@ class ReleasedLeNet(nn.Module):
     is the mean of the image's three, which are equal for digits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
@@ -72,6 +74,7 @@ class ReleasedLeNet(nn.Module):
         self.num_features = 500
         for layer in (self.conv1, self.conv2, self.linear):
             start_as_slim(layer)
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Outputs of the last layer, (N, 500, 1, 1), for images (N, 3, H, W)."""
@@ -86,13 +89,14 @@ class FiveLayerCNN(nn.Module):
     Widths and BatchNorm are not published: assumed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         channels = [3, 32, 64, 128, 128]
         self.convs = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1, bias=False) for before, after in pairwise(channels))
         self.norms = nn.ModuleList(nn.BatchNorm2d(after) for after in channels[1:])
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.num_features = channels[-1]
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 128, ceil(H / 16), ceil(W / 16)) of images (N, 3, H, W)."""
@@ -100,16 +104,3 @@ class FiveLayerCNN(nn.Module):
         for conv, norm in zip(self.convs, self.norms, strict=True):
             maps = torch.relu(self.pool(norm(conv(maps))))
         return maps
-
-
-def build_small(config: BackboneConfig) -> nn.Module:
-    """Build one of this file's networks by name."""
-    builders = {
-        "small_cnn": lambda: SmallCNN(config.width),
-        "lenet": LeNet,
-        "lenet_released": ReleasedLeNet,
-        "five_layer_cnn": FiveLayerCNN,
-    }
-    network: nn.Module = builders[config.name]()
-    start_from(network, config)
-    return network
