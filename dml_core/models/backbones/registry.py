@@ -10,6 +10,8 @@ from dml_core.models.backbones.config import BackboneConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from dml_core.data.views.transform_config import Scaling
+
 TIMM_PREFIX = "timm:"
 TIMM_ADAPTER = "dml_core.models.backbones.timm_model:TimmModel"
 BACKBONES: dict[str, str] = {
@@ -28,7 +30,7 @@ BACKBONES: dict[str, str] = {
     "bn_inception": "dml_core.models.backbones.bn_inception:BNInception",
 }
 # Pixel scaling with which each network's published weights were trained.
-TRAINED_WITH = {
+TRAINED_WITH: "dict[str, Scaling]" = {
     "resnet18": "rgb-imagenet",
     "resnet34": "rgb-imagenet",
     "resnet50": "rgb-imagenet",

@@ -41,8 +41,7 @@ def trained_on(name: str) -> TrainedOn | None:
         return _of_timm(name.removeprefix(TIMM_PREFIX))
     if name not in TRAINED_WITH:
         return None
-    scaling: Scaling = TRAINED_WITH[name]  # type: ignore[assignment]
-    return TrainedOn(_SIDE, _RESIZE, "bilinear", scaling)
+    return TrainedOn(_SIDE, _RESIZE, "bilinear", TRAINED_WITH[name])
 
 
 def _of_timm(name: str) -> TrainedOn | None:
