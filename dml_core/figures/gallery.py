@@ -78,14 +78,14 @@ def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = 
     return write_png(canvas, path)
 
 
-def two_lines(name: str, width: int = MAX_CHARACTERS) -> str:
-    """Return a name on at most two lines of `width`, broken after a separator if possible; longer ones keep only their two ends."""
-    if len(name) <= width:
+def two_lines(name: str) -> str:
+    """Return a name on at most two lines of MAX_CHARACTERS, broken after a separator if possible; longer ones keep only their two ends."""
+    if len(name) <= MAX_CHARACTERS:
         return name
-    if len(name) > 2 * width:
-        return f"{name[: width - 1]}…\n…{name[1 - width :]}"
-    breaks = [place for place in range(len(name) - width, width + 1) if name[place - 1] in " _-./"]
-    place = max(breaks, default=width)
+    if len(name) > 2 * MAX_CHARACTERS:
+        return f"{name[: MAX_CHARACTERS - 1]}…\n…{name[1 - MAX_CHARACTERS :]}"
+    breaks = [place for place in range(len(name) - MAX_CHARACTERS, MAX_CHARACTERS + 1) if name[place - 1] in " _-./"]
+    place = max(breaks, default=MAX_CHARACTERS)
     return f"{name[:place].rstrip()}\n{name[place:]}"
 
 
