@@ -310,7 +310,7 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     return parse_overridden(EvaluationConfig, f"{name}: evaluation", protocol.evaluation, table.evaluation, values)
 
 
-def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
+def project_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> str:
     """Return the project's name of a table's dataset.
 
     A column that names no reader names a dataset of the project itself.
@@ -325,11 +325,11 @@ def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | N
     """
     named = named_dataset(params, dataset, options)
     if named is None:
-        raise ConfigError(not_in_params({dataset: options or {}}))
+        raise ConfigError(not_in_params({dataset: options}))
     return named
 
 
-def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
+def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> str | None:
     """Return the dataset named after the reader, or the only one that it reads; None if there is none. Arguments as for `project_dataset`.
 
     Raises:
@@ -337,13 +337,12 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
-    requested = dict(options or {})
-    shares_classes = parse_dataset(dataset, requested).shares_classes
+    shares_classes = parse_dataset(dataset, dict(options)).shares_classes
     configs = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
     named = [
         name
         for name, config in configs.items()
-        if config.shares_classes == shares_classes and all(getattr(config, option) == value for option, value in requested.items())
+        if config.shares_classes == shares_classes and all(getattr(config, option) == value for option, value in options.items())
     ]
     own = next((name for name in named if name.replace("-", "_") == dataset), None)
     if own is None and len(named) > 1:

@@ -29,13 +29,13 @@ def having(params: Params, **datasets: DatasetSpec) -> Params:
     return params.model_copy(update={"datasets": datasets})
 
 
-@pytest.mark.parametrize(("options", "found"), [({}, "digits"), (BY_IMAGE, "split"), (None, "digits")])
-def test_the_one_that_is_split_as_the_table_asks(options: dict[str, Any] | None, found: str, params: Params) -> None:
+@pytest.mark.parametrize(("options", "found"), [({}, "digits"), (BY_IMAGE, "split")])
+def test_the_one_that_is_split_as_the_table_asks(options: dict[str, Any], found: str, params: Params) -> None:
     assert project_dataset(having(params, digits=BY_CLASS, split=SPLIT), "mnist", options) == found
 
 
 def test_the_project_s_own_fashion_mnist_is_there_in_both_splits(params: Params) -> None:
-    assert project_dataset(params, "fashion_mnist") == "fashion-mnist"
+    assert project_dataset(params, "fashion_mnist", {}) == "fashion-mnist"
     for name in FIGURES:
         assert project_dataset(params, "fashion_mnist", load_table(name).dataset_options("fashion_mnist")) == "fashion-mnist-by-image"
 

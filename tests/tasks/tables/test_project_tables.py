@@ -132,7 +132,7 @@ def test_the_glyphs_table_has_the_losses_of_the_standing_comparison() -> None:
 def test_a_column_leads_to_the_projects_dataset_and_a_run_knows_both(name: str) -> None:
     others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
     params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})
-    named = {dataset: named_dataset(params, dataset) for dataset in load_table(name).datasets}
+    named = {dataset: named_dataset(params, dataset, {}) for dataset in load_table(name).datasets}
     places = {(spec.column, spec.dataset) for runs in chosen_runs(params, [name], Choice()).runs for spec in runs}
     assert places
     assert places <= named.items()
