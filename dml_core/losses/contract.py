@@ -150,7 +150,8 @@ class Loss(nn.Module, ABC):
             found = f"embeddings {tuple(embeddings_ND.shape)} and labels {tuple(labels_N.shape)}"
             raise DataError(f"a loss over {self.embedding_dim} dimensions takes (N, {self.embedding_dim}) and (N,), found {found}")
         own = next((p.dtype for p in self.parameters()), embeddings_ND.dtype)
-        if not embeddings_ND.is_floating_point() or own != embeddings_ND.dtype in (torch.float32, torch.float64):
+        is_full_precision = embeddings_ND.dtype in (torch.float32, torch.float64)  # half precision is converted to float32
+        if not embeddings_ND.is_floating_point() or (is_full_precision and embeddings_ND.dtype != own):
             wanted = own if own.is_floating_point else "floating-point numbers"
             raise DataError(f"embeddings are {embeddings_ND.dtype}, this loss computes in {wanted}: convert one of them")
         if labels_N.dtype in INTEGERS:
