@@ -49,9 +49,9 @@ class L2ConstrainedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean cross-entropy of the batch."""
-        seen_ND = self.radius * unit_length(embeddings_ND)
+        inputs_ND = self.radius * unit_length(embeddings_ND)
         if self.config.dropout and self.training:
-            seen_ND = drop_features(seen_ND, self.config.dropout, generator)
-        logits_NC = self.classifier(seen_ND)
+            inputs_ND = drop_features(inputs_ND, self.config.dropout, generator)
+        logits_NC = self.classifier(inputs_ND)
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
         return LossOutput(total, {"softmax": total.detach()})

@@ -61,10 +61,10 @@ class SGSL(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 7, weighted as in eq. 10."""
-        seen_ND = embeddings_ND
+        inputs_ND = embeddings_ND
         if self.config.dropout and self.training:
-            seen_ND = drop_features(seen_ND, self.config.dropout, generator)
-        softmax = cross_entropy(seen_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
+            inputs_ND = drop_features(inputs_ND, self.config.dropout, generator)
+        softmax = cross_entropy(inputs_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
         sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma, self.shard)
         gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)
         total = softmax + self.config.weight * gated
@@ -73,8 +73,8 @@ class SGSL(Loss):
 
 def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | None) -> Tensor:
     """Apply dropout drawn by the step's generator: identical after an interruption."""
-    kept_ND = torch.rand(embeddings_ND.shape, generator=generator, device=embeddings_ND.device) >= share
-    return embeddings_ND * kept_ND.to(embeddings_ND) / (1.0 - share)
+    is_kept_ND = torch.rand(embeddings_ND.shape, generator=generator, device=embeddings_ND.device) >= share
+    return embeddings_ND * is_kept_ND.to(embeddings_ND) / (1.0 - share)
 
 
 def stop_gradient_softmax(
