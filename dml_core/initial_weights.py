@@ -23,14 +23,12 @@ def truncated_normal_(weight: Tensor, gain: float) -> Tensor:
 
 def start_as_slim(layer: nn.Linear | nn.Conv2d) -> None:
     """Set TF-slim's initial weights (He et al.), with zero biases."""
-    truncated_normal_(layer.weight, gain=math.sqrt(2))
-    _zero_bias(layer)
+    _start(layer, gain=math.sqrt(2))
 
 
 def start_at_unit_norm(classifier: nn.Linear) -> None:
     """Set TensorFlow's default initial weights, with a norm near 1 for every class and zero biases."""
-    truncated_normal_(classifier.weight, gain=1.0)
-    _zero_bias(classifier)
+    _start(classifier, gain=1.0)
 
 
 @torch.no_grad()
@@ -40,6 +38,7 @@ def start_at_class_means(classifier: nn.Linear, embeddings_ND: Tensor, labels_N:
     classifier.weight.copy_(unit_length(sums_CD))
 
 
-def _zero_bias(layer: nn.Linear | nn.Conv2d) -> None:
+def _start(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    truncated_normal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
