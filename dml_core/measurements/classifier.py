@@ -39,7 +39,7 @@ class Classifier:
     @property
     def directions(self) -> Floats:
         """(C, D), W with rows of unit length."""
-        return unit_length(self.weight)
+        return unit_rows(self.weight)
 
     def margins(self, embeddings_ND: Floats, labels_N: NDArray[np.int64]) -> Floats:
         """Return (N,) the own class's logit minus the largest other logit: positive if the classifier is right."""
@@ -94,7 +94,7 @@ def choose_samples(margins_N: Floats, samples: Samples) -> NDArray[np.int64]:
     return ordered[places]
 
 
-def unit_length(rows_ND: NDArray[Any]) -> Floats:
+def unit_rows(rows_ND: NDArray[Any]) -> Floats:
     """Return each row divided by its norm, in float64.
 
     Raises:

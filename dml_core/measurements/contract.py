@@ -37,8 +37,8 @@ class Scored:
     labels: NDArray[np.int64]
 
     @property
-    def images(self) -> str:
-        """Name of the images in pictures."""
+    def description(self) -> str:
+        """Name of the images in pictures' titles."""
         return "training images" if self.role == "train" else f"{self.role} images"
 
 

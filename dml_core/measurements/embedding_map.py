@@ -14,7 +14,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
 from dml_core.figures.directions import plot_directions
-from dml_core.measurements.classifier import Floats, classifier_of, unit_length
+from dml_core.measurements.classifier import Floats, classifier_of, unit_rows
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("class_spread", "own_angle", "classified_right", "embedding_norm", "map_csc")
@@ -45,16 +45,16 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     if raw_ND.shape[1] not in (2, 3):
         raise EvaluationError(f"{run.title}: a map is of embeddings of 2 or 3 dimensions, found {raw_ND.shape[1]}")
     classifier = classifier_of(run)
-    points_ND = unit_length(raw_ND) if options.unit_length else raw_ND
+    points_ND = unit_rows(raw_ND) if options.unit_length else raw_ND
     names = open_role(run.dataset, run.gallery.role, run.training.validation).class_names
     directions_CD = classifier.directions
     plot_directions(
-        points_ND, labels_N, names, directions_CD, folder / "embedding_map.png", f"{run.title}\n{len(labels_N)} {run.gallery.images}"
+        points_ND, labels_N, names, directions_CD, folder / "embedding_map.png", f"{run.title}\n{len(labels_N)} {run.gallery.description}"
     )
     np.savez(folder / "embedding_map.npz", points=points_ND.astype(np.float32), labels=labels_N, directions=directions_CD)
     scores = {
-        "class_spread": class_spread(unit_length(raw_ND), labels_N),
-        "own_angle": float(_angles(unit_length(raw_ND), directions_CD[labels_N]).mean()),
+        "class_spread": class_spread(unit_rows(raw_ND), labels_N),
+        "own_angle": float(_angles(unit_rows(raw_ND), directions_CD[labels_N]).mean()),
         "classified_right": float((classifier.margins(raw_ND, labels_N) > 0).mean()),
         "embedding_norm": float(np.linalg.norm(raw_ND, axis=1).mean()),
     }
@@ -66,7 +66,7 @@ def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
     """Return the mean angle, in degrees, between embeddings of unit length and their classes' mean directions, over all samples."""
     codes_N = np.unique(labels_N, return_inverse=True)[1]
     means_CD = np.stack([units_ND[codes_N == code].mean(axis=0) for code in range(codes_N.max() + 1)])
-    return float(_angles(units_ND, unit_length(means_CD)[codes_N]).mean())
+    return float(_angles(units_ND, unit_rows(means_CD)[codes_N]).mean())
 
 
 def _angles(first_ND: Floats, second_ND: Floats) -> Floats:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_length
+from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_rows
 from dml_core.measurements.contract import FinishedRun
 from dml_core.measurements.sample_curves import Options, draw_samples
 
@@ -25,7 +25,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         EvaluationError: the run's loss has no classifier, or was not trained on the scored classes.
     """
     classifier = classifier_of(run)
-    units_ND, labels_N = unit_length(run.gallery.embeddings), run.gallery.labels
+    units_ND, labels_N = unit_rows(run.gallery.embeddings), run.gallery.labels
     margins_N = classifier.margins(units_ND, labels_N)
     chosen = choose_samples(margins_N, options.samples)
 

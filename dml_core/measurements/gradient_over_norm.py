@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_length
+from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_rows
 from dml_core.measurements.contract import FinishedRun
 from dml_core.measurements.sample_curves import Options, draw_samples
 
@@ -30,7 +30,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     raw_ND, labels_N = run.gallery.embeddings.astype(np.float64), run.gallery.labels
     margins_N = classifier.margins(raw_ND, labels_N)
     chosen = choose_samples(margins_N, options.samples)
-    own_norms_S, units_SD = np.linalg.norm(raw_ND[chosen], axis=1), unit_length(raw_ND[chosen])
+    own_norms_S, units_SD = np.linalg.norm(raw_ND[chosen], axis=1), unit_rows(raw_ND[chosen])
 
     def norms_at(lengths_SF: Floats) -> Floats:
         """Return the norms (S, F) of the gradients with the samples at these lengths."""

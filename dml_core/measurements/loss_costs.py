@@ -21,7 +21,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("cost_exponent_in_classes", "cost_exponent_in_samples", "cost_exponent_in_samples_all_triplets")
-NUM_GOES = 5
+NUM_REPEATS = 5
 FIXED_SAMPLES, FIXED_CLASSES = 128, 1_000
 
 
@@ -50,7 +50,7 @@ class Options(Config):
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
     """Return the exponents of the CPU time: 1 is linear, 2 quadratic."""
-    with one_thread():
+    with one_torch_thread():
         exponents = (
             exponent(options.classes, lambda number: discriminative_seconds(run.seed, FIXED_SAMPLES, number)),
             exponent(options.samples, lambda number: discriminative_seconds(run.seed, number, FIXED_CLASSES)),
@@ -86,7 +86,7 @@ def all_triplets_seconds(seed: int, num_samples: int) -> float:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Compute only in this thread, whose CPU time is measured."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
     """Return the minimum CPU time of five runs after a warm-up; other load on the machine hardly affects it."""
     work()
     times = []
-    for _ in range(NUM_GOES):
+    for _ in range(NUM_REPEATS):
         start = time.thread_time()
         work()
         times.append(time.thread_time() - start)

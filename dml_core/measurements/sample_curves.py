@@ -51,5 +51,5 @@ def draw_samples(
     names = [dataset.class_names[label] for label in run.gallery.labels[index_S]]
     captions = [f"{name}, margin {margin:.2g}" for name, margin in zip(names, margins_S, strict=True)]
     axes = {**scales, "ylabel": "norm of the gradient"}
-    title = f"{run.title}\n{run.gallery.images}: {KIND[samples]}"
+    title = f"{run.title}\n{run.gallery.description}: {KIND[samples]}"
     plot_sample_curves(images, captions, x_SA, y_SA, axes, path, title, NONE_OF_KIND[samples], marked_S)

@@ -10,7 +10,7 @@ from dml_core.errors import ConfigError
 from dml_core.measurements import drawn_centres, drawn_gradients, loss_costs
 from dml_core.measurements.drawn_centres import num_centres
 from dml_core.measurements.drawn_gradients import gradient_norm
-from dml_core.measurements.loss_costs import exponent, one_thread
+from dml_core.measurements.loss_costs import exponent, one_torch_thread
 
 
 @pytest.mark.parametrize("alpha", [0.5, 16.0])
@@ -56,7 +56,7 @@ def test_a_growth_needs_two_different_sizes(numbers: list[int]) -> None:
 
 def test_costs_are_measured_with_one_thread_which_is_given_back() -> None:
     before = torch.get_num_threads()
-    with one_thread():
+    with one_torch_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
     seconds = loss_costs.all_triplets_seconds(0, 12), loss_costs.discriminative_seconds(0, 8, 20)

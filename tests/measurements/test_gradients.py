@@ -15,7 +15,7 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.losses.registry import build_loss
 from dml_core.measurements import gradient_over_alpha, gradient_over_norm
-from dml_core.measurements.classifier import Classifier, choose_samples, classifier_of, unit_length
+from dml_core.measurements.classifier import Classifier, choose_samples, classifier_of, unit_rows
 from dml_core.measurements.contract import FinishedRun, Scored
 
 RNG = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def loss_at_the_end(name: str, options: dict[str, Any]) -> torch.nn.Module:
 @pytest.mark.parametrize(("name", "alpha", "options"), CLASSIFIERS)
 def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, Any]) -> None:
     loss = loss_at_the_end(name, options)
-    units_ND = torch.tensor(unit_length(RNG.standard_normal((40, 3))), requires_grad=True)
+    units_ND = torch.tensor(unit_rows(RNG.standard_normal((40, 3))), requires_grad=True)
     classifier = classifier_of(finished(loss, units_ND.detach().numpy()))
     (expected_ND,) = torch.autograd.grad(40 * loss(units_ND, torch.tensor(LABELS)).total, units_ND)
     found = classifier.gradient_norms(units_ND.detach().numpy(), LABELS, alpha)
@@ -81,7 +81,7 @@ def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, A
 @pytest.mark.parametrize(("name", "alpha", "options"), CLASSIFIERS)
 def test_an_embedding_is_classified_as_the_class_with_the_smallest_loss(name: str, alpha: float, options: dict[str, Any]) -> None:
     loss = loss_at_the_end(name, options)
-    units_ND = unit_length(RNG.standard_normal((40, 3)))
+    units_ND = unit_rows(RNG.standard_normal((40, 3)))
     classifier = classifier_of(finished(loss, units_ND))
     losses_NC = np.array(
         [[float(loss(torch.tensor(unit_D)[None], torch.tensor([label])).total) for label in range(5)] for unit_D in units_ND]
@@ -166,4 +166,4 @@ def test_classes_of_another_role_are_refused_although_their_numbers_are_those_of
 
 def test_rows_of_zeros_are_refused() -> None:
     with pytest.raises(EvaluationError, match="1 rows of zeros"):
-        unit_length(np.array([[0.0, 0.0], [1.0, 0.0]]))
+        unit_rows(np.array([[0.0, 0.0], [1.0, 0.0]]))
