@@ -284,9 +284,9 @@ def _network_folder(text: str) -> Path:
         if (folder / DESCRIPTION_FILE).is_file():
             return folder
     for finder in entry_points(group=FINDERS):
-        found: Path | None = finder.load()(text)
-        if found is not None:
-            return found
+        folder_by_name: Path | None = finder.load()(text)
+        if folder_by_name is not None:
+            return folder_by_name
     if not source.exists():
         raise ConfigError(f"{source}: no such folder or file; expected a network's folder, or a run by its name where `dml` takes it")
     raise ConfigError(
@@ -303,12 +303,12 @@ def _check(folder: Path, description: NetworkDescription) -> None:
     path = folder / description.file
     try:
         check_regular(path)
-        found = file_sha256(path)
+        actual = file_sha256(path)
     except FileNotFoundError:
         raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None
     except OSError as error:
         raise StoreError(f"{path}: the network's file cannot be read ({error.strerror or error}); {REMEDY}") from None
-    if description.file_sha256 not in (None, found):
+    if description.file_sha256 not in (None, actual):
         raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); {REMEDY}")
 
 
@@ -323,10 +323,7 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
     Raises:
         DataError: `images` is not an image or several, `boxes` not a list, or their numbers differ.
     """
-    of_one = isinstance(images, Path | str | bytes | bytearray | Image.Image) or (
-        isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4 and not _has_paths(images)
-    )
-    if of_one:
+    if _is_one_image(images):
         images = [images]  # type: ignore[list-item]
     elif not isinstance(images, Iterable):
         raise DataError(f"expected an image or a list of images, found {type(images).__name__}")
@@ -349,8 +346,12 @@ def _is_box(box: Any) -> bool:
         return False
 
 
-def _has_paths(images: NDArray[Any] | Tensor) -> bool:
-    return isinstance(images, np.ndarray) and images.dtype.kind == "U" and images.ndim == 1
+def _is_one_image(images: Any) -> bool:
+    """Return whether this is a single image; arrays of four axes, of objects and of paths hold several."""
+    if not isinstance(images, np.ndarray | Tensor):
+        return isinstance(images, Path | str | bytes | bytearray | Image.Image)
+    has_paths = isinstance(images, np.ndarray) and images.dtype.kind == "U" and images.ndim == 1
+    return images.dtype != object and images.ndim != 4 and not has_paths
 
 
 def _decoded(image: AnyImage, name: str) -> Tensor:
