@@ -1,6 +1,6 @@
 """Settings of the standing comparison for a user's images: the changes of the protocol that let every variant run on them.
 
-The protocol's input size, batch size and number of epochs are kept as far as the images allow.
+They keep the protocol's input size, batch size and number of epochs as far as the images allow.
 """
 
 from typing import TYPE_CHECKING, Any

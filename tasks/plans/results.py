@@ -27,7 +27,7 @@ from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
-from tasks.tables.runs import asked_runs
+from tasks.tables.runs import runs_of_tables
 
 FIRST_SEEDS = 10
 _IDENTITY = re.compile(r"[\w-]+")
@@ -97,22 +97,22 @@ def import_result(project: Project, path: Path) -> Imported:
             that of its evaluation; nothing was added.
         NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
-    given = read_sealed(path, RESULT)
-    if given is None:
+    exported = read_sealed(path, RESULT)
+    if exported is None:
         raise ConfigError(f"{path}: no such file; write one with: dml tables export TABLE -o FILE")
     with located(str(path)):
-        table = load_table(given.name)
-        for run in given.runs:
+        table = load_table(exported.name)
+        for run in exported.runs:
             _check_imported(table, run)
     with alone(_lock(project)):
-        result = _read_or_rebuild(project, given.name)
+        result = _read_or_rebuild(project, exported.name)
         here = {run.place for run in result.runs if not run.is_imported}
-        added = [run.model_copy(update={"is_imported": True}) for run in given.runs if run.place not in here]
-        result = result.updated(added, (), result.made or given.made)
+        added = [run.model_copy(update={"is_imported": True}) for run in exported.runs if run.place not in here]
+        result = result.updated(added, (), result.made or exported.made)
         imported = tuple(run for run in result.runs if run.is_imported)
-        write_sealed(_imported_path(project, given.name), TableResult(name=given.name, runs=imported), RESULT)
+        write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported), RESULT)
         save_result(project, result)
-    return Imported(given.name, len(added), len(given.runs) - len(added))
+    return Imported(exported.name, len(added), len(exported.runs) - len(added))
 
 
 @dataclass(frozen=True)
@@ -227,10 +227,10 @@ def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> I
     specs: dict[tuple[str, str, int], RunSpec] = {}  # several choices name the same run
     for choice in _choices(table, seeds):
         try:
-            asked = asked_runs([name], choice)
+            requested = runs_of_tables([name], choice)
         except DmlError:
             continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
-        for (_, dataset), of_dataset in asked.runs.items():
+        for (_, dataset), of_dataset in requested.runs.items():
             for spec in of_dataset:
                 specs.setdefault((dataset, spec.label, spec.seed), spec)
     for (dataset, _, _), spec in specs.items():
