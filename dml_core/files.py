@@ -123,17 +123,17 @@ def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any
     """
     try:
         values = json.loads(data)
-        found = values.get("format", 1)
-        if not isinstance(found, int) or found < 1:
+        version = values.get("format", 1)
+        if not isinstance(version, int) or version < 1:
             raise ValueError
     except (ValueError, RecursionError, AttributeError):
         raise StoreError(f"{path}: damaged; {remedy}") from None
-    if found > newest:
+    if version > newest:
         raise StoreError(
-            f"{path}: written by a newer version (format {found}, this program reads up to {newest}); update this program, or {remedy}"
+            f"{path}: written by a newer version (format {version}, this program reads up to {newest}); update this program, or {remedy}"
         )
     seal = values.pop(SEAL, None)
-    if (seal is not None or found >= FIRST_SEALED_FORMAT) and seal != _seal(values):
+    if (seal is not None or version >= FIRST_SEALED_FORMAT) and seal != _seal(values):
         raise StoreError(f"{path}: damaged or changed by hand (SHA-256 differs); {remedy}")
     return dict(values)
 

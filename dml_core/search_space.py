@@ -57,7 +57,7 @@ def searched(low: float, high: float, log: bool = False) -> dict[str, Any]:
 
 def declared_searches(config: BaseModel) -> Mapping[str, Search]:
     """Return the searches of options that declare a range and have a number now; not of those that are off: None, or 0 in a log range."""
-    found: dict[str, Search] = {}
+    searches: dict[str, Search] = {}
     for name, field in type(config).model_fields.items():
         extra = field.json_schema_extra
         value = getattr(config, name)
@@ -65,5 +65,5 @@ def declared_searches(config: BaseModel) -> Mapping[str, Search]:
             continue
         search = Search.model_validate(extra[_KEY])
         if math.isfinite(value) and not (search.log and value <= 0):
-            found[name] = search.holding(value)
-    return found
+            searches[name] = search.holding(value)
+    return searches

@@ -116,17 +116,17 @@ def orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1
     try:
-        found = image.getexif().get(ORIENTATION_TAG, 1)
+        value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # noqa: BLE001 - a damaged tag leads Pillow to errors of a dozen kinds, and the pixels are whole
         return 1
-    return found if found in range(1, 9) else 1
+    return value if value in range(1, 9) else 1
 
 
-def upright(pixels: Tensor, found: int) -> Tensor:
+def upright(pixels: Tensor, exif_orientation: int) -> Tensor:
     """Rotate and mirror pixels (C, H, W) by an EXIF orientation, to (C, H, W) or (C, W, H)."""
-    if found > 4:  # stored rows are columns
+    if exif_orientation > 4:  # stored rows are columns
         pixels = pixels.transpose(1, 2)
-    mirrored = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(found, [])
+    mirrored = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(exif_orientation, [])
     return pixels.flip(mirrored) if mirrored else pixels
 
 

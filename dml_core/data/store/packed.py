@@ -114,8 +114,8 @@ class PackedDataset:
             DataError: the bytes do not decode, so the store was damaged after it was written.
         """
         index = int(index)
-        if (kept := self._decoded.get(index)) is not None:
-            return kept
+        if (cached := self._decoded.get(index)) is not None:
+            return cached
         try:
             pixels = self._decode(self.raw_bytes(index))
         except ValueError as error:
@@ -166,8 +166,8 @@ class PackedDataset:
 
     @cached_property
     def _positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        found: np.ndarray[Any, np.dtype[np.int64]] = self._rows["index"].to_numpy()
-        return found
+        positions: np.ndarray[Any, np.dtype[np.int64]] = self._rows["index"].to_numpy()
+        return positions
 
     @cached_property
     def _boxes(self) -> Any:

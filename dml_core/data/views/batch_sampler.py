@@ -52,16 +52,16 @@ class ClassBalancedSampler(BatchSampler):
             "class_frequency": class_frequency,
         }
         self._config = parse(SamplerConfig, options, "sampler")
-        found = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-        if found.dtype == object and found.ndim == 1 and all(isinstance(label, str) for label in found):
-            found = found.astype(str)  # as in a pandas column
-        if found.ndim != 1 or found.dtype.kind not in "iuUS":
-            raise DataError(f"sampler: expected one integer or string per image, found {found.dtype} of shape {found.shape}")
-        self._labels_N = np.unique(found, return_inverse=True)[1]
+        given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+        if given.dtype == object and given.ndim == 1 and all(isinstance(label, str) for label in given):
+            given = given.astype(str)  # as in a pandas column
+        if given.ndim != 1 or given.dtype.kind not in "iuUS":
+            raise DataError(f"sampler: expected one integer or string per image, found {given.dtype} of shape {given.shape}")
+        self._labels_N = np.unique(given, return_inverse=True)[1]
         self.seed = seed
         self.epoch = 0
         self._num_batches = len(epoch_batches(self._config, self._labels_N, seed, 0))
-        super().__init__(range(len(found)), num_classes_per_batch * num_samples_per_class, drop_last=False)
+        super().__init__(range(len(given)), num_classes_per_batch * num_samples_per_class, drop_last=False)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Return the batches of the next epoch, as indices of images."""

@@ -83,9 +83,9 @@ def check_md5(path: Path, md5: str) -> None:
         DataError: the file is damaged or a different one.
     """
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != md5:
-        raise DataError(f"{path}: md5 is {found}, published is {md5}; remove the file and fetch it again")
+        actual = hashlib.file_digest(file, "md5").hexdigest()
+    if actual != md5:
+        raise DataError(f"{path}: md5 is {actual}, published is {md5}; remove the file and fetch it again")
 
 
 def unpack(archive: Path, folder: Path) -> None:

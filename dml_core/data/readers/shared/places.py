@@ -25,11 +25,11 @@ def find_folder(raw: Path, landmarks: Iterable[str]) -> Path | None:
     wanted = tuple(landmarks)
     level = [raw]
     for _ in range(MAX_LEVELS + 1):
-        found = [folder for folder in level if any((folder / landmark).exists() for landmark in wanted)]
-        if len(found) > 1:
-            raise DataError(f"{raw}: two copies of the dataset, {found[0]} and {found[1]}; keep one, or name one of them as raw")
-        if found:
-            return found[0]
+        copies = [folder for folder in level if any((folder / landmark).exists() for landmark in wanted)]
+        if len(copies) > 1:
+            raise DataError(f"{raw}: two copies of the dataset, {copies[0]} and {copies[1]}; keep one, or name one of them as raw")
+        if copies:
+            return copies[0]
         level = [child for folder in level for child in _folders(folder)]
     return None
 

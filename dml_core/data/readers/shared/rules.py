@@ -65,14 +65,16 @@ def check_published(rows: list[Row], published: Mapping[str, Counts], where: Pat
 
 def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> list[str]:
     """Return one sentence for each role whose number of images or classes differs from the published one."""
-    found = role_counts(rows)
-    counts = {role: found.get(role, Counts(0, 0)) for role in published}
-    return [
-        f"{role} has {counts[role].num_images} images of {counts[role].num_classes} classes, published are {expected.num_images} of "
-        f"{expected.num_classes}"
-        for role, expected in published.items()
-        if counts[role] != expected
-    ]
+    counts = role_counts(rows)
+    differences = []
+    for role, expected in published.items():
+        actual = counts.get(role, Counts(0, 0))
+        if actual != expected:
+            differences.append(
+                f"{role} has {actual.num_images} images of {actual.num_classes} classes, "
+                f"published are {expected.num_images} of {expected.num_classes}"
+            )
+    return differences
 
 
 def _check_paths(rows: list[Row], where: Path) -> None:
