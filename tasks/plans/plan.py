@@ -21,7 +21,7 @@ from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import facts_of, read_result
-from tasks.tables.runs import asked_runs, named_dataset
+from tasks.tables.runs import named_dataset, runs_of_tables
 
 Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
 
@@ -115,21 +115,21 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
     """Plan tables that are requested together; with `alone`, each as if it were the only one.
 
     Raises:
-        ConfigError: see `asked_runs`.
+        ConfigError: see `runs_of_tables`.
     """
-    asked = asked_runs(names, choice)
+    requested = runs_of_tables(names, choice)
     planned: set[str] = set()  # identities of the steps so far
     plans = []
     for name in names:
         planned = set() if alone else planned
         table = load_table(name)
-        specs = {dataset: runs for (table_name, dataset), runs in asked.runs.items() if table_name == name}
+        specs = {dataset: runs for (table_name, dataset), runs in requested.runs.items() if table_name == name}
         imported = local.imported(name)
         runs = [_planned(local, table, dataset, spec, planned, imported) for dataset in specs for spec in specs[dataset]]
         options = {dataset: table.dataset_options(dataset) for dataset in specs}
         needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])
         estimate = total([run.estimate for run in runs], local.placement.num_groups)
-        plans.append(TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), estimate))
+        plans.append(TablePlan(name, tuple(runs), tuple(requested.left_out[name]), tuple(needs), estimate))
     return plans
 
 

@@ -30,7 +30,7 @@ EVERYTHING = Choice()
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunsOfTables:
     """The runs that tables have, including those that this project cannot run.
 
     Attributes:
@@ -42,7 +42,7 @@ class Asked:
     left_out: dict[str, list[str]]
 
 
-def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
+def runs_of_tables(names: Sequence[str], choice: Choice) -> RunsOfTables:
     """Return the runs of several tables, on datasets as their columns name them.
 
     Raises:
@@ -56,11 +56,11 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     _check_names("dataset", choice.datasets, tables, (dataset for table in tables.values() for dataset in table.datasets))
     variants = [variant for table in tables.values() for row in table.rows.values() for variant in row.variants]
     _check_names("variant", () if choice.variant is None else (choice.variant,), tables, [*variants, TUNED])
-    asked = Asked({}, {name: [] for name in names})
+    requested = RunsOfTables({}, {name: [] for name in names})
     for name, table in tables.items():
-        for dataset, specs in runs_of(name, table, choice, asked.left_out[name]).items():
-            asked.runs[name, dataset] = specs
-    return asked
+        for dataset, specs in runs_of(name, table, choice, requested.left_out[name]).items():
+            requested.runs[name, dataset] = specs
+    return requested
 
 
 def _check_names(kind: str, requested: Iterable[str], tables: Collection[str], known: Iterable[str]) -> None:
@@ -91,19 +91,19 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     """Return the runs of several tables that this project can start.
 
     Raises:
-        ConfigError: as `asked_runs`, or there is nothing to run.
+        ConfigError: as `runs_of_tables`, or there is nothing to run.
     """
-    asked = asked_runs(names, choice)
-    left_out = {name: reasons for name, reasons in asked.left_out.items() if reasons}
-    if not asked.runs:
+    requested = runs_of_tables(names, choice)
+    left_out = {name: reasons for name, reasons in requested.left_out.items() if reasons}
+    if not requested.runs:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no row matches on these datasets"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
-        small = [[make_small(spec) for spec in specs] for specs in asked.runs.values()]
+        small = [[make_small(spec) for spec in specs] for specs in requested.runs.values()]
         return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
-    tables = {name: load_table(name) for name in {name for name, _ in asked.runs}}
+    tables = {name: load_table(name) for name in {name for name, _ in requested.runs}}
     runs, missing = list[list[RunSpec]](), dict[str, dict[str, Any]]()
-    for (name, column), specs in asked.runs.items():
+    for (name, column), specs in requested.runs.items():
         options = tables[name].dataset_options(column)
         dataset = named_dataset(params, column, options)
         if dataset is None:

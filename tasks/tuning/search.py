@@ -28,7 +28,7 @@ from tasks.runs.specs import RunSpec, ScaleSpec, Trial, comparison_runs, load_pa
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import asked_runs, at_scale, belongs, project_dataset
+from tasks.tables.runs import at_scale, belongs, project_dataset, runs_of_tables
 from tasks.tuning.halving import METHOD, SearchResult
 from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
 
@@ -242,8 +242,8 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
     if table == STANDING:
         variant = next(variant for variant in params.comparison.variants if row_name(variant) == row)
         return comparison_runs(params, column, (variant,), (0,), tuned=False)[0]
-    asked = asked_runs([table], Choice(rows=(row,), datasets=(column,), epochs=("last",)))
-    return asked.runs[table, column][0]
+    requested = runs_of_tables([table], Choice(rows=(row,), datasets=(column,), epochs=("last",)))
+    return requested.runs[table, column][0]
 
 
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:

@@ -19,7 +19,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.present import table_today
 from tasks.tables.result import RESULT, MeasuredRun, TableResult, result_path
-from tasks.tables.runs import asked_runs
+from tasks.tables.runs import runs_of_tables
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
 from tests.damage import DAMAGE, as_format
@@ -31,7 +31,7 @@ TABLE, ROW, COLUMN = "softtriple/table1", "softtriple", 0
 def measured(project: Project, seed: int, score: float, **changes: object) -> MeasuredRun:
     """Return a run of the row as today's project would measure it."""
     choice = Choice((ROW,), ("cub200",), seeds=(seed,))
-    (spec,) = asked_runs([TABLE], choice).runs[TABLE, "cub200"]
+    (spec,) = runs_of_tables([TABLE], choice).runs[TABLE, "cub200"]
     record = look(project).dataset("cub200", load_table(TABLE))
     settings = {name: getattr(spec, name).model_dump(mode="json") for name in ("training", "evaluation")}
     place = {"row": ROW, "variant": spec.variant, "dataset": "cub200", "seed": seed, "project_dataset": record.name}
@@ -203,7 +203,7 @@ def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
 
 def test_imported_runs_without_todays_measurements_are_measured_here(project: Project, tmp_path: Path) -> None:
     name, choice = "tuplet_margin/figure6", Choice(datasets=("cub200",))
-    spec, *_ = asked_runs([name], choice).runs[name, "cub200"]
+    spec, *_ = runs_of_tables([name], choice).runs[name, "cub200"]
     assert spec.measurements
     for measurements, is_reused in (({}, False), (spec.measurements, True)):
         place = {"row": spec.row, "variant": spec.variant, "epoch": spec.evaluation.epoch}

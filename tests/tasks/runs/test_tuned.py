@@ -14,7 +14,7 @@ from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, load_table, table_names
-from tasks.tables.runs import _read_protocol, asked_runs, row_training, runs_of
+from tasks.tables.runs import _read_protocol, row_training, runs_of, runs_of_tables
 from tests.conftest import ROOT
 
 TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist"
@@ -106,10 +106,12 @@ def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> No
 
 def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path) -> None:
     with pytest.raises(ConfigError, match="project/fashion_mnist/softmax is not tuned on fashion-mnist; run: dml tune"):
-        asked_runs([TABLE], Choice(variant="tuned"))
+        runs_of_tables([TABLE], Choice(variant="tuned"))
     for row in load_table(TABLE).rows:
         write_tuned(FOUND.model_copy(update={"row": row, "training": {"optimiser": {"learning_rate": 0.5}}}))
-    runs = {spec.label: spec.training.optimiser.learning_rate for spec in asked_runs([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]}
+    runs = {
+        spec.label: spec.training.optimiser.learning_rate for spec in runs_of_tables([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]
+    }
     assert runs["untrained ours"] == 1e-3, "what is not trained has nothing to tune"
     assert {rate for name, rate in runs.items() if name.endswith(" tuned")} == {0.5}
     assert len(runs) == len(load_table(TABLE).rows)
@@ -129,7 +131,7 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
 def test_the_common_track_is_not_tuned(tables: Path) -> None:
     write_tuned(FOUND.model_copy(update={"table": "softtriple/table1", "dataset": "cub200"}))
     plain, tuned = (
-        asked_runs(["softtriple/table1"], Choice(("softtriple",), track="common", variant=variant)).runs["softtriple/table1", "cub200"]
+        runs_of_tables(["softtriple/table1"], Choice(("softtriple",), track="common", variant=variant)).runs["softtriple/table1", "cub200"]
         for variant in (None, "tuned")
     )
     assert plain == tuned

@@ -7,7 +7,7 @@ from tasks.runs.protocols import load_protocol
 from tasks.runs.specs import load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import PROJECT, chosen_tables, load_table, paper_tables, table_names
-from tasks.tables.runs import asked_runs, chosen_runs, runs_of
+from tasks.tables.runs import chosen_runs, runs_of, runs_of_tables
 from tests.conftest import ROOT
 
 
@@ -28,37 +28,37 @@ def test_patterns_mean_the_papers_tables() -> None:
 
 
 def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
-    asked = asked_runs(
+    requested = runs_of_tables(
         ["softtriple/table1", "softtriple/table3", "softtriple/figure4"], Choice(rows=("softtriple", "k10-with-regulariser"))
     )
-    assert {place: [spec.label for spec in runs] for place, runs in asked.runs.items()} == {
+    assert {place: [spec.label for spec in runs] for place, runs in requested.runs.items()} == {
         ("softtriple/table1", "cub200"): ["softtriple as_published"],
         ("softtriple/table3", "cars196"): ["softtriple as_published"],
         ("softtriple/figure4", "cub200"): ["k10-with-regulariser as_published"],
     }
-    only_cars = asked_runs(["softtriple/table1", "softtriple/table3"], Choice(datasets=("cars196",)))
+    only_cars = runs_of_tables(["softtriple/table1", "softtriple/table3"], Choice(datasets=("cars196",)))
     assert list(only_cars.runs) == [("softtriple/table3", "cars196")]
     with pytest.raises(ConfigError, match="unknown row of 2 tables 'sofftriple'; did you mean 'softtriple'"):
-        asked_runs(["softtriple/table1", "softtriple/table3"], Choice(rows=("sofftriple",)))
+        runs_of_tables(["softtriple/table1", "softtriple/table3"], Choice(rows=("sofftriple",)))
     with pytest.raises(ConfigError, match="unknown dataset of softtriple/table1 'sop'"):
-        asked_runs(["softtriple/table1"], Choice(datasets=("sop",)))
+        runs_of_tables(["softtriple/table1"], Choice(datasets=("sop",)))
 
 
 def test_a_variant_that_no_row_has_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown variant of softtriple/table1 'as_relased'; did you mean 'as_released'") as caught:
-        asked_runs(["softtriple/table1"], Choice(variant="as_relased"))
+        runs_of_tables(["softtriple/table1"], Choice(variant="as_relased"))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="unknown variant of 2 tables 'ours'"):
-        asked_runs(["softtriple/table1", "sgsl/table1"], Choice(variant="ours"))
+        runs_of_tables(["softtriple/table1", "sgsl/table1"], Choice(variant="ours"))
 
 
 def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() -> None:
     """Figure 2 has only as_published; Table 1 has both."""
     names = ["heated_up_softmax/figure2", "heated_up_softmax/table1"]
-    asked = asked_runs(names, Choice(variant="as_released"))
-    assert {name for name, _ in asked.runs} == {"heated_up_softmax/table1"}
-    assert {spec.variant for runs in asked.runs.values() for spec in runs} == {"as_released"}
-    assert asked.left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
+    requested = runs_of_tables(names, Choice(variant="as_released"))
+    assert {name for name, _ in requested.runs} == {"heated_up_softmax/table1"}
+    assert {spec.variant for runs in requested.runs.values() for spec in runs} == {"as_released"}
+    assert requested.left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
         "2(a), hard samples", "2(b), easy samples")]  # fmt: skip
     with pytest.raises(ConfigError, match=r"nothing can be run: '2\(a\), hard samples' has no variant 'as_released'"):
         chosen_runs(load_params(ROOT / "params.yaml"), names, Choice(rows=("hard",), variant="as_released"))
@@ -90,10 +90,10 @@ def test_a_table_whose_images_cannot_be_drawn_has_no_smoke_and_says_so_before_an
 @pytest.mark.parametrize("name", [*paper_tables(), "project/glyphs", "project/finetuned"])
 def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str) -> None:
     params = load_params(ROOT / "params.yaml")
-    asked = asked_runs([name], Choice())
-    assert asked.runs
+    requested = runs_of_tables([name], Choice())
+    assert requested.runs
     found = [spec for runs in chosen_runs(params, [name], Choice(smoke=True)).runs for spec in runs]
-    assert len(found) == sum(map(len, asked.runs.values()))
+    assert len(found) == sum(map(len, requested.runs.values()))
     for spec in found:
         assert spec.comparison == f"smoke on {spec.dataset}"
         assert spec.dataset.endswith("-smoke")

@@ -22,7 +22,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, chosen_tables
 from tasks.tables.judging import judge_claims
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import asked_runs
+from tasks.tables.runs import runs_of_tables
 from tasks.tables.view import shown_table
 from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.published import comparable_runs, compare_published, summarise_published
@@ -40,7 +40,7 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "dml reproduce -d": lambda: standing_runs(PARAMS, ["synthetic", "synthetic"]),
     "dml reproduce TABLE TABLE": lambda: chosen_tables([TABLE, TABLE]),
     "dml reproduce PATTERN TABLE": lambda: chosen_tables(["softtriple/*", TABLE]),
-    "the flow of tables": lambda: asked_runs([TABLE, TABLE], Choice()),
+    "the flow of tables": lambda: runs_of_tables([TABLE, TABLE], Choice()),
     "dml reproduce TABLE --row": lambda: request_of([TABLE], None, None, None, rows=["a", "a"]),
     "dml reproduce TABLE -d": lambda: request_of([TABLE], None, None, None, datasets=["a", "a"]),
     "dml reproduce TABLE -s": lambda: request_of([TABLE], [3, 3], None, None),
