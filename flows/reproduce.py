@@ -42,16 +42,23 @@ def flow_run_name(request: Request) -> str:
     if not request.is_standing:
         first = "all tables" if request.tables[0] == "*" else request.tables[0]
         what = first if len(request.tables) == 1 else f"{len(request.tables)} tables ({first} ...)"
-        parts = [*request.rows, *request.datasets, *([request.variant] if request.variant else [])]
-        parts += [*(["common track"] if request.track == "common" else []), *seeds, *(["smoke"] if request.smoke else [])]
-        parts += ["on what is prepared"] if request.prepared_only else []
-        return f"{what}: {', '.join(parts)}" if parts else what
+        parts = [
+            *request.rows,
+            *request.datasets,
+            request.variant,
+            "common track" if request.track == "common" else None,
+            *seeds,
+            "smoke" if request.smoke else None,
+            "on what is prepared" if request.prepared_only else None,
+        ]
+        text = ", ".join(part for part in parts if part)
+        return f"{what}: {text}" if text else what
     datasets = " and ".join(request.datasets or load_params(open_project().params_file).comparison.default_datasets)
     if request.changed_only:
         return f"changed datasets among {datasets}"
-    parts = [", ".join(names) for names in (request.variants, request.overrides) if names]
-    parts += ["all variants and seeds"] if request.whole and not (parts or seeds) else []
-    return ", ".join([f"comparison on {datasets}", *parts, *seeds])
+    details = [", ".join(names) for names in (request.variants, request.overrides) if names]
+    details += ["all variants and seeds"] if request.whole and not (details or seeds) else []
+    return ", ".join([f"comparison on {datasets}", *details, *seeds])
 
 
 def _flow_run_name() -> str:
