@@ -1,17 +1,11 @@
 """Alarms of the verification on the comparisons that MLflow shows: the tag `dml.alarm`, and a line before the description."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mlflow import MlflowClient
-
-from tasks.locks import alone
 from tasks.runs.specs import comparison_title, table_comparison
 from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
-from tasks.tracking.connection import SQLITE, Lock, LockingClient, one_line_errors, project_runs, set_tags
+from tasks.tracking.connection import one_line_errors, open_client, project_runs, set_tags
 
 ALARM_TAG = "dml.alarm"
 NOTE = "Not reproduced: "
@@ -27,7 +21,7 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
 
     Args:
         uri: MLflow's tracking address.
-        state: the project's state folder, with the lock of a local database.
+        state: the project's state folder.
         name: table, or dataset of the standing comparison.
         texts: its alarms, a sentence each.
 
@@ -36,8 +30,7 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
     """
     num_changed = 0
     with one_line_errors(uri):
-        lock: Lock = partial(alone, state / "mlflow.locks" / "database") if uri.startswith(SQLITE) else nullcontext
-        client: Any = LockingClient(MlflowClient(uri), lock)
+        client = open_client(uri, state)
         for run in project_runs(client, {}):
             title = run.data.tags.get(COMPARISON_TAG, "")
             if title != comparison_title(name, "test") and not title.startswith(table_comparison(name, "")):

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared se
 PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"  # MLflow's filter
 SQLITE = "sqlite:///"
 Lock = Callable[[], AbstractContextManager[None]]
+LOCKS = "mlflow.locks"  # folder in the state
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
 _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
@@ -83,6 +84,20 @@ def create_database(path: Path, lock: Path) -> None:
             store = SqlAlchemyStore(f"{SQLITE}{new}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
             store.engine.dispose()
             new.replace(path)
+
+
+def database_lock(uri: str, state: Path) -> Lock:
+    """Return the lock that each call to a local database holds, as SQLite allows one writer at a time; a server needs none."""
+    return partial(alone, state / LOCKS / "database") if uri.startswith(SQLITE) else nullcontext
+
+
+def open_client(uri: str, state: Path) -> Any:
+    """Return MLflow's client; a missing local database is created first."""
+    from mlflow import MlflowClient
+
+    if uri.startswith(SQLITE):
+        create_database(Path(uri.removeprefix(SQLITE)), state / LOCKS / "creation")
+    return LockingClient(MlflowClient(uri), database_lock(uri, state))
 
 
 def open_database(path: Path) -> sqlite3.Connection:

@@ -15,10 +15,9 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from mlflow import MlflowClient
@@ -47,7 +46,7 @@ from tasks.tracking.child_run import (
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
-from tasks.tracking.connection import SQLITE, Lock, LockingClient, create_database, log_metrics, one_line_errors, runs_in, set_tags
+from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
@@ -68,18 +67,15 @@ class Tracker:
     def __init__(self, uri: str, state: Path, store: Store) -> None:
         self.uri = uri
         self.outbox = state / OUTBOX
-        self._artifacts = state / "mlartifacts"
+        self._state = state
         self._store = store
-        self._lock, self._locks = state / "mlflow.lock", state / "mlflow.locks"
-        self._is_local = uri.startswith(SQLITE)
-        self._database: Lock = partial(alone, self._locks / "database") if self._is_local else nullcontext
+        self._lock, self._locks = state / "mlflow.lock", state / LOCKS
 
     @cached_property
     def _client(self) -> MlflowClient:
         """MLflow's client, created on first use: it opens or creates a local database, and a damaged one is reported as unusable."""
-        if self._is_local:
-            create_database(Path(self.uri.removeprefix(SQLITE)), self._locks / "creation")
-        return cast(MlflowClient, LockingClient(MlflowClient(self.uri), self._database))
+        client: MlflowClient = open_client(self.uri, self._state)
+        return client
 
     def load(self) -> None:
         """Load MLflow's libraries and open or create a local database; otherwise the first publication does.
@@ -265,7 +261,7 @@ class Tracker:
         if model_id is not None:
             return model_id
         checkpoint = self._store.pull(report.checkpoint.key)
-        with _model_lock, self._database():
+        with _model_lock, database_lock(self.uri, self._state)():
             return log_model(self.uri, run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
@@ -341,7 +337,7 @@ class Tracker:
         name = experiment_name(dataset)
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            location = (self._artifacts / dataset).absolute().as_uri() if self._is_local else None
+            location = (self._state / "mlartifacts" / dataset).absolute().as_uri() if self.uri.startswith(SQLITE) else None
             tags = experiment_tags(comparison_title(dataset, "test"))
             return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
         if experiment.lifecycle_stage == LifecycleStage.DELETED:

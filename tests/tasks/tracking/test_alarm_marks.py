@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from dml_core.errors import TrackingError
 from tasks.runs.specs import comparison_title, table_comparison
+from tasks.tracking import connection
 from tasks.tracking.alarm_marks import ALARM_TAG, mark_comparisons
 from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
 from tasks.tracking.connection import EXPERIMENT_PREFIX
@@ -34,3 +36,12 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
     mark_comparisons(uri, tmp_path, "synthetic", [])
     mark_comparisons(uri, tmp_path, "softtriple/table1", [])
     assert shown() == before
+
+
+def test_a_missing_database_is_created_whole_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(path: Path, lock: Path) -> None:
+        raise TrackingError(f"{path.name} is created under {lock.name}")
+
+    monkeypatch.setattr(connection, "create_database", create)
+    with pytest.raises(TrackingError, match=r"mlflow\.db is created under creation"):
+        mark_comparisons(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, "synthetic", [TEXT])
