@@ -8,7 +8,7 @@ separate name, which the server creates only once; hosts that share an MLflow se
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -194,12 +194,7 @@ class Registry:
 
     def _run(self, run_id: str | None) -> Any:
         """Return a run, or None if MLflow has removed it (`mlflow gc`); its model may belong to a newer run, too."""
-        try:
-            return self._client.get_run(run_id) if run_id else None
-        except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                raise
-            return None
+        return _if_exists(self._client.get_run, run_id) if run_id else None
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
@@ -279,12 +274,8 @@ class Registry:
 
     def _holds(self, lock: str) -> bool:
         """Return whether a lock exists and was taken by this object."""
-        try:
-            return bool(self._client.get_registered_model(lock).tags.get(HOLDER_TAG) == self._holder)
-        except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                raise
-            return False
+        model = _if_exists(self._client.get_registered_model, lock)
+        return model is not None and bool(model.tags.get(HOLDER_TAG) == self._holder)
 
     def _break_if_old(self, lock: str) -> None:
         try:
@@ -293,6 +284,20 @@ class Registry:
                 self._client.delete_registered_model(lock)
         except MlflowException:
             pass  # its holder has just released it
+
+
+def _if_exists(query: Callable[[str], Any], name: str) -> Any:
+    """Return what MLflow's client has by a name or id; None if there is nothing.
+
+    Raises:
+        MlflowException: any other error, which says nothing about it.
+    """
+    try:
+        return query(name)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return None
 
 
 def _is_without_training(candidate: LoggedNetwork, network: LoggedNetwork) -> bool:
@@ -342,11 +347,8 @@ def find_model(client: MlflowClient, run: Any) -> str | None:
         MlflowException: MLflow cannot be queried.
     """
     for output in run.outputs.model_outputs if run.outputs else ():
-        try:
-            model = client.get_logged_model(output.model_id)
-        except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                raise  # an error of the server says nothing about the model
+        model = _if_exists(client.get_logged_model, output.model_id)
+        if model is None:
             continue  # deleted
         if model.status == LoggedModelStatus.READY:
             return str(model.model_id)
