@@ -166,27 +166,25 @@ def describe_comparison(
         name = f"**{variant}**" if variant in bold else variant
         scores = [str(metrics[metric]) if metric in metrics else "-" for metric in names]
         lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
-    is_table = report.about is not None
-    files = "the table's page, Markdown and JSON" if is_table else "`report.md` and its figure"
     best, stop, others = say_best(report.role, summaries, comparison).partition(". ")
-    bold_says = f" {BOLD}" if comparison is not None and bold else ""
-    return "\n".join(
-        [
-            f"{best}{stop}".strip(),
-            "",
-            *lines,
-            "",
-            *([others, ""] if others else []),
-            f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval "
-            f"(from {MIN_SEEDS} seeds on).{bold_says}",
-            "",
-            *([report.about, ""] if report.about is not None else []),
-            *(f"- {line}" for line in left_out),
-            *([] if is_table else [f"- [Variants side by side]({view_link(experiment_id)}): means over seeds, best first"]),
-            f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})",
-            f"- {model}",
-        ]
-    )
+    caption = f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval"
+    bold_says = f" {BOLD}" if bold else ""
+    notes = [*left_out]
+    if report.about is None:
+        files = "`report.md` and its figure"
+        notes.append(f"[Variants side by side]({view_link(experiment_id)}): means over seeds, best first")
+    else:
+        files = "the table's page, Markdown and JSON"
+    notes += [f"Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})", model]
+    sections = [
+        f"{best}{stop}".strip(),
+        "\n".join(lines),
+        others,
+        f"{caption} (from {MIN_SEEDS} seeds on).{bold_says}",
+        report.about,
+        "\n".join(f"- {note}" for note in notes),
+    ]
+    return "\n\n".join(section for section in sections if section)
 
 
 def say_best(role: str, summaries: dict[str, dict[str, Summary]], comparison: Comparison | None) -> str:
@@ -205,8 +203,8 @@ def say_best(role: str, summaries: dict[str, dict[str, Summary]], comparison: Co
 def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], best: str, comparison: Comparison | None) -> str:
     """Return the line above an experiment's runs that names the best loss, in Markdown; `run` and `view` are links in it."""
     links = f"[Side by side]({view}) · [table and report]({run})"
-    chosen = f"{best[0].upper()}{best[1:]}. " if summaries else ""
-    return f"{say_best('test', summaries, comparison)} {chosen}{links}"
+    best_sentence = f"{best[0].upper()}{best[1:]}. " if summaries else ""
+    return f"{say_best('test', summaries, comparison)} {best_sentence}{links}"
 
 
 def experiment_tags(comparison: str) -> dict[str, str]:

@@ -52,11 +52,8 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     Raises:
         TrackingError: MLflow cannot be reached, or has no such runs.
     """
-    way = available_way(uri)
-    if way == "database":
-        runs = _read_database(uri, dataset, comparison)
-    else:
-        runs = _query_server(uri, dataset, comparison) if way == "server" else search_published(uri, dataset, comparison)
+    read = {"database": _read_database, "server": _query_server, "client": search_published}[available_way(uri)]
+    runs = read(uri, dataset, comparison)
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return in_order(runs)
@@ -115,8 +112,8 @@ def standing_comparisons(uri: str) -> dict[str, str]:
         with one_line_errors(uri):
             from mlflow import MlflowClient
 
-            found = all_pages(partial(MlflowClient(uri).search_experiments, filter_string=PROJECT_EXPERIMENTS))
-        names = {entry.name: entry.experiment_id for entry in found if NOTE_TAG in entry.tags}
+            all_experiments = all_pages(partial(MlflowClient(uri).search_experiments, filter_string=PROJECT_EXPERIMENTS))
+        names = {entry.name: entry.experiment_id for entry in all_experiments if NOTE_TAG in entry.tags}
     return {name.removeprefix(EXPERIMENT_PREFIX): str(number) for name, number in names.items()}
 
 
