@@ -38,20 +38,18 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     def result(verdict: Verdict, reason: str, bands: dict[str, Band] | None = None) -> RowVerdict:
         return RowVerdict(row=new.row, seed=new.seed, verdict=verdict, reason=reason, changed=changed, bands=bands or {}, evidence=new)
 
-    for name, what in (("settings", "the settings"), ("dataset", "the dataset's content")):
-        if getattr(nearest, name) != getattr(new, name):
-            return result(Verdict.DRIFTED, f"{what} differ{'' if name == 'settings' else 's'} from the accepted run's")
+    if nearest.settings != new.settings:
+        return result(Verdict.DRIFTED, "the settings differ from the accepted run's")
+    if nearest.dataset != new.dataset:
+        return result(Verdict.DRIFTED, "the dataset's content differs from the accepted run's")
     difference = f"seed {new.seed} has no accepted run" if same is None else first_difference(same, new)
     if difference is None:
         return result(Verdict.IDENTICAL, "")
     bands, outside = judge(new, accepted, level)
     if outside is not None:
         return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)
-    if (
-        same is not None
-        and is_equal(same.environment, new.environment)
-        and (new.environment.device == "cpu" or difference in INPUTS.values())
-    ):
+    is_exact = new.environment.device == "cpu" or difference in INPUTS.values()  # equal bits are expected
+    if same is not None and is_exact and is_equal(same.environment, new.environment):
         scores = "; all judged scores are within their bands" if bands else ""
         return result(Verdict.DRIFTED, f"{difference}, in an equal environment{scores}", bands=bands)
     if not bands:
