@@ -95,8 +95,8 @@ def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) ->
     """Run specs of one dataset's standing comparison or of one table on one dataset, all with the same seed, with `dml reproduce`.
 
     Returns:
-        (label, seed) -> reason, for runs that failed; None as the label is the reason why none ran. Runs that neither failed nor finished
-        were stopped at `until`.
+        (label, seed) -> reason, for runs that failed: all of them if the command failed. Runs that neither failed nor finished were
+        stopped at `until`.
 
     Args:
         space: where.
@@ -105,7 +105,7 @@ def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) ->
         say: receives the command's messages.
     """
     command = [sys.executable, "-m", "flows.cli", "reproduce", *_words(specs)]
-    last = [""]
+    errors: list[str] = []
     log = (space.project.state / "reproduce.log").open("a")
     with (
         log,
@@ -121,7 +121,7 @@ def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) ->
             preexec_fn=_end_with_parent,
         ) as process,
     ):
-        listener = threading.Thread(target=_listen, args=(process, last, say), name="verify-messages", daemon=True)
+        listener = threading.Thread(target=_listen, args=(process, errors, say), name="verify-messages", daemon=True)
         listener.start()
         is_late = False
         try:
@@ -134,7 +134,7 @@ def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) ->
             listener.join()
     failed = _failures(space.project, specs)
     if process.returncode != 0 and not is_late and not failed:
-        reason = last[0] or f"dml reproduce ended with exit code {process.returncode}"
+        reason = errors[-1] if errors else f"dml reproduce ended with exit code {process.returncode}"
         return {(spec.label, spec.seed): reason for spec in specs}
     return failed
 
@@ -163,12 +163,12 @@ def _is_of(run: FailedRun, spec: RunSpec) -> bool:
     return (run.row, run.variant, run.dataset, run.epoch, run.seed) == (*place, spec.evaluation.epoch, spec.seed)
 
 
-def _listen(process: "subprocess.Popen[str]", last: list[str], say: Say) -> None:
-    """Pass on a command's messages; keep its error line, which the caller reports."""
+def _listen(process: "subprocess.Popen[str]", errors: list[str], say: Say) -> None:
+    """Pass on a command's messages; add its error lines to `errors` instead."""
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("error: "):
-            last[0] = line.removeprefix("error: ").strip()
+            errors.append(line.removeprefix("error: ").strip())
         elif line.strip() and not line.startswith("interrupted; "):
             say(line.rstrip())
 
