@@ -10,13 +10,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import Project
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
-from tasks.watch.storage import read_evidence, write_evidence
+from tasks.watch.storage import content_hash, read_evidence, write_evidence
 from tasks.watch.summary import counted
 from tasks.watch.verdicts import verdict_of
 
@@ -65,7 +64,7 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
     receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
     content = receipt.model_dump(mode="json")
     _signature(path).unlink(missing_ok=True)
-    write_evidence(path, content | {"sha256": _hash(content)})
+    write_evidence(path, content | {"sha256": content_hash(content)})
     if key is not None:
         _ssh_keygen(path, "sign", "-f", str(key), "-n", NAMESPACE, str(path))
     return receipt
@@ -80,7 +79,7 @@ def read_receipt(path: Path) -> Receipt:
     """
     try:
         content = read_evidence(path)
-        if content.pop("sha256", None) != _hash(content):
+        if content.pop("sha256", None) != content_hash(content):
             raise StoreError(f"{path}: altered or damaged: its content does not fit its hash")
         return Receipt.model_validate_json(json.dumps(content))
     except OSError as error:
@@ -128,34 +127,29 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
         references: name -> accepted reference.
         level: of the bands, as of `tasks.watch.bands.shared_level`.
     """
-    read = []
-    for path in sorted((project.root / RECEIPTS).glob("*.json")):
-        allowed = path.with_name(SIGNERS)
-        try:
-            receipt, signer = read_receipt(path), signer_of(path, allowed if allowed.is_file() and _signature(path).is_file() else None)
-            result = _result(receipt, references.get(receipt.name), level)
-        except (ConfigError, StoreError) as error:
-            read.append(Reproduced(path.name, None, str(error).removeprefix(f"{path}: ")))
-            continue
-        read.append(Reproduced(path.name, receipt, result, signer or "not signed"))
+    read = [_compared(path, references, level) for path in (project.root / RECEIPTS).glob("*.json")]
     return sorted(read, key=lambda one: ("" if one.receipt is None else one.receipt.accepted_at.isoformat(), one.file))
 
 
-def _result(receipt: Receipt, reference: Reference | None, level: float) -> str:
-    """Return how many runs of a receipt have each verdict."""
+def _compared(path: Path, references: dict[str, Reference], level: float) -> Reproduced:
+    """Return a receipt with the number of its runs with each verdict, or with the reason why it cannot be trusted."""
+    signers = path.with_name(SIGNERS)
+    has_signers = signers.is_file() and _signature(path).is_file()
+    try:
+        receipt = read_receipt(path)
+        signer = signer_of(path, signers if has_signers else None)
+    except (ConfigError, StoreError) as error:
+        return Reproduced(path.name, None, str(error).removeprefix(f"{path}: "))
+    reference = references.get(receipt.name)
     verdicts = []
-    for one in receipt.evidence:
-        accepted = [] if reference is None else [other for other in reference.evidence if other.row == one.row]
-        verdicts.append(verdict_of(one, accepted, level).verdict if accepted else Verdict.NEW)
-    return counted(verdicts)
+    for run in receipt.evidence:
+        accepted = [] if reference is None else reference.of_row(run.row)
+        verdicts.append(verdict_of(run, accepted, level).verdict if accepted else Verdict.NEW)
+    return Reproduced(path.name, receipt, counted(verdicts), signer or "not signed")
 
 
 def _signature(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _ssh_keygen(path: Path, action: str, *arguments: str) -> str:

@@ -138,8 +138,8 @@ def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verificat
     """
     wanted = set(names)
     read = (read_or_set_aside(path, _VERIFICATION) for path in sorted((state / VERIFICATIONS).glob("*.json")))
-    found = [verification for verification in read if verification is not None and (not wanted or verification.name in wanted)]
-    return sorted(found, key=lambda verification: verification.started_at)
+    verifications = [one for one in read if one is not None and (not wanted or one.name in wanted)]
+    return sorted(verifications, key=lambda verification: verification.started_at)
 
 
 # ---------------------------------------------------------------- rows of today
@@ -172,6 +172,11 @@ def protocol_of(params: Params, name: str) -> str:
         content = [params.comparison.protocol, params.comparison.datasets[name], params.evaluation.model_dump(mode="json")]
     else:
         content = [read_protocol(name.partition("/")[0]).model_dump(mode="json", exclude={"independent"})]
+    return content_hash(content)
+
+
+def content_hash(content: object) -> str:
+    """Return the SHA-256 of plain values as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
