@@ -13,7 +13,7 @@ from tasks.runs.specs import RunSpec, load_params
 from tasks.watch.bands import seeds_needed, shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, is_same_code
-from tasks.watch.records import Environment, Evidence, Reference, Verdict
+from tasks.watch.records import Evidence, Reference, Verdict
 from tasks.watch.storage import (
     matching_rows,
     protocol_of,
@@ -65,12 +65,9 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     """Return the evidence of finished runs that a verification has trained again, without writing anything.
 
     Args:
-        project: the project, with its environment set.
-        name: dataset of the standing comparison, or table.
-        why: the person's reason.
+        project, name, why, say: as of `accept`.
         rows: only these rows.
         kept: references whose rows are verified in the same nights.
-        say: receives progress, a line at a time.
 
     Raises:
         ConfigError: git does not name the person, code differs from its commit, runs are unfinished, a row was not verified with this code,
@@ -149,9 +146,8 @@ def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> 
     """
     last: dict[str, tuple[str, list[Evidence]]] = {}
     for verification in read_verifications(project.state, [name]):
-        for row in {verdict.row for verdict in verification.rows if verdict.evidence is not None}:
-            found = [verdict.evidence for verdict in verification.rows if verdict.row == row and verdict.evidence is not None]
-            last[row] = (verification.commit, found)
+        for row in {run.row for run in verification.trained}:
+            last[row] = verification.commit, [run for run in verification.trained if run.row == row]
     never = [row for row in rows if row not in last]
     old = [row for row in rows if row in last and not is_same_code(project.root, last[row][0], commit)]
     for which, problem in ((never, "not verified yet"), (old, "verified with other code than the present")):
@@ -166,8 +162,7 @@ def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evide
     Raises:
         ConfigError: they are not.
     """
-    environment: Environment = verified[0].environment
-    finished = candidate_evidence(project, runs, environment)
+    finished = candidate_evidence(project, runs, verified[0].environment)
     for one in verified:
         verdict = verdict_of(one, finished, level)
         if verdict.verdict is Verdict.DRIFTED:

@@ -14,30 +14,19 @@ from tasks.reports.kit import render
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.watch.bands import bands_of, shared_level
 from tasks.watch.receipts import read_receipts
-from tasks.watch.records import BAD, REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications
-from tasks.watch.summary import first_recall
 
-MOST_NIGHTS = 60  # of a row, the newest
+MOST_RUNS = 60  # of a row, the newest
 
 
 @dataclass(frozen=True)
-class Night:
+class VerifiedRun:
     """One verified run of a row."""
 
     at: datetime
     commit: str
     verdict: RowVerdict
-
-    @property
-    def is_bad(self) -> bool:
-        """True if it raised an alarm."""
-        return self.verdict.verdict in BAD
-
-    @property
-    def recall(self) -> str:
-        """The first Recall@K in per cent; empty without a run."""
-        return first_recall(self.verdict)
 
 
 @dataclass(frozen=True)
@@ -45,26 +34,26 @@ class RowHistory:
     """The verified runs of a row, oldest first, and a picture of its first score."""
 
     row: str
-    nights: tuple[Night, ...]
+    runs: tuple[VerifiedRun, ...]
     picture: str | None
 
     @property
     def is_bad(self) -> bool:
         """True if the last verification raised an alarm for the row, with any of its seeds."""
-        return any(night.is_bad for night in self.nights if night.at == self.nights[-1].at)
+        return any(run.verdict.is_bad for run in self.runs if run.at == self.runs[-1].at)
 
     @property
     def answer(self) -> str:
         """Whether the row is still reproduced, and if not, since when and what changed."""
-        last = self.nights[-1]
+        last = self.runs[-1]
         if not self.is_bad:
-            return (
-                f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}" if last.verdict.verdict in REPRODUCED else "no reference"
-            )
-        bad_times = {night.at for night in self.nights if night.is_bad}
-        fine = [night for night in self.nights if night.at not in bad_times]
-        first = next(night for night in self.nights if night.is_bad and (not fine or night.at > fine[-1].at))
-        good = next((night for night in reversed(fine) if night.verdict.verdict in REPRODUCED), None)
+            is_reproduced = last.verdict.verdict in REPRODUCED
+            return f"reproduced on {last.at:%Y-%m-%d} at commit {last.commit[:10]}" if is_reproduced else "no reference"
+        bad = [run for run in self.runs if run.verdict.is_bad]
+        bad_times = {run.at for run in bad}
+        fine = [run for run in self.runs if run.at not in bad_times]
+        first = next(run for run in bad if not fine or run.at > fine[-1].at)
+        good = next((run for run in reversed(fine) if run.verdict.verdict in REPRODUCED), None)
         before = "" if good is None else f"; reproduced before on {good.at:%Y-%m-%d} at commit {good.commit[:10]}"
         changed = f"; changed: {', '.join(first.verdict.changed)}" if first.verdict.changed else ""
         return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
@@ -97,14 +86,14 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
         reference: its accepted evidence; None if nothing is accepted.
         level: of the bands that are drawn, as of `tasks.watch.bands.shared_level`.
     """
-    nights: dict[str, list[Night]] = {}
+    runs: dict[str, list[VerifiedRun]] = {}
     for verification in past:
         for verdict in verification.rows:
-            nights.setdefault(verdict.row, []).append(Night(verification.started_at, verification.commit, verdict))
+            runs.setdefault(verdict.row, []).append(VerifiedRun(verification.started_at, verification.commit, verdict))
     histories = []
-    for row, of_row in nights.items():
-        accepted = [] if reference is None else [one for one in reference.evidence if one.row == row]
-        newest = tuple(of_row[-MOST_NIGHTS:])
+    for row, of_row in runs.items():
+        accepted = [] if reference is None else reference.of_row(row)
+        newest = tuple(of_row[-MOST_RUNS:])
         history = RowHistory(row, newest, _picture(newest, accepted, level))
         is_unwatched = reference is not None or newest[-1].verdict.verdict is Verdict.VANISHED
         if accepted or not (history.is_bad and is_unwatched):
@@ -112,10 +101,10 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
     return sorted(histories, key=lambda history: not history.is_bad)
 
 
-def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float) -> str | None:
-    """Return the first score over the nights, with the band of the accepted seeds, as a data URI; None if no night has the score."""
-    runs = [night.verdict.evidence for night in nights]
-    name = next((run.first_recall for run in runs if run is not None and run.first_recall is not None), None)
+def _picture(runs: Sequence[VerifiedRun], accepted: Sequence[Evidence], level: float) -> str | None:
+    """Return the first score of the runs, with the band of the accepted seeds, as a data URI; None if no run has the score."""
+    evidence = [run.verdict.evidence for run in runs]
+    name = next((one.first_recall for one in evidence if one is not None and one.first_recall is not None), None)
     if name is None:
         return None
     figure = new_figure(7.2, 2.2)
@@ -124,13 +113,13 @@ def _picture(nights: Sequence[Night], accepted: Sequence[Evidence], level: float
     band: Band | None = bands_of(accepted, level).get(name)
     if band is not None:
         axes.axhspan(100 * band.low, 100 * band.high, color=COLOURS[0], alpha=0.12, lw=0, label="band of the accepted seeds")
-    scores = [None if run is None else run.scores.get(name) for run in runs]
-    points = [(at, 100 * score, nights[at].is_bad) for at, score in enumerate(scores) if score is not None]
+    scores = [None if one is None else one.scores.get(name) for one in evidence]
+    points = [(at, 100 * score, runs[at].verdict.is_bad) for at, score in enumerate(scores) if score is not None]
     for is_bad, colour, marker, label in ((False, COLOURS[0], "o", "reproduced"), (True, WRONG, "X", "not reproduced")):
-        chosen = [(at, score) for at, score, bad in points if bad == is_bad]
-        if chosen:
-            axes.plot(*zip(*chosen, strict=True), linestyle="", marker=marker, color=colour, label=label)
-    axes.set_xticks(range(len(nights)), [f"{night.at:%m-%d}" for night in nights], fontsize=7, rotation=90 if len(nights) > 12 else 0)
+        of_kind = [(at, score) for at, score, bad in points if bad == is_bad]
+        if of_kind:
+            axes.plot(*zip(*of_kind, strict=True), linestyle="", marker=marker, color=colour, label=label)
+    axes.set_xticks(range(len(runs)), [f"{run.at:%m-%d}" for run in runs], fontsize=7, rotation=90 if len(runs) > 12 else 0)
     axes.set_ylabel(f"{metric_info(name).title}, %")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     content = io.BytesIO()

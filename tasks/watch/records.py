@@ -107,6 +107,10 @@ class Reference(_Record):
     accepted_at: AwareDatetime
     evidence: tuple[Evidence, ...] = Field(min_length=1)
 
+    def of_row(self, row: str) -> list[Evidence]:
+        """Return the accepted runs of a row."""
+        return [evidence for evidence in self.evidence if evidence.row == row]
+
 
 class Receipt(Reference):
     """Finished and verified runs of one project, for others to reproduce: what `accept` would make the reference.
@@ -158,6 +162,17 @@ class RowVerdict(_Record):
     bands: dict[str, Band] = {}
     evidence: Evidence | None = None
 
+    @property
+    def is_bad(self) -> bool:
+        """True if it raises an alarm."""
+        return self.verdict in BAD
+
+    @property
+    def recall(self) -> str:
+        """The first Recall@K in per cent; empty without a run."""
+        name = None if self.evidence is None else self.evidence.first_recall
+        return "" if self.evidence is None or name is None else f"{100 * self.evidence.scores[name]:.1f}"
+
 
 class Verification(_Record):
     """One execution of `dml verify`: a night's share of the rows, or all.
@@ -176,3 +191,8 @@ class Verification(_Record):
     rows: tuple[RowVerdict, ...]
     skipped: tuple[str, ...] = ()
     too_long: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> list[Evidence]:
+        """The runs that were trained to their end."""
+        return [row.evidence for row in self.rows if row.evidence is not None]

@@ -1,7 +1,7 @@
 """The runs of a night: rows verified longest ago, each with the seed verified longest ago, within a share and a budget of time."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean
@@ -67,23 +67,17 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
     """
     last: dict[tuple[str, int | None], datetime] = {}
     for verification in past:
-        for verdict in verification.rows:
-            if verdict.evidence is not None:
-                last[verdict.row, verdict.seed] = verification.started_at
+        for run in verification.trained:
+            last[run.row, run.seed] = verification.started_at
         for row in {verdict.row for verdict in verification.rows} | (set(verification.too_long) - set(verification.skipped)):
             last[row, None] = verification.started_at
-    measured = measured_seconds(past)
+    measured = {run.row: run.seconds for verification in past for run in verification.trained}
     turns = []
     for name, rows in accepted.items():
         for row, seconds in rows.items():
             seed = min(seconds, key=lambda seed: (last.get((row, seed), NEVER), seed))
             turns.append(Turn(name, row, seed, measured.get(row) or fmean(seconds.values())))
     return sorted(turns, key=lambda turn: last.get((turn.row, None), NEVER))
-
-
-def measured_seconds(past: Iterable[Verification]) -> dict[str, float]:
-    """Return row -> seconds of its training when it was last verified."""
-    return {verdict.row: verdict.evidence.seconds for one in past for verdict in one.rows if verdict.evidence is not None}
 
 
 def plan_night(
@@ -131,7 +125,7 @@ def correction_of(past: Sequence[Verification], num_parallel: int) -> float:
     """Return how many times as long as predicted the slowest of the last verifications took; at least 1."""
     factors = [1.0]
     for verification in past[-RECENT:]:
-        trained = [verdict.evidence for verdict in verification.rows if verdict.evidence is not None]
-        if trained:
-            factors.append(verification.seconds / predicted_seconds([evidence.seconds for evidence in trained], num_parallel))
+        if verification.trained:
+            predicted = predicted_seconds([run.seconds for run in verification.trained], num_parallel)
+            factors.append(verification.seconds / predicted)
     return max(factors)

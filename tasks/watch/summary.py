@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tasks.watch.records import BAD, REPRODUCED, Receipt, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import REPRODUCED, Receipt, Reference, Verdict, Verification
 
 
 def first_sentence(verification: Verification, reference: Reference | None) -> str:
@@ -12,7 +12,7 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
     skipped = f"; {len(left)} left for another time" if left else ""
     too_long = f"; longer than the budget: {', '.join(verification.too_long)}" if verification.too_long else ""
     verdicts = [row.verdict for row in verification.rows]
-    if any(verdict in BAD for verdict in verdicts):
+    if any(row.is_bad for row in verification.rows):
         result = "NOT reproduced"
     elif any(verdict in REPRODUCED for verdict in verdicts):
         result = "reproduced"
@@ -30,16 +30,10 @@ def counted(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"{counts[verdict]} {words.get(verdict, verdict)}" for verdict in Verdict if counts[verdict])
 
 
-def first_recall(row: RowVerdict) -> str:
-    """Return the first Recall@K of a run in per cent; empty without a run."""
-    name = None if row.evidence is None else row.evidence.first_recall
-    return "" if row.evidence is None or name is None else f"{100 * row.evidence.scores[name]:.1f}"
-
-
 def as_markdown(verification: Verification, reference: Reference | None) -> str:
     """Return a verification as a page: its sentence, a table of its rows, and what differs from the accepted environment."""
     rows = [
-        f"| {row.row} | {row.seed if row.evidence is not None else ''} | {row.verdict} | {first_recall(row)} | {row.reason} |"
+        f"| {row.row} | {row.seed if row.evidence is not None else ''} | {row.verdict} | {row.recall} | {row.reason} |"
         for row in verification.rows
     ]
     table = ["| row | seed | verdict | R@1 | comparison |", "|---|---|---|---|---|", *rows, ""] if rows else []

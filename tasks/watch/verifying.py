@@ -27,7 +27,7 @@ from tasks.watch.bands import shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
-from tasks.watch.records import BAD, Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
 from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
@@ -69,7 +69,7 @@ class Verified:
     @property
     def has_alarm(self) -> bool:
         """True if a row drifted, failed or vanished."""
-        return any(row.verdict in BAD for verification in self.verifications for row in verification.rows)
+        return any(row.is_bad for verification in self.verifications for row in verification.rows)
 
 
 def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None = None) -> Verified:
@@ -100,9 +100,9 @@ class _Verifier:
         self.project, self.request, self.say, self.receipt = project, request, say, receipt
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
         references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}
-        self.references = {name: one for name, one in references.items() if name in (request.names or references)}
         self.level = shared_level(references.values())
-        names = list(request.names or self.references)
+        names = list(request.names or references)
+        self.references = {name: references[name] for name in names if name in references}
         refuse_repeats("NAME", names)
         check_seeds(request.seeds)
         refuse_repeats("--seed", request.seeds)
@@ -135,7 +135,7 @@ class _Verifier:
             self.say(f"{name}: the protocol differs from the accepted one; rows with other settings are not compared")
         accepted: dict[str, dict[int, float]] = {}
         for row in rows:
-            spec, evidence = self.specs[name].get(row), [one for one in reference.evidence if one.row == row]
+            spec, evidence = self.specs[name].get(row), reference.of_row(row)
             if not self.specs[name]:
                 reason = f"accepted, but the project has no row of {name}; restore {name}, or remove its file from results/accepted"
                 self._settle(name, row, Verdict.VANISHED, reason)
@@ -169,22 +169,21 @@ class _Verifier:
 
     def run(self) -> Verified:
         night = self._plan()
-        is_kept, folder, late, too_long = False, None, list[Turn](), list[Turn]()
+        folder, late, too_long = None, list[Turn](), list[Turn]()
         if night.turns:
             changed = {"scale": {"deterministic": True}} if self.request.deterministic else {}
-            with workspace(self.project, lambda: self.request.keep or self._has_alarm(), changed) as space:
+            with workspace(self.project, self._keeps_files, changed) as space:
                 late, too_long = self._train(self._with_data(night.turns), space)
-                folder = str(space.project.root)
-            is_kept = self.request.keep or self._has_alarm()
+            folder = str(space.project.root) if self._keeps_files() else None
         verifications = tuple(self._verification(name, night, late, too_long) for name in self.specs)
         if self.receipt is None:
             for verification in verifications:
                 write_verification(self.project.state, verification)
             notify(self.project, *verifications)
-        return Verified(verifications, self.references, folder if is_kept else None)
+        return Verified(verifications, self.references, folder)
 
-    def _has_alarm(self) -> bool:
-        return any(row.verdict in BAD for rows in self.verdicts.values() for row in rows)
+    def _keeps_files(self) -> bool:
+        return self.request.keep or any(row.is_bad for rows in self.verdicts.values() for row in rows)
 
     def _plan(self) -> Night:
         """Choose the runs.
@@ -248,13 +247,13 @@ class _Verifier:
             failed = train(space, specs, until, self.say) if time.monotonic() < until else {}
             is_stopped = time.monotonic() >= until
             for turn, spec in zip(group, specs, strict=True):
-                evidence = failed.get((spec.label, spec.seed)) or self._collected(spec, space)
-                if isinstance(evidence, Evidence):
-                    self.verdicts[turn.name].append(self._judged(turn, evidence))
-                elif evidence is None and is_stopped:
+                outcome = failed.get((spec.label, spec.seed)) or self._collected(spec, space)
+                if isinstance(outcome, Evidence):
+                    self.verdicts[turn.name].append(self._judged(turn, outcome))
+                elif outcome is None and is_stopped:
                     late.append(turn)
                 else:
-                    self._settle(turn.name, turn.row, Verdict.FAILED, evidence or "it did not finish", turn.seed)
+                    self._settle(turn.name, turn.row, Verdict.FAILED, outcome or "it did not finish", turn.seed)
         return late, [turn for group in groups[:1] for turn in group[: self.num_parallel] if turn in late]
 
     def _spec(self, turn: Turn) -> RunSpec:
@@ -271,7 +270,7 @@ class _Verifier:
     def _judged(self, turn: Turn, evidence: Evidence) -> RowVerdict:
         reference = self.references.get(turn.name)
         if reference is not None:
-            return verdict_of(evidence, [one for one in reference.evidence if one.row == turn.row], self.level)
+            return verdict_of(evidence, reference.of_row(turn.row), self.level)
         reason = "the finished run of this seed is not in the store"
         for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment):
             difference = first_difference(finished, evidence)
