@@ -13,7 +13,7 @@ the same event, and Prefect's server acts once on an id. `infra/automations.yaml
 import hashlib
 import logging
 import shlex
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -27,8 +27,9 @@ from tasks.locks import alone
 from tasks.reports.table_pages import INDEX, SITE, SITE_LOCK, index_page
 from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
+from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.watch.history import write_history
-from tasks.watch.records import BAD, RowVerdict, Verdict, Verification
+from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references
 
 SECONDS = 10
@@ -58,8 +59,7 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
         server = prefect_server()
         if server and _send(server, [*map(_verified, verifications), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
-        ended = [cause for cause, alarm in alarms.items() if alarm.ended is not None and (alarm.event is None or not server)]
-        alarms = {cause: alarm for cause, alarm in alarms.items() if cause not in ended}
+        alarms = {cause: alarm for cause, alarm in alarms.items() if alarm.ended is None or (alarm.event is not None and server)}
         write_sealed(path, alarms, ALARMS)
     lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
     for name in dict.fromkeys([*(verification.name for verification in verifications), *(alarm.name for alarm in before.values())]):
@@ -76,8 +76,6 @@ def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
     """Mark the comparisons of a table or dataset in MLflow; without MLflow its alarms are in the other places."""
     if not project.is_tracked:
         return
-    from tasks.tracking.alarm_marks import mark_comparisons  # MLflow takes seconds to import
-
     try:
         mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.name == name])
     except TrackingError as error:
@@ -94,25 +92,25 @@ def _updated(alarms: dict[str, Alarm], verifications: Sequence[Verification], ac
         verifications: of one execution.
         accepted: name and row of all accepted rows.
     """
-    found = {alarm.cause: alarm for alarm in _found(verifications)}
+    raised = _raised(verifications)
     verified = {(verification.name, row.row) for verification in verifications for row in verification.rows}
     after: dict[str, Alarm] = {}
     for cause, alarm in alarms.items():
         row, at = (alarm.name, alarm.row), verifications[0].started_at
-        is_over = alarm.ended is None and cause not in found and (row in verified or row not in accepted)
+        is_over = alarm.ended is None and cause not in raised and (row in verified or row not in accepted)
         after[cause] = alarm.model_copy(update={"ended": at, "event": _event_id(cause, at, "recovered")}) if is_over else alarm
-    return after | {cause: alarm for cause, alarm in found.items() if cause not in after or after[cause].ended is not None}
+    return after | {cause: alarm for cause, alarm in raised.items() if cause not in after or after[cause].ended is not None}
 
 
-def _found(verifications: Sequence[Verification]) -> Iterator[Alarm]:
-    """Yield the alarms that verifications raise; of a row's seeds with the same verdict, that of the first."""
-    seen = set()
+def _raised(verifications: Sequence[Verification]) -> dict[str, Alarm]:
+    """Return cause -> alarm that verifications raise; of a row's seeds with the same verdict, that of the first."""
+    alarms: dict[str, Alarm] = {}
     for verification in verifications:
         for row in verification.rows:
-            cause = f"{verification.name} {row.row} {row.verdict}"
-            if row.verdict in BAD and cause not in seen:
-                seen.add(cause)
-                yield _alarm(cause, row, verification)
+            if row.is_bad:
+                cause = f"{verification.name} {row.row} {row.verdict}"
+                alarms.setdefault(cause, _alarm(cause, row, verification))
+    return alarms
 
 
 def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:
