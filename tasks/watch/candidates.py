@@ -18,11 +18,11 @@ from tasks.watch.records import Environment, Evidence
 
 @dataclass(frozen=True)
 class Candidates:
-    """Finished runs by row and seed, with the seconds of their training, and rows that ought to be finished too.
+    """Finished runs of rows, and the runs that a reference of these rows needs besides.
 
     Attributes:
-        finished: row -> seed -> seconds; rows without a finished run are missing.
-        unfinished: (row, seed) of runs that a reference of these rows needs.
+        finished: row -> seed -> seconds of its training; rows without a finished run are missing.
+        unfinished: (row, seed) of the others.
     """
 
     finished: dict[str, dict[int, float]]
@@ -66,8 +66,8 @@ def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: E
         StoreError: a file of a run differs from its record.
     """
     store, records = open_store(project), finished_records()
-    found = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
-    return [evidence for evidence in found if evidence is not None]
+    collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
+    return [evidence for evidence in collected if evidence is not None]
 
 
 def _is_default(params: Params, spec: RunSpec) -> bool:

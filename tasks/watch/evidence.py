@@ -36,7 +36,6 @@ from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
 from tasks.watch.records import Environment, Evidence
 
-CPU = torch.device("cpu")
 PACKAGES = (  # distributions whose code computes a result
     "torch",
     "torchvision",
@@ -119,7 +118,7 @@ def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
     torch.set_num_threads(1)
     loader = Loader(dataset)
     try:
-        system = build_system(config, len(dataset.class_names), spec.seed, CPU)
+        system = build_system(config, len(dataset.class_names), spec.seed, torch.device("cpu"))
         prepare(system, dataset, config, spec.seed, loader, Failures())
         weights = _hash_of_state(system.state_dict())
         if not config.num_epochs:
@@ -155,7 +154,7 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
     return Environment(
         commit=commit,
         python=platform.python_version(),
-        packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        packages={name: number for name in PACKAGES if (number := _version(name)) is not None},
         processor=f"{_processor()} ({instructions})",
         device="cpu" if placement.device == "cpu" else _gpu(),
         threads=max(1, (os.cpu_count() or 1) // num_workers),
@@ -205,10 +204,10 @@ def _processor() -> str:
 
 
 def _gpu() -> str:
-    driver = Path("/sys/module/nvidia/version")
-    found = driver.read_text().strip() if driver.is_file() else "unknown"
+    path = Path("/sys/module/nvidia/version")
+    driver = path.read_text().strip() if path.is_file() else "unknown"
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU of a cluster"
-    return f"{name}, driver {found}, CUDA {torch.version.cuda}"
+    return f"{name}, driver {driver}, CUDA {torch.version.cuda}"
 
 
 def _hash_of_state(state: dict[str, Tensor]) -> str:
