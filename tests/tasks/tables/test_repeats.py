@@ -26,7 +26,7 @@ from tasks.tables.runs import runs_of_tables
 from tasks.tables.view import shown_table
 from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.published import comparable_runs, compare_published, summarise_published
-from tasks.tuning.search import planned
+from tasks.tuning.search import checked_searches
 from tests.conftest import ROOT, small_training
 from tests.tasks.tables.test_claims import run as measured_run
 from tests.tasks.tables.test_claims import table
@@ -44,8 +44,8 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "dml reproduce TABLE --row": lambda: request_of([TABLE], None, None, None, rows=["a", "a"]),
     "dml reproduce TABLE -d": lambda: request_of([TABLE], None, None, None, datasets=["a", "a"]),
     "dml reproduce TABLE -s": lambda: request_of([TABLE], [3, 3], None, None),
-    "dml tune ROW ROW": lambda: planned(Project(ROOT, ROOT, "", ""), ["a/b/c", "a/b/c"], (), 2, 0, "recall@1", None),
-    "dml tune -d": lambda: planned(Project(ROOT, ROOT, "", ""), ["a/b/c"], ("x", "x"), 2, 0, "recall@1", None),
+    "dml tune ROW ROW": lambda: checked_searches(Project(ROOT, ROOT, "", ""), ["a/b/c", "a/b/c"], (), 2, 0, "recall@1", None),
+    "dml tune -d": lambda: checked_searches(Project(ROOT, ROOT, "", ""), ["a/b/c"], ("x", "x"), 2, 0, "recall@1", None),
 }
 
 
