@@ -41,19 +41,6 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def commands() -> dict[tuple[str, ...], tuple[Any, dict[str, Any]]]:
-    """Return the words of each command -> the command and its options by their names."""
-    by_words: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
-    for verb in VERBS:
-        command = load_verb(verb)
-        for name, part in getattr(command, "commands", {"": command}).items():
-            words = (verb, name) if name else (verb,)
-            parameters = part.get_params(Context(part, info_name=" ".join(words)))
-            options = {option: parameter for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
-            by_words[words] = part, options
-    return by_words
-
-
 def _section(command: Any, title: str, level: str) -> Iterator[str]:
     context = Context(command, info_name=title)
     yield f"\n{level} {title}\n"

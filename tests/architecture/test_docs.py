@@ -18,10 +18,11 @@ from playwright.sync_api import sync_playwright
 from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import MEASUREMENTS
 from flows.cli.app import FirstByDefault, load_verb
-from infra.docs import command_line, environment_variables, settings
+from infra.docs import environment_variables, settings
 from infra.docs.__main__ import FOLDER as GENERATED
 from infra.docs.__main__ import PAGES as WRITTEN
 from tests.conftest import ROOT
+from tests.flows.verbs import options
 
 DOCS = ROOT / "docs"
 HISTORICAL = {"preregistration.md"}  # a record of its day: its words and paths stay
@@ -90,7 +91,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 @pytest.fixture(scope="module")
 def commands() -> dict[tuple[str, ...], set[str]]:
     """Return the words of each command -> the names of its options."""
-    return {words: set(options) for words, (_, options) in command_line.commands().items()}
+    return {words: set(by_name) for words, by_name in options().items()}
 
 
 def dml_lines(text: str) -> Iterator[str]:

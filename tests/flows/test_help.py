@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -13,11 +13,11 @@ from dml_core.evaluation.config import Metric
 from dml_core.index.choosing import FAISS_NAMES
 from dml_core.network_description import GraphFile
 from flows.cli.app import GROUPS, VERBS, FirstByDefault, app, load_verb
-from infra.docs.command_line import commands, examples_of
+from infra.docs.command_line import examples_of
 from tasks.scores.scoring import INDEXES
 from tasks.tables.choice import Track
 from tests.conftest import ROOT
-from tests.flows.verbs import leaves
+from tests.flows.verbs import leaves, options
 
 LEAVES = dict(leaves())
 
@@ -87,10 +87,6 @@ def test_a_group_with_a_default_verb_has_its_options_and_examples(verb: str) -> 
 
 
 # ---------------------------------------------------------------- options
-
-
-def options() -> dict[tuple[str, ...], dict[str, Any]]:
-    return {words: found for words, (_, found) in commands().items()}
 
 
 def test_every_output_option_has_one_name() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from typer._click.core import Context
+
 from flows.cli.app import VERBS, load_verb
 from tests import forked
 from tests.conftest import ROOT
@@ -61,6 +63,15 @@ def leaves() -> Iterator[tuple[str, Any]]:
         command = load_verb(verb)
         for name, inner in getattr(command, "commands", {"": command}).items():
             yield f"{verb} {name}".strip(), inner
+
+
+def options() -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return the words of each verb -> its options and arguments by their names."""
+    by_words = {}
+    for words, command in leaves():
+        parameters = command.get_params(Context(command, info_name=words))
+        by_words[tuple(words.split())] = {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    return by_words
 
 
 def dml(words: list[str], cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
