@@ -45,11 +45,11 @@ def replace_automations(url: str, path: Path) -> None:
 
 def _webhook_block(session: requests.Session, url: str, address: str) -> str:
     """Return the id of the server's block with a webhook's address, created or updated."""
-    found = session.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
-    if found.ok:
-        block = f"{url}/block_documents/{found.json()['id']}"
+    existing = session.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
+    if existing.ok:
+        block = f"{url}/block_documents/{existing.json()['id']}"
         session.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
-        return str(found.json()["id"])
+        return str(existing.json()["id"])
     block_type = session.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
     block_type.raise_for_status()
     of_type = {"block_schemas": {"block_type_id": {"any_": [block_type.json()["id"]]}}}
@@ -57,9 +57,9 @@ def _webhook_block(session: requests.Session, url: str, address: str) -> str:
     schemas.raise_for_status()
     of_webhook = {"block_type_id": block_type.json()["id"], "block_schema_id": schemas.json()[0]["id"]}
     document = {"name": WEBHOOK_BLOCK, "data": {"method": "POST", "url": address}, **of_webhook}
-    made = session.post(f"{url}/block_documents/", json=document, timeout=SECONDS)
-    made.raise_for_status()
-    return str(made.json()["id"])
+    created = session.post(f"{url}/block_documents/", json=document, timeout=SECONDS)
+    created.raise_for_status()
+    return str(created.json()["id"])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import psutil
 
 from dml_core.errors import ConfigError, DmlError
 from tasks import environment
-from tasks.environment import Project, stack_text
+from tasks.environment import STACK_ENV, Project, stack_text
 from tasks.locks import alone
 from tasks.stack.settings import CHOSEN, MARK, RECORDS, S3, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
@@ -105,7 +105,7 @@ def down(project: Project) -> int:
     """
     folder, run = project.state / "stack", run_folder(project.state)
     with alone(project.state / ".stack.lock"):
-        (folder / "env").unlink(missing_ok=True)
+        (project.state / STACK_ENV).unlink(missing_ok=True)
         supervisor = _connect(run)
         if supervisor is not None:
             process = psutil.Process(supervisor.getPID())
