@@ -164,11 +164,9 @@ class WorkerGroup:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
             if state.quiet_seconds > (PATIENT_SECONDS if state.is_patient else 60 * self._scale.hang_minutes):
                 raise _GroupEndedError(f"no worker has made progress for {state.quiet_seconds:.0f} s (scale.hang_minutes)")
-            if self._scale.is_elastic and state.is_taken and now - looked_for_room > ROOM_SECONDS:
+            if self._scale.is_elastic and job.step == "train" and state.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
-                if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
-                    self._say(f"{job.spec.title}: there is room for {counted(more, 'more worker')}")
-                    self._ask("make_way")
+                self._make_way_if_there_is_room(job)
 
     def _ask(self, call: str, *arguments: object) -> Any:
         """Call a method of the board and return its answer.
@@ -296,6 +294,13 @@ class WorkerGroup:
             ray.kill(board)
 
     # ------------------------------------------------------------ workers that come and go
+
+    def _make_way_if_there_is_room(self, job: Job) -> None:
+        """Ask the group to end after a checkpoint if a larger one could do its job."""
+        more = self._room() - self._num_workers
+        if 0 < more <= self._num_free():
+            self._say(f"{job.spec.title}: there is room for {counted(more, 'more worker')}")
+            self._ask("make_way")
 
     def _fitting_size(self) -> int:
         """Return the number of workers of a group that starts now; an elastic run gets as many as there is room for."""
