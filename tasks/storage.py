@@ -50,6 +50,7 @@ class Store:
         self.address = address
         self.cache = cache
         self.is_remote = address.startswith("s3://")  # files must be pushed for other machines to see them
+        self.locks = self.folder(".locks")  # of steps and flows on this machine
         self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
         self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
         self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 it was pushed with
@@ -57,11 +58,6 @@ class Store:
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""
         return (self.cache if self.is_remote else Path(self.address)) / key
-
-    @property
-    def locks(self) -> Path:
-        """Folder of the locks of steps and flows on this machine."""
-        return self.folder(".locks")
 
     def step_lock(self, step: str, identity: str) -> Path:
         """Return the file of the lock that a step holds from before its first file until its record is stored."""
@@ -346,10 +342,7 @@ def _transfers() -> Any:
 def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
     """Copy every object below `s3://bucket/prefix` missing from `folder`; existing files stay, and an interrupted copy resumes.
 
-    Args:
-        address: the prefix; object names below it become paths below `folder`.
-        folder: destination; created if missing.
-        progress: called with (bytes done, total bytes) of each object.
+    Object names below the prefix become paths in the folder. `progress` is called with (bytes done, total bytes) of each object.
 
     Raises:
         StoreError: the bucket cannot be read, or an object's name leads out of the folder.
