@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dml_core.data.store.rows import Box
-from dml_core.data.views.device_decoding import EncodedBatch, EncodedSource, decode_batch, read_encoded
+from dml_core.data.views.device_decoding import EncodedBatch, EncodedSource, ImageSource, decode_batch, read_encoded
 from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels, train_pixels
 from dml_core.errors import ConfigError, DmlError
@@ -28,19 +28,6 @@ _AHEAD_IMAGES = 256  # images of following batches that a dataset may fetch whil
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
 Loaded = tuple[Tensor | EncodedBatch, Indices]
-
-
-class ImageSource(Protocol):
-    """The part of a dataset that batches need; `PackedDataset` implements it."""
-
-    def image(self, index: int) -> Tensor:
-        """Return the image, uint8 (3, H, W)."""
-
-    def box(self, index: int) -> Box | None:
-        """Return the box (left, top, right, bottom), or None."""
-
-    def expect(self, indices: Indices) -> None:
-        """Learn which images are needed next; a dataset that has them here does nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +101,7 @@ class Loader:
             num_workers=num_loader_workers,
             persistent_workers=num_loader_workers > 0,
             pin_memory=device.type == "cuda",
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             generator=torch.Generator(),  # otherwise it draws from torch's global stream, which dropout uses
         )
 
@@ -137,7 +124,7 @@ class Loader:
             (view, indices, again, _following(batches, number, self._num_processes))
             for number, (indices, again) in enumerate(zip(batches, copies, strict=True))
         ]
-        loaded, move = map(_whole, self._loader), partial(self._on_device, view)
+        loaded, move = map(_or_raise, self._loader), partial(self._on_device, view)
         scaling = view.config.scaling
         try:
             if self._stream is None:
@@ -176,11 +163,12 @@ def _following(batches: Sequence[Indices], number: int, num_processes: int) -> t
     return tuple(following)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _whole(loaded: Loaded | DmlError) -> Loaded:
+def _or_raise(loaded: Loaded | DmlError) -> Loaded:
+    """Return a loaded batch; raise the error that a loader process returned in its place."""
     if isinstance(loaded, DmlError):
         raise loaded
     return loaded
@@ -245,10 +233,9 @@ class _Batches(Dataset[Any]):
         if view.config.decoder == "nvjpeg":
             assert isinstance(self.dataset, EncodedSource)
             return read_encoded(self.dataset, shown, again), indices
-        return _stacked(map(partial(self._view, view), shown, again), len(indices)), indices
-
-    def _view(self, view: View, index: int, copy: int) -> Tensor:
-        return view(self.dataset.image(index), self.dataset.box(index), index, copy)
+        dataset = self.dataset
+        views = (view(dataset.image(index), dataset.box(index), index, copy) for index, copy in zip(shown, again, strict=True))
+        return _stacked(views, len(indices)), indices
 
 
 def _stacked(views: Iterator[Tensor], num_images: int) -> Tensor:

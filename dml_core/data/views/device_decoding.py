@@ -6,8 +6,9 @@ compare them bit for bit without a GPU.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
@@ -18,18 +19,25 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError, DataError, first_line
 
 
+class ImageSource(Protocol):
+    """The part of a dataset that batches need; `PackedDataset` implements it."""
+
+    def image(self, index: int) -> Tensor:
+        """Return the image as decoded on the CPU, uint8 (3, H, W); raise a DataError that names it if it is damaged."""
+
+    def box(self, index: int) -> Box | None:
+        """Return the box (left, top, right, bottom), or None."""
+
+    def expect(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Learn which images are needed next; a dataset that has them here does nothing."""
+
+
 @runtime_checkable
-class EncodedSource(Protocol):
+class EncodedSource(ImageSource, Protocol):
     """The part of a dataset that decoding on a device needs; `PackedDataset` implements it."""
 
     def encoded(self, index: int) -> tuple[Tensor, int]:
         """Return a JPEG's bytes, uint8 (num_bytes,), and EXIF orientation; or the upright pixels, uint8 (3, H, W), and 1."""
-
-    def image(self, index: int) -> Tensor:
-        """Return the image as decoded on the CPU; raise a DataError that names it if it is damaged."""
-
-    def box(self, index: int) -> Box | None:
-        """Return the box (left, top, right, bottom), or None."""
 
 
 class EncodedBatch(NamedTuple):
@@ -89,7 +97,7 @@ def decode_batch(batch: EncodedBatch, source: EncodedSource, device: torch.devic
     return images
 
 
-def _decode(jpegs: list[Tensor], indices: list[int], source: EncodedSource, device: torch.device) -> list[Tensor]:
+def _decode(jpegs: list[Tensor], indices: list[int], source: ImageSource, device: torch.device) -> list[Tensor]:
     """Decode JPEGs in one call; on an error find the image that causes it, as torchvision does not name it."""
     if not jpegs:
         return []
