@@ -4,7 +4,7 @@ Shapes: N training images, P positive and Q negative pairs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +44,30 @@ def gap_and_variation(embeddings_ND: NDArray[Any], labels_N: NDArray[Any], epsil
     The variation is the sum over both kinds of the mean squared excess of the pairs that are worse than their kind's mean by more than
     `epsilon` of it. NaN if a kind has no pair.
     """
-    means = _means(embeddings_ND, labels_N, lambda positive_P, negative_Q: (positive_P, negative_Q))
-    least_positive, most_negative = (1 - epsilon) * means[0], (1 + epsilon) * means[1]
-    excesses = _means(
-        embeddings_ND,
-        labels_N,
-        lambda positive_P, negative_Q: (
-            np.square((least_positive - positive_P).clip(0.0)),
-            np.square((negative_Q - most_negative).clip(0.0)),
-        ),
+    mean_positive, mean_negative = _means(_cosines(embeddings_ND, labels_N))
+    least_positive, most_negative = (1 - epsilon) * mean_positive, (1 + epsilon) * mean_negative
+    excesses = (
+        (np.square((least_positive - positive_P).clip(0.0)), np.square((negative_Q - most_negative).clip(0.0)))
+        for positive_P, negative_Q in _cosines(embeddings_ND, labels_N)
     )
-    return means[0] - means[1], sum(excesses)
+    return mean_positive - mean_negative, sum(_means(excesses))
 
 
-def _means(embeddings_ND: NDArray[Any], labels_N: NDArray[Any], of: Callable[..., tuple[NDArray[Any], NDArray[Any]]]) -> list[float]:
-    """Return the means, over all positive and over all negative pairs, of what `of` returns for the cosines of some of both."""
+def _cosines(embeddings_ND: NDArray[Any], labels_N: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield the cosines of positive pairs (P,) and of negative pairs (Q,), some images at a time, each pair once."""
     units_ND = embeddings_ND / np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
-    sums, counts = [0.0, 0.0], [0, 0]
     for start in range(0, len(labels_N), BLOCK_ROWS):
         cosines = units_ND[start : start + BLOCK_ROWS] @ units_ND[start:].T
         later = np.arange(cosines.shape[1]) > np.arange(cosines.shape[0])[:, None]  # each pair once, and no image with itself
         same = labels_N[start : start + BLOCK_ROWS, None] == labels_N[None, start:]
-        for kind, values in enumerate(of(cosines[later & same], cosines[later & ~same])):
+        yield cosines[later & same], cosines[later & ~same]
+
+
+def _means(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> list[float]:
+    """Return the mean of all first and of all second values; NaN if there are none."""
+    sums, counts = [0.0, 0.0], [0, 0]
+    for both in pairs:
+        for kind, values in enumerate(both):
             sums[kind] += float(values.sum(dtype=np.float64))
             counts[kind] += len(values)
     return [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
