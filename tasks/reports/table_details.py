@@ -1,7 +1,7 @@
 """Details of a row of a table's page: how its runs were trained, where they are stored, and their pictures."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,20 +53,35 @@ def line_details(name: str, table: TableFile, result: TableResult, store: Store,
     for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
         if run.row in table.rows:
             groups.setdefault(((run.row, run.variant, run.epoch), run.dataset), []).append(run)
-    folders = {runs[0].figures: _folder(store, runs[0].figures) for runs in groups.values()}
-    files = {folder: picture_files(folder) for folder in folders.values() if isinstance(folder, Path)}
+    pictures, unavailable = _pictures(store, {runs[0].figures for runs in groups.values()}, encoded)
+    details: dict[LineKey, list[Details]] = {}
+    for (line, _), runs in groups.items():
+        key = runs[0].figures
+        details.setdefault(line, []).append(_details(name, table, runs, pictures.get(key, ()), unavailable.get(key)))
+    return details
+
+
+def _pictures(store: Store, keys: Collection[str], encoded: PictureCache) -> tuple[dict[str, tuple[Picture, ...]], dict[str, str]]:
+    """Return key of a run's scores in the store -> its pictures, and key -> the reason why its scores are unavailable."""
+    folders: dict[str, Path] = {}
+    unavailable: dict[str, str] = {}
+    for key in keys:
+        try:
+            folder = store.pull(key)
+        except StoreError as error:
+            unavailable[key] = str(error)
+            continue
+        if folder.is_dir():
+            folders[key] = folder
+        else:
+            unavailable[key] = "not in this store"
+    files = {key: picture_files(folder) for key, folder in folders.items()}
     num_pictures = sum(map(len, files.values()))
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow encodes without Python's lock
         loads = {
-            folder: [threads.submit(load_picture, path, folder, num_pictures, encoded) for path in paths] for folder, paths in files.items()
+            key: [threads.submit(load_picture, path, folders[key], num_pictures, encoded) for path in paths] for key, paths in files.items()
         }
-        pictures = {folder: tuple(load.result() for load in of_folder) for folder, of_folder in loads.items()}
-    details: dict[LineKey, list[Details]] = {}
-    for (line, _), runs in groups.items():
-        folder = folders[runs[0].figures]
-        shown = pictures[folder] if isinstance(folder, Path) else ()
-        details.setdefault(line, []).append(_details(name, table, runs, shown, folder if isinstance(folder, str) else None))
-    return details
+        return {key: tuple(load.result() for load in of_run) for key, of_run in loads.items()}, unavailable
 
 
 def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures: tuple[Picture, ...], unavailable: str | None) -> Details:
@@ -112,12 +127,3 @@ def _plain(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _folder(store: Store, key: str) -> Path | str:
-    """Return the folder of a run's scores, or the reason why it is unavailable."""
-    try:
-        folder = store.pull(key)
-    except StoreError as error:
-        return str(error)
-    return folder if folder.is_dir() else "not in this store"
