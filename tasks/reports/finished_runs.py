@@ -89,7 +89,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
     if name.seed is not None and seed is not None:
         raise ConfigError(f"{named} names a seed, and so does --seed; give one of them")
-    dataset, is_run, seed = name.dataset, name.variant is not None, seed if name.seed is None else name.seed
+    dataset, is_run = name.dataset, name.variant is not None
+    seed = seed if name.seed is None else name.seed
     seeds = sorted({*params.comparison.seeds, *([] if seed is None else [seed])})
     runnable = [] if is_run else runnable_runs(params, dataset, seeds, overrides)
     specs = runnable or comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
