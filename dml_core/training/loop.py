@@ -347,9 +347,9 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
     first = len(done.rows)
     beat(patience=True)  # until the first step is done: loaders start, kernels are selected or compiled
     for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch, first), first):
-        factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs)
-        set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
-        done.rates.append(factor * run.system.loss.learning_rate_factor)
+        factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs) * run.system.loss.learning_rate_factor
+        set_learning_rates(run.optimiser, factor)
+        done.rates.append(factor)
         done.values.append(_train_step(run, images, labels_N, sizes, epoch, step))
         if run.averaged is not None and config.average is not None and epoch >= config.average.begins_at(config.num_epochs):
             run.averaged.update()
@@ -403,21 +403,21 @@ class _Clock:
 
     def __init__(self, run: _Run, epoch: int, num_steps: int) -> None:
         self.run, self.epoch, self.num_steps = run, epoch, num_steps
-        self.started = self.told = time.monotonic()
+        self.started = self.reported = time.monotonic()
         self.num_images = 0
 
     def tick(self, step: int, num_images: int, values: dict[str, Tensor]) -> None:
         self.num_images += num_images
         now = time.monotonic()
-        if rank() == 0 and now - self.told >= PROGRESS_SECONDS:
-            self.told = now
-            self._tell(step + 1, {"loss": float(values["loss"])})
+        if rank() == 0 and now - self.reported >= PROGRESS_SECONDS:
+            self.reported = now
+            self._report(step + 1, {"loss": float(values["loss"])})
 
     def epoch_ended(self, metrics: dict[str, float]) -> None:
         if rank() == 0:
-            self._tell(self.num_steps, metrics, epoch_ended=True)
+            self._report(self.num_steps, metrics, epoch_ended=True)
 
-    def _tell(self, step: int, metrics: dict[str, float], **more: Any) -> None:
+    def _report(self, step: int, metrics: dict[str, float], **more: Any) -> None:
         rate = self.num_images / max(time.monotonic() - self.started, 1e-9)
         self.run.report(Progress(self.epoch, self.run.config.num_epochs, step, self.num_steps, rate, metrics, **more))
 
@@ -470,13 +470,9 @@ def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
     rows = [{name: row.get(name, 0.0) for name in names} for row in done.rows]
     unseen = _score(run, epoch + 1)
     if rank() == 0:
-        run.history += [
-            json.dumps(
-                {"epoch": epoch, "step": epoch * num_steps + step, "learning_rate_factor": rate, **row}
-                | (unseen if step == num_steps - 1 else {})
-            )
-            for step, (row, rate) in enumerate(zip(rows, done.rates, strict=True))
-        ]
+        for step, (row, rate) in enumerate(zip(rows, done.rates, strict=True)):
+            line = {"epoch": epoch, "step": epoch * num_steps + step, "learning_rate_factor": rate, **row}
+            run.history.append(json.dumps(line | unseen if step == num_steps - 1 else line))
         history = list(run.history)
         with run.failures.kept():
             run.writer.write(lambda: write_history(run.folder, history))
@@ -576,8 +572,7 @@ def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> No
     for kind in run.config.keep_epochs:
         score = metrics.get(RECALL[kind])
         if score is not None and (kind not in run.kept or score > run.kept[kind].score):
-            weights = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
-            run.kept[kind] = _Kept(num_epochs_done, score, weights)
+            run.kept[kind] = _Kept(num_epochs_done, score, copied(state))
 
 
 def _check_kept(run: _Run) -> None:
