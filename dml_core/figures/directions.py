@@ -131,4 +131,6 @@ def _plain_axes(axes: Any) -> Any:
 def _colour(code: int, num_classes: int) -> Any:
     if num_classes <= len(COLOURS):
         return COLOURS[code]
-    return colormaps["tab10" if num_classes <= 10 else "hsv"](code if num_classes <= 10 else code / num_classes)
+    if num_classes <= 10:
+        return colormaps["tab10"](code)
+    return colormaps["hsv"](code / num_classes)

@@ -34,12 +34,11 @@ def plot_mean_ranks(ranking: Ranking, path: Path) -> Path:
     for place, (name, rank) in enumerate(ranking.mean_ranks.items()):
         is_left = place < num_rows
         row = place if is_left else num_systems - 1 - place
-        at, level, edge = _at(rank, num_systems), -depth - ROW_INCHES * (row + 0.5), 0.0 if is_left else AXIS_INCHES
-        edge += -0.12 if is_left else 0.12
+        outwards, edge = (-1, -0.12) if is_left else (1, AXIS_INCHES + 0.12)
+        at, level = _at(rank, num_systems), -depth - ROW_INCHES * (row + 0.5)
         axes.plot([at, at, edge], [0, level, level], color=COLOURS[0], linewidth=0.9)
-        side = "right" if is_left else "left"
         label = f"{plain_text(names[name])}  {rank:.2f}" if is_left else f"{rank:.2f}  {plain_text(names[name])}"
-        axes.text(edge + (-0.06 if is_left else 0.06), level, label, ha=side, va="center", fontsize=8)
+        axes.text(edge + 0.06 * outwards, level, label, ha="right" if is_left else "left", va="center", fontsize=8)
     over = ranking.over if ranking.over == "datasets" else "seeds of one dataset"
     says = (
         f"mean rank over {len(ranking.blocks)} {over}, 1 is best; bars: not told apart (Nemenyi, 0.05); Friedman p = {ranking.p_value:.2g}"

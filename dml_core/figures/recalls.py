@@ -52,10 +52,13 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
 
 def _legend(seeds: Sequence[int]) -> str:
     """Return the text below the panels, for the numbers of seeds of all values."""
-    enough = sorted({num_seeds for num_seeds in seeds if num_seeds >= MIN_SEEDS})
-    over = " to ".join(map(str, dict.fromkeys((enough[0], enough[-1])))) if enough else ""
-    interval = f"line: its 95 % interval over {over} seeds" if enough else "too few seeds for an interval"
-    return f"per cent; dot: mean, {interval}{', ticks: the seeds' if max(seeds) > 1 else ''}; number: rank of the mean"
+    enough = [num_seeds for num_seeds in seeds if num_seeds >= MIN_SEEDS]
+    interval = "too few seeds for an interval"
+    if enough:
+        least, most = min(enough), max(enough)
+        interval = f"line: its 95 % interval over {most if least == most else f'{least} to {most}'} seeds"
+    ticks = ", ticks: the seeds" if max(seeds) > 1 else ""
+    return f"per cent; dot: mean, {interval}{ticks}; number: rank of the mean"
 
 
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
