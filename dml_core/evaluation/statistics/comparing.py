@@ -377,8 +377,12 @@ def _worse(comparison: Comparison, worse: Sequence[Pair]) -> str:
 def _against_reference(comparison: Comparison) -> str:
     kinds = {"better": 0, "worse": 0, "with no significant difference": 0}
     for pair in comparison.against:
-        if pair.difference is not None:
-            kinds["with no significant difference" if not pair.is_significant else "better" if pair.difference > 0 else "worse"] += 1
+        if pair.difference is None:
+            continue
+        if pair.is_significant:
+            kinds["better" if pair.difference > 0 else "worse"] += 1
+        else:
+            kinds["with no significant difference"] += 1
     return f"Compared with {comparison.reference}: {', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)}."
 
 
