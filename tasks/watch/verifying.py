@@ -281,7 +281,7 @@ class _Verifier:
         """Return the verification of a name; its seconds are its part of the whole duration, by the number of runs."""
         own = [turn for turn in night.turns if turn.name == name and turn not in late]
         part = len(own) / max(1, len(night.turns) - len(late))
-        rows = self.verdicts[name]
+        rows, places = self.verdicts[name], {row: place for place, row in enumerate(self.specs[name])}
         judged = {row.row for row in rows}
         long_rows = tuple(turn.row for turn in too_long if turn.name == name)
         never_begun = tuple(row for row in night.too_long if row in self.accepted[name])
@@ -290,9 +290,7 @@ class _Verifier:
             started_at=self.started_at,
             seconds=round(part * (time.monotonic() - self.began), 3),
             commit=self.commit,
-            rows=tuple(
-                sorted(rows, key=lambda row: (list(self.specs[name]).index(row.row) if row.row in self.specs[name] else -1, row.seed))
-            ),
+            rows=tuple(sorted(rows, key=lambda row: (places.get(row.row, -1), row.seed))),
             skipped=tuple(row for row in self.accepted[name] if row not in judged and row not in long_rows),
             too_long=never_begun + long_rows,
         )
