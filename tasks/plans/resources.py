@@ -15,6 +15,7 @@ from tasks.plans.times import input_size, num_images
 from tasks.runs.records import DatasetRecord
 from tasks.tables.file import load_table
 from tasks.tables.runs import named_dataset
+from tasks.wording import counted
 
 if TYPE_CHECKING:
     from tasks.plans.memory import Memory
@@ -118,7 +119,7 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
     if not memories:
         return Resources(tuple(disk), disk_free, None, "", None, device)
-    disk[DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes)] = None
+    disk[DiskNeed(f"{counted(len(memories), 'trained network')} with embeddings", num_bytes)] = None
     memory, run = max(memories, key=lambda of_run: of_run[0].total)
     backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
     memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"

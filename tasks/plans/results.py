@@ -28,6 +28,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
 from tasks.tables.runs import runs_of_tables
+from tasks.wording import counted
 
 FIRST_SEEDS = 10
 _IDENTITY = re.compile(r"[\w-]+")
@@ -185,8 +186,8 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
         result = imported.updated(rebuilt, (), None)
         if result.runs:
             save_result(project, result)
-        num_runs = f"{len(rebuilt)} run{'' if len(rebuilt) == 1 else 's'}"
-        logger.warning("%s; kept as %s; rebuilt %s from the store; rerun dml reproduce to add the others", error, aside.name, num_runs)
+        runs = counted(len(rebuilt), "run")
+        logger.warning("%s; kept as %s; rebuilt %s from the store; rerun dml reproduce to add the others", error, aside.name, runs)
         return result
 
 

@@ -19,6 +19,7 @@ from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
+from tasks.wording import counted
 from tasks.workers.placement import Placement, choose
 
 RATES_FILE = "rates.jsonl"
@@ -66,8 +67,8 @@ class Rate(Record):
     watts: float | None = None
 
     @property
-    def of(self) -> tuple[str, str, int, str, int, int]:
-        """Key of the rate: a later rate with the same key replaces it."""
+    def key(self) -> tuple[str, str, int, str, int, int]:
+        """What was measured: a later rate with the same key replaces it."""
         return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.runs_per_gpu
 
 
@@ -144,7 +145,7 @@ def read_rates(state: Path) -> list[Rate]:
     for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
         try:
             rate = _parsed(path, line)
-            rates[rate.of] = rate
+            rates[rate.key] = rate
         except DamagedError:
             num_damaged += 1
     if num_damaged:
@@ -192,8 +193,8 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
     same_hardware = (nearest.num_workers, nearest.runs_per_gpu) == (placement.num_workers, placement.runs_per_gpu)
     if same_hardware and (nearest.backbone, nearest.crop_size) == (backbone, size):
         return Estimate(seconds, "measured", cost)
-    workers = "" if nearest.num_workers == placement.num_workers else f" with {nearest.num_workers} worker{'s' * (nearest.num_workers > 1)}"
-    runs = "" if nearest.runs_per_gpu == placement.runs_per_gpu else f", {nearest.runs_per_gpu} run{'s' * (nearest.runs_per_gpu > 1)} a GPU"
+    workers = "" if nearest.num_workers == placement.num_workers else f" with {counted(nearest.num_workers, 'worker')}"
+    runs = "" if nearest.runs_per_gpu == placement.runs_per_gpu else f", {counted(nearest.runs_per_gpu, 'run')} a GPU"
     return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}{runs}", cost)
 
 

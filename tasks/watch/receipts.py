@@ -16,7 +16,7 @@ from tasks.environment import Project
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
 from tasks.watch.storage import content_hash, read_evidence, write_evidence
-from tasks.watch.summary import counted
+from tasks.watch.summary import verdict_counts
 from tasks.watch.verdicts import verdict_of
 
 RECEIPTS = Path("results") / "receipts"  # in the project: receipts that others sent
@@ -145,7 +145,7 @@ def _compared(path: Path, references: dict[str, Reference], level: float) -> Rep
     for run in receipt.evidence:
         accepted = [] if reference is None else reference.of_row(run.row)
         verdicts.append(verdict_of(run, accepted, level).verdict if accepted else Verdict.NEW)
-    return Reproduced(path.name, receipt, counted(verdicts), signer or "not signed")
+    return Reproduced(path.name, receipt, verdict_counts(verdicts), signer or "not signed")
 
 
 def _signature(path: Path) -> Path:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from statistics import fmean
 
 from tasks.watch.records import Verification
+from tasks.wording import counted
 
 START_SECONDS = 60.0  # Prefect, Ray, its workers, and evidence at the end
 RUN_SECONDS = 8.0  # scoring, figures, publishing of a run
@@ -48,7 +49,7 @@ class Night:
     @property
     def line(self) -> str:
         """The plan in a line: what follows, how long it takes, and when every row has had its turn."""
-        runs = f"{len(self.turns)} run{'' if len(self.turns) == 1 else 's'} to verify, about {math.ceil(self.seconds / 60)} min"
+        runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
         every = "every row in each verification" if self.num_nights == 1 else f"every row within {self.num_nights} verifications"
         seeds = f", every accepted seed within {self.num_nights * self.num_seeds}" if self.num_seeds > 1 else ""
         too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""

@@ -20,10 +20,10 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
         result = "nothing is accepted" if reference is None else "nothing was compared"
     source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
     since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
-    return f"{verification.name}: {result}{since}: {counted(verdicts) or 'no run'}{skipped}{too_long}."
+    return f"{verification.name}: {result}{since}: {verdict_counts(verdicts) or 'no run'}{skipped}{too_long}."
 
 
-def counted(verdicts: Iterable[Verdict]) -> str:
+def verdict_counts(verdicts: Iterable[Verdict]) -> str:
     """Return the number of verdicts of each kind, as "3 identical, 1 drifted"."""
     counts = Counter(verdicts)
     words = {Verdict.NEW: "without a reference"}

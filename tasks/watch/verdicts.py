@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tasks.watch.bands import judge, seeds_needed
 from tasks.watch.records import Band, Environment, Evidence, RowVerdict, Verdict
+from tasks.wording import counted
 
 INPUTS = {  # compared in this order, after settings and dataset
     "initial_weights": "the initial weights differ",
@@ -53,7 +54,7 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
         scores = "; all judged scores are within their bands" if bands else ""
         return result(Verdict.DRIFTED, f"{difference}, in an equal environment{scores}", bands=bands)
     if not bands:
-        few = f"{len(accepted)} accepted seed{'' if len(accepted) == 1 else 's'}, and a band needs {seeds_needed(level)}"
+        few = f"{counted(len(accepted), 'accepted seed')}, and a band needs {seeds_needed(level)}"
         return result(Verdict.DRIFTED, f"{difference}; {few}")
     return result(Verdict.WITHIN_BAND, difference, bands=bands)
 
