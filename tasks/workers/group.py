@@ -290,8 +290,9 @@ class WorkerGroup:
                         ray.util.remove_placement_group(placement_group)
                     break
             time.sleep(POLL_SECONDS / 5)  # the controller is starting
-        with contextlib.suppress(Exception):
-            ray.kill(board)
+        if board is not None:  # without a connection Ray's calls would start a new Ray
+            with contextlib.suppress(Exception):
+                ray.kill(board)
 
     # ------------------------------------------------------------ workers that come and go
 

@@ -155,7 +155,7 @@ class Reader:
 
     def plan(self) -> dict[Any, Any]:
         """Read the rates for time estimates."""
-        return {rate.of: rate.images_per_second for rate in read_rates(self.state)}
+        return {rate.key: rate.images_per_second for rate in read_rates(self.state)}
 
     def note(self) -> dict[Any, Any]:
         """Record the rate and the provenance of a step, as at its end."""

@@ -58,7 +58,9 @@ def test_rates_of_the_losss_group_are_searched_where_it_has_parameters() -> None
 
 def test_more_runs_at_a_time_than_a_flow_has_threads_for_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--parallel: concurrent_runs: Input should be less than or equal to 64, found 65$"):
-        tasks.tuning.search.planned(Project(ROOT, ROOT / "state", "", ""), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65)
+        tasks.tuning.search.checked_searches(
+            Project(ROOT, ROOT / "state", "", ""), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65
+        )
 
 
 @pytest.mark.parametrize("name", ["softtriple", "softtriple/table1"])

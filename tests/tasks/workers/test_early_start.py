@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
@@ -59,6 +60,7 @@ def test_as_many_groups_start_as_have_jobs_and_the_thread_outlives_ray(
     assert calls == ["ray", *["group"] * num_groups]
     workers.close()
     assert calls[-1] == "stopped, 1 thread"
+    assert not ray.is_initialized(), "closing groups that never started has started Ray"
     until(lambda: not threads())
 
 

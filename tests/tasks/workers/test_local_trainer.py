@@ -50,7 +50,7 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     workers: WorkerGroup, many_images: Path, tmp_path: Path, starts: StartTimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting, the last on a busy machine."""
-    facts = workers.run(replace(job(many_images, tmp_path, "idle", 1), deterministic=True), lambda message: None)
+    facts = workers.run(replace(job(many_images, tmp_path, "idle", 1), scale=ScaleSpec(deterministic=True)), lambda message: None)
     assert facts["deterministic"], "torch's setting was on in the workers"
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert any("RayTrainWorker" in command for command in commands)
