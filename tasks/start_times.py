@@ -25,7 +25,7 @@ _TIMES: TypeAdapter[dict[str, dict[str, float]]] = TypeAdapter(dict[str, dict[st
 class StartTimes:
     """Announces starts, measures them, and reports how long the slow ones have taken. Thread-safe.
 
-    A time is only a help: if the file cannot be read or written, nothing is announced or recorded, and the start goes on. `say` receives
+    Times are optional: if the file cannot be read or written, nothing is announced or recorded, and the start goes on. `say` receives
     lines about starts that take longer than the last ones.
     """
 

@@ -56,7 +56,7 @@ _ENCODED: TypeAdapter[dict[str, Encoded]] = TypeAdapter(dict[str, Encoded])
 class PictureCache:
     """The encoded pictures of a page as last written, by a hash of all that they depend on. Thread-safe.
 
-    The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file is only a help: if
+    The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file only saves time: if
     it is damaged, of another format or cannot be written, pictures are encoded again.
 
     Args:

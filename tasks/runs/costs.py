@@ -185,7 +185,7 @@ class Meter:
         """
         path = self._folder / f"{kind}-{identity}.json"
         before = None
-        with suppress(StoreError, OSError):  # a cost is only a help: without it the step runs all the same
+        with suppress(StoreError, OSError):  # costs are optional: without one the step runs all the same
             if is_forced:
                 path.unlink(missing_ok=True)
             before = read_or_set_aside(path, _JOURNAL)
