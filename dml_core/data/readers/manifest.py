@@ -4,8 +4,10 @@
 half of the classes, by name, is for training and the rest for test.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, get_args
+
+from pydantic import field_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.lists import read_list
@@ -18,12 +20,19 @@ class ManifestFile(DatasetConfig):
     """A list of images.
 
     Attributes:
-        file: the list, relative to the raw folder; `.parquet` is read as Parquet, anything else as CSV with a header.
+        file: the list, in the raw folder or below it; `.parquet` is read as Parquet, anything else as CSV with a header.
     """
 
     own_images: ClassVar[bool] = True
     how_to_get: ClassVar[str] = "put the images and a manifest.csv with the columns path and label there"
     file: str = "manifest.csv"
+
+    @field_validator("file")
+    @classmethod
+    def _in_the_raw_folder(cls, file: str) -> str:
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            raise ValueError(f"'{file}' leads out of the raw folder, and DVC does not notice changes there; move the list into it")
+        return file
 
     def rows(self, raw: Path) -> list[Row]:
         """Return rows in the file's order; classes are numbered by name."""
