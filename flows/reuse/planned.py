@@ -12,7 +12,7 @@ from typing import Any
 from tasks.environment import finished_records
 from tasks.runs.finished import Code, finished_identities, read_finished, record_provenance
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, published_identity, train_step
-from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, hash_of_files, read_scores
+from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
 from tasks.sealed import or_set_aside
 from tasks.storage import Store
@@ -141,7 +141,7 @@ def finished_record(
     record = or_set_aside(records / identity, read, f"; {step} of {title} runs again")
     if record is None:
         return None
-    if inputs and record.inputs not in (None, hash_of_files(inputs)):
+    if inputs and not record.is_made_from(inputs):
         if warn:
             logger.warning("%s: the files that %s read were made again with other content; it runs again", title, step)
         return None

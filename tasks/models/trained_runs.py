@@ -83,9 +83,11 @@ def run_of(project: Project, identity: str) -> TrainedRun | None:
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    """Return a run's metrics; empty if it is not scored.
+    """Return a run's metrics; empty if its network is not scored.
 
     Raises:
         StoreError: they are damaged.
     """
-    return {} if run.scored is None else finished_scores(store.pull(f"evaluate/{run.scored}"), run.scored) or {}
+    if run.embedded is None or run.scored is None:
+        return {}
+    return finished_scores(store.pull(f"evaluate/{run.scored}"), run.trained, run.embedded, run.scored) or {}

@@ -12,14 +12,14 @@ from dml_core.config import located, unknown_name
 from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DataError, DmlError
 from tasks.data import read_dataset
-from tasks.environment import Project, finished_records
+from tasks.environment import Project
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.comparable import present_digest
 from tasks.runs.costs import Cost
-from tasks.runs.finished import read_finished, run_identities
+from tasks.runs.finished import intact_record, run_identities
 from tasks.runs.protocols import COMMON
-from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, read_scores
+from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, load_params, runnable_runs
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
@@ -252,8 +252,9 @@ def _choices(table: TableFile, seeds: set[int]) -> Iterator[Choice]:
 def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
     """Return a run as its flow adds it to the result, without the commit; None if its scores in the store are missing or damaged."""
     for run in run_identities(project.state, spec, record):
-        trained, embedded, scored = _finished("train", run.trained), _finished("embed", run.embedded), _finished("evaluate", run.scored)
-        if not isinstance(scored, ScoreRecord):
+        trained, embedded = intact_record("train", run.trained), intact_record("embed", run.embedded)
+        scored = intact_record("evaluate", run.scored)
+        if not isinstance(scored, ScoreRecord) or not scored.is_made_from([trained, embedded]):
             continue
         try:
             scores = read_scores(scored, open_store(project).pull(scored.key))
@@ -263,11 +264,3 @@ def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> Measure
         costs = {step.step: cost for step in (trained, embedded, scored) if step is not None and (cost := Cost.of(step)) is not None}
         return MeasuredRun.of(spec, scores, record.digest, seconds, run.older_code, costs)
     return None
-
-
-def _finished(step: str, identity: str) -> StepRecord | None:
-    """Return the record of a finished step; None if it is missing or damaged."""
-    try:
-        return read_finished(finished_records(), step, identity)
-    except DmlError:
-        return None

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from dml_core.errors import StoreError
 from tasks.environment import finished_records
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
 from tasks.runs.records import (
@@ -95,18 +96,36 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
     return record
 
 
-def finished_scores(folder: Path, identity: str) -> dict[str, float] | None:
-    """Return the scores of an evaluation from its file in `folder`, whose hash must match the record; None if there is no file.
+def intact_record(step: str, identity: str) -> StepRecord | None:
+    """Return the record of a finished step on this machine; None if it is missing or damaged."""
+    try:
+        return read_finished(finished_records(), step, identity)
+    except StoreError:
+        return None
+
+
+def finished_scores(folder: Path, trained: str, embedded: str, scored: str) -> dict[str, float] | None:
+    """Return a run's scores from their file in `folder`, whose hash must match the record.
 
     If this machine has no record, as for a run that another machine left in a bucket, any readable file is accepted.
 
+    Args:
+        folder: the folder of the evaluation.
+        trained: identity of the training.
+        embedded: identity of the embeddings.
+        scored: identity of the evaluation.
+
+    Returns:
+        The scores; None if there is no file, or if it is of a former network, because a forced run trained again and has not scored yet.
+
     Raises:
-        StoreError: the file or the record is damaged.
+        StoreError: the file or the record of the evaluation is damaged.
     """
     path = folder / METRICS_FILE
-    record = read_finished(finished_records(), "evaluate", identity)
+    record = read_finished(finished_records(), "evaluate", scored)
     if isinstance(record, ScoreRecord):
-        return read_scores(record, folder).metrics
+        read = [intact_record("train", trained), intact_record("embed", embedded)]
+        return read_scores(record, folder).metrics if record.is_made_from(read) else None
     data = read_bytes(path)
     try:
         return None if data is None else _SCORES.validate_json(data)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class StepRecord(Record):
     files: tuple[FileRecord, ...]
     facts: dict[str, Any] = {}
     inputs: str | None = None
+
+    def is_made_from(self, steps: Sequence["StepRecord | None"]) -> bool:
+        """Return whether it was made from the present files of the steps before it; true if `inputs` or the record of a step is missing."""
+        known = [step for step in steps if step is not None]
+        return self.inputs is None or len(known) < len(steps) or self.inputs == hash_of_files(known)
 
 
 class CheckpointRecord(StepRecord):

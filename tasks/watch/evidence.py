@@ -79,8 +79,8 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     """
     identities = step_identities(spec, dataset)
     steps = {step: read_finished(records, step, identity) for step, identity in identities.items()}
-    trained, scored = steps["train"], steps["evaluate"]
-    if trained is None or not isinstance(scored, ScoreRecord):
+    trained, embedded, scored = steps.values()
+    if trained is None or not isinstance(scored, ScoreRecord) or not scored.is_made_from([trained, embedded]):
         return None
     folder = store.checked(trained)
     history = read_history(folder)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +33,11 @@ from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
 from flows.reuse.planned import RunSteps, plan_run
 from flows.services import WORKERS_LIMIT, ensure_limit
+from tasks.environment import Project
+from tasks.plans import results
 from tasks.runs import identity
 from tasks.runs.costs import Meter
-from tasks.runs.finished import Code
+from tasks.runs.finished import Code, finished_scores
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -45,13 +48,15 @@ from tasks.start_times import StartTimes
 from tasks.storage import Store
 from tasks.tracking.child_run import PublishedRun
 from tasks.tracking.published import CurrentRuns
+from tasks.watch import evidence
+from tasks.watch.evidence import environment_here
 from tasks.workers import pool, work
 from tasks.workers.group import Spent, WorkerGroup
 from tasks.workers.jobs import Job
 from tasks.workers.placement import Placement
 from tasks.workers.pool import Workers
 from tasks.workers.progress import ProgressDisplay
-from tests.conftest import small_training
+from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE, contents, flip
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -152,6 +157,11 @@ class Place:
 
         with records_in(self.state / "kept"), closing(self.services.meter):
             return chain()
+
+    @property
+    def project(self) -> Project:
+        """This checkout as a project, with this folder as its state."""
+        return Project(ROOT, self.state, str(self.state / "store"), f"sqlite:///{self.state / 'mlflow.db'}")
 
     @property
     def train_id(self) -> str:
@@ -267,16 +277,20 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     assert place.files() == undisturbed.files()
 
 
+def train_other_network(place: Place) -> None:
+    """Train anew to other weights, and stop before the embeddings of these."""
+    place.workers.seed = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(work.WORK, "embed", lambda *_: (_ for _ in ()).throw(DmlError("stopped")))
+        assert str(place.run(force=True)) == "stopped"
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_what_a_network_trained_to_other_bits_gives_is_made_again(place: Place, undisturbed: Place, is_stopped: bool) -> None:
     """In one flow, or in the next one after a forced run was stopped when it had trained."""
     place.workers.seed = 1
     if is_stopped:
-        embed = work.WORK["embed"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(work.WORK, "embed", lambda *_: (_ for _ in ()).throw(DmlError("stopped")))
-            assert str(place.run(force=True)) == "stopped"
-        assert work.WORK["embed"] is embed
+        train_other_network(place)
         shutil.copytree(undisturbed.state / "store/embed", place.state / "store/embed", dirs_exist_ok=True)  # as if stopped before it
     else:
         flip(place.state / "store/train" / place.train_id / "checkpoint.pt")
@@ -287,6 +301,36 @@ def test_what_a_network_trained_to_other_bits_gives_is_made_again(place: Place, 
     again = place.run()
     assert isinstance(again, Outcome)
     assert again.ran == dict.fromkeys(STEPS, False)
+
+
+def _collected(place: Place) -> object:
+    environment = environment_here("a commit", ScaleSpec())
+    return evidence.collect(SPEC, place.dataset, place.store, place.state / "kept", environment)
+
+
+SHOWN: dict[str, Callable[[Place], object]] = {
+    "a report": lambda place: finished_scores(
+        place.store.folder(f"evaluate/{place.evaluate_id}"), *step_identities(SPEC, place.dataset).values()
+    ),
+    "the evidence of a verification": _collected,
+    "a table's rebuilt result": lambda place: results._measured(place.project, SPEC, place.dataset),
+}
+
+
+@pytest.mark.parametrize("reader", SHOWN)
+def test_scores_of_a_former_network_are_those_of_no_run(place: Place, undisturbed: Place, reader: str) -> None:
+    """A forced run was stopped between training and scoring: the scores that are there are not those of the present network."""
+    shown = partial(SHOWN[reader], place)
+    with records_in(place.state / "kept"):
+        assert shown()
+    train_other_network(place)
+    for step in ("embed", "evaluate"):  # as if it was stopped before these were cleared
+        shutil.copytree(undisturbed.state / "store" / step, place.state / "store" / step, dirs_exist_ok=True)
+    with records_in(place.state / "kept"):
+        assert shown() is None
+    assert isinstance(place.run(), Outcome)
+    with records_in(place.state / "kept"):
+        assert shown()
 
 
 def test_records_from_before_their_inputs_were_kept_are_reused(place: Place) -> None:

@@ -193,7 +193,9 @@ class Reader:
 
     def models(self) -> dict[Any, Any]:
         """Read the scores, as `dml models` and `dml look` do."""
-        return finished_scores(self.place.store.folder(f"evaluate/{self.place.evaluate_id}"), self.place.evaluate_id) or {}
+        trained = self.step.identity
+        embedded, scored = identity.embed_step(SPEC, trained).identity, self.place.evaluate_id
+        return finished_scores(self.place.store.folder(f"evaluate/{scored}"), trained, embedded, scored) or {}
 
     def embeddings(self) -> dict[Any, Any]:
         """Read the embeddings, as scoring, promotion and pages do: only files with the right hashes."""
