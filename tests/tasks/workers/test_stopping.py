@@ -44,7 +44,8 @@ if sys.argv[1] == "training":
         time.sleep(0.01)
 else:
     print("idle", flush=True)
-    time.sleep(60)
+    while True:
+        time.sleep(0.01)  # one long sleep would miss a signal that comes just before it
 """
 
 
