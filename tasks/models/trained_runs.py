@@ -90,4 +90,5 @@ def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
     """
     if run.embedded is None or run.scored is None:
         return {}
-    return finished_scores(store.pull(f"evaluate/{run.scored}"), run.trained, run.embedded, run.scored) or {}
+    folder = store.pull(f"evaluate/{run.scored}")
+    return finished_scores(folder, trained=run.trained, embedded=run.embedded, scored=run.scored) or {}

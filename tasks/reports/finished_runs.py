@@ -118,7 +118,7 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
     """Return the run if its scores and embeddings are in the store, else None."""
     for run in run_identities(project.state, spec, dataset):
         scores = store.pull(f"evaluate/{run.scored}")
-        metrics = finished_scores(scores, run.trained, run.embedded, run.scored)
+        metrics = finished_scores(scores, trained=run.trained, embedded=run.embedded, scored=run.scored)
         if metrics is not None and (store.is_remote or (store.folder(f"embed/{run.embedded}") / MANIFEST_FILE).is_file()):
             return FinishedRun(spec, run.scored, not run.older_code, metrics, scores, f"embed/{run.embedded}")
     return None

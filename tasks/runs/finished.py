@@ -104,7 +104,7 @@ def intact_record(step: str, identity: str) -> StepRecord | None:
         return None
 
 
-def finished_scores(folder: Path, trained: str, embedded: str, scored: str) -> dict[str, float] | None:
+def finished_scores(folder: Path, *, trained: str, embedded: str, scored: str) -> dict[str, float] | None:
     """Return a run's scores from their file in `folder`, whose hash must match the record.
 
     If this machine has no record, as for a run that another machine left in a bucket, any readable file is accepted.

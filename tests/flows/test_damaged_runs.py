@@ -278,7 +278,7 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
 
 
 def train_other_network(place: Place) -> None:
-    """Train anew to other weights, and stop before the embeddings of these."""
+    """Train again to other weights, and stop before their embeddings are made."""
     place.workers.seed = 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(work.WORK, "embed", lambda *_: (_ for _ in ()).throw(DmlError("stopped")))
@@ -310,7 +310,8 @@ def _collected(place: Place) -> object:
 
 SHOWN: dict[str, Callable[[Place], object]] = {
     "a report": lambda place: finished_scores(
-        place.store.folder(f"evaluate/{place.evaluate_id}"), *step_identities(SPEC, place.dataset).values()
+        place.store.folder(f"evaluate/{place.evaluate_id}"),
+        **dict(zip(("trained", "embedded", "scored"), step_identities(SPEC, place.dataset).values(), strict=True)),
     ),
     "the evidence of a verification": _collected,
     "a table's rebuilt result": lambda place: results._measured(place.project, SPEC, place.dataset),

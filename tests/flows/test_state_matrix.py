@@ -195,7 +195,7 @@ class Reader:
         """Read the scores, as `dml models` and `dml look` do."""
         trained = self.step.identity
         embedded, scored = identity.embed_step(SPEC, trained).identity, self.place.evaluate_id
-        return finished_scores(self.place.store.folder(f"evaluate/{scored}"), trained, embedded, scored) or {}
+        return finished_scores(self.place.store.folder(f"evaluate/{scored}"), trained=trained, embedded=embedded, scored=scored) or {}
 
     def embeddings(self) -> dict[Any, Any]:
         """Read the embeddings, as scoring, promotion and pages do: only files with the right hashes."""

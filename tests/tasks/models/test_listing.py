@@ -14,6 +14,7 @@ from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import listing
 from tasks.models.listing import list_models
+from tasks.runs.records import ScoreRecord
 from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
 from tests.damage import DAMAGE
@@ -52,6 +53,18 @@ def test_sizes_are_those_of_the_records(project: Project, storage: Path) -> None
     checkpoints = [path.stat().st_size for path in Path(project.store).glob("train/*/checkpoint.pt")]
     assert sorted(num_bytes for _, num_bytes in found.values()) == sorted(checkpoints)
     assert listing.CHECKPOINT_FILE == file.CHECKPOINT_FILE
+
+
+def test_scores_of_a_former_network_are_not_listed(project: Project, storage: Path) -> None:
+    """The network of one run was trained again, and is not scored yet."""
+    runs = comparison_runs(load_params(project.params_file), "own")[:3]
+    for spec, inputs in zip(runs, (None, "other files", None), strict=True):
+        report = make_run(project, spec)
+        scores = ScoreRecord(**report.scores.model_dump(include=set(ScoreRecord.model_fields)) | {"inputs": inputs})
+        for record in (report.embeddings, scores):
+            write_whole(storage / record.identity, json.dumps({"result": SealedJSON().dumps(record).decode()}))
+    models = list_models(project, None, every_seed=True).models
+    assert {model.run: bool(model.scores) for model in models} == {"own/good/0": True, "own/good/1": False, "own/untrained/0": True}
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from dml_core.errors import ConfigError, DataError, StoreError
+from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.reports.finished_runs import NotRunError, choose, open_sides
 from tasks.runs import identity
 from tasks.runs.best import VALIDATION
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import step_identities
+from tasks.runs.records import CheckpointRecord, EmbeddingRecord, ScoreRecord, describe_folder, hash_of_files
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tests.tasks.reports.made_up_runs import SEEDS, TRIPLET, make_project
 
@@ -105,6 +108,22 @@ def test_runs_made_by_older_code_are_found_and_marked(own: Made, monkeypatch: py
     found = choose(*own, "photos/softmax").shown[0]
     assert not found.is_current
     assert found.scores == Path(own[0].store) / "evaluate" / found.identity
+
+
+def test_a_run_whose_network_was_trained_again_is_missing_until_it_is_scored(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, store = spec_of(own), Path(own[0].store)
+    records = own[0].state / "records"
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(records))
+    steps = step_identities(spec, read_dataset(own[0], "photos"))
+    files = describe_folder(store / "evaluate" / steps["evaluate"])
+    trained = CheckpointRecord(step="train", identity=steps["train"], key="", files=files)
+    embedded = EmbeddingRecord(step="embed", identity=steps["embed"], key="", files=files)
+    scores = ScoreRecord(step="evaluate", identity=steps["evaluate"], key="", files=files, inputs=hash_of_files([trained, embedded]))
+    again = trained.model_copy(update={"files": files[:1]})
+    for network, missing in ((trained, ()), (again, ("softmax",))):
+        for record in (network, embedded, scores):
+            write_whole(records / record.identity, json.dumps({"result": SealedJSON().dumps(record).decode()}))
+        assert choose(*own, "photos").missing == missing
 
 
 def test_missing_embeddings_or_those_of_other_images_are_refused(own: Made) -> None:
