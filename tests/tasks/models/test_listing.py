@@ -50,7 +50,7 @@ def test_sizes_are_those_of_the_records(project: Project, storage: Path) -> None
         "own/good/1": 1001,
         "own/untrained/0": 1002,
     }
-    checkpoints = [path.stat().st_size for path in Path(project.store).glob("train/*/checkpoint.pt")]
+    checkpoints = [(Path(project.store) / "train" / record.name / "checkpoint.pt").stat().st_size for record in storage.iterdir()]
     assert sorted(num_bytes for _, num_bytes in found.values()) == sorted(checkpoints)
     assert listing.CHECKPOINT_FILE == file.CHECKPOINT_FILE
 
