@@ -57,8 +57,9 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_path: Path) -> None:
-    """Every pair of precisions, for queries and for added items; an index of an export finds that export, not the run's own network."""
+def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair of precisions, for queries and for added items; outside of the run's project an index of an export finds that export."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")  # not that of tests that publish the same run
     run = find_run(project, "own/good/1")
     dataset = PackedDataset(project.packed("own"), "test")
     images = [dataset.raw_bytes(index) for index in range(4)]
