@@ -12,7 +12,7 @@ from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
 from dml_core.training.config import TrainingConfig
 from tasks.reports.pictures import Picture, PictureCache, load_picture, picture_files
-from tasks.runs.tuned import TUNED, read_tuned
+from tasks.runs.tuned import TUNED, TunedFile, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
@@ -89,13 +89,13 @@ def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures:
     variant = row.variants[0] if run.variant == TUNED else run.variant
     protocol = row.protocol or name.partition("/")[0]
     from_protocol = _differences(run, lambda: cached_protocol(protocol).training_config(run.dataset, variant))
-    changed = _differences(run, lambda: row_training(name, row, run.dataset, run.variant, called=run.row))
+    changed = _differences(run, lambda: row_training(name, row, run.dataset, run.variant, _tuned_file(name, table, run)))
     return Details(
         run=run,
         from_protocol=from_protocol,
         changed=changed or (),
         is_mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
-        tuned=_tuned(name, run),
+        tuned=_tuned(name, table, run),
         settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
         pictures=pictures,
         unavailable=unavailable,
@@ -113,11 +113,19 @@ def _differences(run: MeasuredRun, other_training: Callable[[], TrainingConfig])
     return tuple((name, _plain(value), _plain(other)) for name, (value, other) in values.items() if value != other)
 
 
-def _tuned(name: str, run: MeasuredRun) -> str | None:
+def _tuned_file(name: str, table: TableFile, run: MeasuredRun) -> TunedFile | None:
+    return read_tuned(name, run.row, table.tuned_on(run.dataset)) if run.variant == TUNED else None
+
+
+def _tuned(name: str, table: TableFile, run: MeasuredRun) -> str | None:
+    """Return the origin of a run's tuned settings, or what is wrong with their file; None for a run without."""
     try:
-        return read_tuned(name, run.row, run.dataset).says if run.variant == TUNED else None
+        tuned = _tuned_file(name, table, run)
     except ConfigError as error:
         return str(error)
+    if tuned is None:
+        return None
+    return tuned.says if tuned.dataset == run.dataset else f"{tuned.says}, on {tuned.dataset}"
 
 
 def _plain(value: Any) -> str:

@@ -43,11 +43,14 @@ class Columns(Config):
             machine: they have no tolerance and are not judged.
         options: options that the project's dataset must have, such as `split: images`; with none it is split by class.
         stands_in_for: the paper's dataset that this one replaces; None for the paper's own. Stand-ins are counted separately.
+        tuned_on: dataset of the table whose searches' settings the variant `tuned` has here, such as a part of this one; None for this one.
+            None of its training classes may be among the test classes here.
         note: remark on these columns for readers.
     """
 
     dataset: Name
     stands_in_for: Name | None = None
+    tuned_on: Name | None = None
     metrics: tuple[str, ...] = Field(min_length=1)
     unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
     options: dict[str, Any] = {}
@@ -222,6 +225,10 @@ class TableFile(Config):
         """Return the options that the project's dataset must have; all column blocks of one dataset have the same."""
         return next((block.options for block in self.columns if block.dataset == dataset), {})
 
+    def tuned_on(self, dataset: str) -> str:
+        """Return the dataset on which the settings of a dataset's variant `tuned` were searched."""
+        return next((block.tuned_on for block in self.columns if block.dataset == dataset), None) or dataset
+
     @property
     def datasets(self) -> tuple[str, ...]:
         """The datasets of the columns, each once, from left to right."""
@@ -247,6 +254,10 @@ class TableFile(Config):
                 raise ValueError(f"columns of dataset '{block.dataset}' have different options")
             if block.stands_in_for != self.stand_ins.get(block.dataset):
                 raise ValueError(f"columns of dataset '{block.dataset}' stand in for different datasets")
+            if (block.tuned_on or block.dataset) != self.tuned_on(block.dataset):
+                raise ValueError(f"columns of dataset '{block.dataset}' have different tuned_on")
+            if self.tuned_on(block.dataset) not in self.datasets:
+                raise ValueError(f"tuned_on: no column is of dataset '{block.tuned_on}'")
         for name, row in self.rows.items():
             self._check_row(name, row)
         if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):

@@ -20,7 +20,7 @@ from dml_core.training.config import TrainingConfig
 from tasks.runs import protocols
 from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
-from tasks.runs.tuned import STANDING, TUNED, read_tuned
+from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table
 from tasks.tables.result import TableRun
@@ -160,7 +160,7 @@ def _runs_of_row(name: str, table: TableFile, row: str, dataset: str, evaluation
     """Yield a row's runs on a dataset: one for each of its epochs and each seed."""
     entry = table.rows[row]
     measurements = override(table.measurements, entry.measurements)
-    variant, training, epochs = _training(name, row, entry, dataset, choice)
+    variant, training, epochs = _training(name, table, row, dataset, choice)
     for epoch, seed in product(epochs, choice.seeds or (0,)):
         yield RunSpec(
             dataset=dataset,
@@ -204,8 +204,9 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     return None if loss in cached_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
-def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
+def _training(name: str, table: TableFile, called: str, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
     """Return a row's variant on the chosen track, its training settings there, and the epochs whose weights are scored."""
+    row = table.rows[called]
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
@@ -213,7 +214,8 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     variant = choice.variant or row.variants[0]
     if variant == TUNED and not row_training(name, row, dataset).num_epochs:
         variant = row.variants[0]  # a row without training cannot be tuned
-    training = row_training(name, row, dataset, variant, called)
+    tuned = read_tuned(name, called, table.tuned_on(dataset)) if variant == TUNED else None
+    training = row_training(name, row, dataset, variant, tuned)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
@@ -223,7 +225,7 @@ def _check_is_run(table: str, row: Row) -> None:
         raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
 
 
-def row_training(table: str, row: Row, dataset: str, variant: str | None = None, called: str | None = None) -> TrainingConfig:
+def row_training(table: str, row: Row, dataset: str, variant: str | None = None, tuned: TunedFile | None = None) -> TrainingConfig:
     """Return the training settings of a row on a dataset. Imports no torch: `tasks.checks.check_parts` checks the loss's own options.
 
     Args:
@@ -231,10 +233,10 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
         row: a row that is run.
         dataset: name in the table's columns.
         variant: variant of the protocol; by default the row's first. `tuned` is the first with the settings found by `dml tune`.
-        called: the row's name, by which its tuned settings are found.
+        tuned: these settings; only the variant `tuned` needs them.
 
     Raises:
-        ConfigError: the row is not run, has no such variant, is not tuned, or its changes do not fit.
+        ConfigError: the row is not run, has no such variant, or its changes do not fit.
     """
     _check_is_run(table, row)
     variant = variant or row.variants[0]
@@ -247,8 +249,8 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     own = row.by_variant.get(untuned, Variant())
     layers = [row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})]
     if variant == TUNED:
-        assert called is not None
-        layers.append(read_tuned(table, called, dataset).training)
+        assert tuned is not None
+        layers.append(tuned.training)
     return parse_overridden(TrainingConfig, f"{table}: {row.label}, {dataset}, {variant}", values, *layers)
 
 

@@ -211,7 +211,10 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     for dataset in datasets:
         if dataset not in table.datasets:
             raise unknown_name(f"dataset of {table_name}", dataset, list(table.datasets))
-    columns = datasets or [dataset for dataset in table.datasets if belongs(table, table.rows[row], dataset)]
+        if table.tuned_on(dataset) != dataset:
+            raise ConfigError(f"{table_name}: tuned runs on {dataset} have the settings found on {table.tuned_on(dataset)}; tune there")
+    own = [dataset for dataset in table.datasets if table.tuned_on(dataset) == dataset]
+    columns = datasets or [dataset for dataset in own if belongs(table, table.rows[row], dataset)]
     return [_plan(params, table_name, table, row, column, folds, seed, metric) for column in columns]
 
 

@@ -14,6 +14,7 @@ from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from tasks.runs.protocols import Variant, read_protocol
 from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.tuned import TunedFile
 from tasks.tables.file import load_table
 from tasks.tables.runs import row_training
 from tasks.tuning.space import lay_over
@@ -71,9 +72,10 @@ def of_row(changed: str) -> Callable[..., TrainingConfig]:
             "by_variant.datasets": {"by_variant": {OURS: Variant(datasets={DATASET: changes})}},
             "tuned": {},
         }[changed]
-        monkeypatch.setattr("tasks.tables.runs.read_tuned", lambda *_: SimpleNamespace(training=changes))
         row = load_table(TABLE).rows[ROW].model_copy(update=values)
-        return row_training(TABLE, row, DATASET, "tuned" if changed == "tuned" else OURS, ROW)
+        if changed == "tuned":
+            return row_training(TABLE, row, DATASET, "tuned", TunedFile.model_construct(training=changes))
+        return row_training(TABLE, row, DATASET, OURS)
 
     return place
 

@@ -13,8 +13,9 @@ from tasks.runs import protocols
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.tables.choice import Choice
-from tasks.tables.file import Row, load_table, table_names
+from tasks.tables.file import Row, TableFile, load_table, table_names
 from tasks.tables.runs import _read_protocol, row_training, runs_of, runs_of_tables
+from tasks.tuning.search import plan_searches
 from tests.conftest import ROOT
 
 TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist"
@@ -102,6 +103,38 @@ def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> No
     assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
     assert tuned.training != own.training
     assert tuned.evaluation == own.evaluation
+
+
+def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_searched(tables: Path) -> None:
+    name = "project/glyphs"
+    assert load_table(name).tuned_on("glyphs") == load_table(name).tuned_on("glyphs-2000") == "glyphs-2000"
+    choice = Choice((ROW,), variant="tuned")
+    with pytest.raises(ConfigError, match="not tuned on glyphs-2000; run: dml tune project/glyphs/softtriple --dataset glyphs-2000"):
+        runs_of(name, load_table(name), choice)
+    write_tuned(FOUND.model_copy(update={"table": name, "dataset": "glyphs-2000"}))
+    own, tuned = (runs_of(name, load_table(name), Choice((ROW,), variant=variant))["glyphs"][0] for variant in (None, "tuned"))
+    assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
+    params = load_params(ROOT / "params.yaml")
+    assert [search.column for search in plan_searches(params, f"{name}/{ROW}", (), 4, 0, "recall@1")] == ["glyphs-2000"]
+    with pytest.raises(ConfigError, match="tuned runs on glyphs have the settings found on glyphs-2000; tune there"):
+        plan_searches(params, f"{name}/{ROW}", ("glyphs",), 4, 0, "recall@1")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (({"dataset": "glyphs", "tuned_on": "glyphs-200", "metrics": ("nmi",)},), "tuned_on: no column is of dataset 'glyphs-200'"),
+        (
+            tuple({"dataset": dataset, "metrics": ("nmi",)} for dataset in ("glyphs-2000", "glyphs"))
+            + ({"dataset": "glyphs", "tuned_on": "glyphs-2000", "metrics": ("map@r",)},),
+            "columns of dataset 'glyphs' have different tuned_on",
+        ),
+    ],
+)
+def test_a_dataset_to_be_tuned_on_is_one_and_of_the_table(blocks: tuple[dict, ...], message: str) -> None:
+    table = load_table("project/glyphs").model_dump()
+    with pytest.raises(ValueError, match=message):
+        TableFile.model_validate(table | {"columns": blocks})
 
 
 def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path) -> None:
