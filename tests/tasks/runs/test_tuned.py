@@ -125,8 +125,11 @@ def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_sear
     [
         (({"dataset": "glyphs", "tuned_on": "glyphs-200", "metrics": ("nmi",)},), "tuned_on: no column is of dataset 'glyphs-200'"),
         (
-            tuple({"dataset": dataset, "metrics": ("nmi",)} for dataset in ("glyphs-2000", "glyphs"))
-            + ({"dataset": "glyphs", "tuned_on": "glyphs-2000", "metrics": ("map@r",)},),
+            (
+                {"dataset": "glyphs-2000", "metrics": ("nmi",)},
+                {"dataset": "glyphs", "metrics": ("nmi",)},
+                {"dataset": "glyphs", "tuned_on": "glyphs-2000", "metrics": ("map@r",)},
+            ),
             "columns of dataset 'glyphs' have different tuned_on",
         ),
     ],
