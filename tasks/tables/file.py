@@ -43,8 +43,8 @@ class Columns(Config):
             machine: they have no tolerance and are not judged.
         options: options that the project's dataset must have, such as `split: images`; with none it is split by class.
         stands_in_for: the paper's dataset that this one replaces; None for the paper's own. Stand-ins are counted separately.
-        tuned_on: dataset of the table whose searches' settings the variant `tuned` has here, such as a part of this one; None for this one.
-            None of its training classes may be among the test classes here.
+        tuned_on: dataset of this table on which `dml tune` found the settings of the variant `tuned`, such as a part of this one; None for
+            this one. None of its training classes may be a test class here.
         note: remark on these columns for readers.
     """
 
