@@ -3,17 +3,23 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, StoreError
 from dml_core.search_space import Search
+from tasks.reports.pictures import PictureCache
+from tasks.reports.table_details import line_details
 from tasks.runs import protocols
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
+from tasks.sealed import read_sealed
+from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table, table_names
+from tasks.tables.result import RESULT, TableResult
 from tasks.tables.runs import _read_protocol, row_training, runs_of, runs_of_tables
 from tasks.tuning.search import plan_searches
 from tests.conftest import ROOT
@@ -120,10 +126,34 @@ def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_sear
         plan_searches(params, f"{name}/{ROW}", ("glyphs",), 4, 0, "recall@1")
 
 
+def test_a_page_names_the_dataset_of_the_search_if_it_is_another(tmp_path: Path) -> None:
+    """The same settings are no change of the row on either dataset."""
+    name = "project/glyphs"
+    measured = read_sealed(ROOT / f"results/tables/{name}.json", RESULT)
+    assert measured is not None
+    (on_part,) = (
+        run for run in measured.runs if (run.row, run.variant, run.dataset, run.seed) == ("contrastive", "tuned", "glyphs-2000", 0)
+    )
+    result = TableResult(name=name, runs=(on_part, on_part.model_copy(update={"dataset": "glyphs"})))
+    (details,) = line_details(name, load_table(name), result, Store(str(tmp_path), tmp_path), PictureCache()).values()
+    whole, part = details
+    assert str(part.tuned).endswith("fresh pairs of fold and seed")
+    assert whole.tuned == f"{part.tuned}, on glyphs-2000"
+    assert whole.changed == part.changed == ()
+
+
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        (({"dataset": "glyphs", "tuned_on": "glyphs-200", "metrics": ("nmi",)},), "tuned_on: no column is of dataset 'glyphs-200'"),
+        (({"dataset": "glyphs", "tuned_on": "glyphs-200", "metrics": ("nmi",)},), "tuned_on: 'glyphs-200' must be a dataset of the table"),
+        (
+            (
+                {"dataset": "glyphs", "tuned_on": "glyphs-2000", "metrics": ("nmi",)},
+                {"dataset": "glyphs-2000", "tuned_on": "synthetic", "metrics": ("nmi",)},
+                {"dataset": "synthetic", "metrics": ("nmi",)},
+            ),
+            "tuned_on: 'glyphs-2000' must be a dataset of the table with searches of its own",
+        ),
         (
             (
                 {"dataset": "glyphs-2000", "metrics": ("nmi",)},
@@ -134,7 +164,7 @@ def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_sear
         ),
     ],
 )
-def test_a_dataset_to_be_tuned_on_is_one_and_of_the_table(blocks: tuple[dict, ...], message: str) -> None:
+def test_a_dataset_to_be_tuned_on_is_one_and_of_the_table(blocks: tuple[dict[str, Any], ...], message: str) -> None:
     table = load_table("project/glyphs").model_dump()
     with pytest.raises(ValueError, match=message):
         TableFile.model_validate(table | {"columns": blocks})
