@@ -60,7 +60,9 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
     selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
     runs = selection.runs
-    summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
+    summaries = summarise_published(runs)
+    # a table's own conclusions, at its judged epoch and with its reference, are in `about`
+    comparison = compare_published(report.dataset, runs, report.reference) if report.about is None else None
     validation = validation_scores(runs)
     _log_means(client, parent, {})
     model = _register(client, report, runs, validation)
@@ -150,10 +152,10 @@ def describe_comparison(
 ) -> str:
     """Return the description of a comparison's parent run, in Markdown.
 
-    It begins with the sentence that names the best variant and the table of all, of which MLflow's page shows the first lines: highest mean
-    first, the confidence set of the best bold, a link to one run for each variant (its best by validation scores (`tasks.runs.best`), else
-    its lowest seed). Then follow the other statements about the variants, the description of a paper's table (`report.about`), omitted runs
-    (`left_out`), and links to the report and the model.
+    It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
+    variants follows: highest mean first, the confidence set of the best bold, a link to one run for each variant (its best by validation
+    scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the variants, omitted runs (`left_out`), and
+    links to the report and the model.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
@@ -166,7 +168,7 @@ def describe_comparison(
         name = f"**{variant}**" if variant in bold else variant
         scores = [str(metrics[metric]) if metric in metrics else "-" for metric in names]
         lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
-    best, stop, others = say_best(report.role, summaries, comparison).partition(". ")
+    best, stop, others = say_best(report.role, summaries, comparison).partition(". ") if report.about is None else (report.about, "", "")
     caption = f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval"
     bold_says = f" {BOLD}" if bold else ""
     notes = [*left_out]
@@ -181,7 +183,6 @@ def describe_comparison(
         "\n".join(lines),
         others,
         f"{caption} (from {MIN_SEEDS} seeds on).{bold_says}",
-        report.about,
         "\n".join(f"- {note}" for note in notes),
     ]
     return "\n\n".join(section for section in sections if section)

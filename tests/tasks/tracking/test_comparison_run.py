@@ -45,11 +45,11 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
     ]
 
 
-def test_a_table_s_page_begins_with_its_runs_too() -> None:
+def test_a_table_s_page_begins_with_its_description_and_has_its_runs() -> None:
     runs = [*RUNS, PublishedRun("c0", {"nmi": 0.5}, {VARIANT_TAG: "c", SEED_TAG: "0"})]
     table = REPORT.model_copy(update={"comparison": "t", "about": "A table."})
     lines = comparison_run.describe_comparison(table, "1", "p", runs, summarise_published(runs), None, {}, "Model", []).splitlines()
-    assert lines.index("| variant | recall@1 | nmi | seeds | run |") < lines.index("A table.")
+    assert lines[:3] == ["A table.", "", "| variant | recall@1 | nmi | seeds | run |"]
     assert "t: per cent on test images, mean over the seeds ± half of the 95 % interval (from 3 seeds on)." in lines
     assert "| c | - | 50.0 | 1 | [seed 0](#/experiments/1/runs/c0?workflowType=machine_learning) |" in lines
     assert not any("**a**" in line or "side by side" in line for line in lines)
