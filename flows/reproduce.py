@@ -27,7 +27,7 @@ from tasks.checks import bring_weights, check_before, check_devices, check_parts
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, load_params, run_label, standing_runs
+from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
 from tasks.tables.file import load_table
 from tasks.tables.judging import compared_columns, compared_epoch
 from tasks.tables.runs import printed_epoch
@@ -104,7 +104,7 @@ def _say_times(outcomes: Sequence[Outcome], services: Services) -> None:
 
 
 def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[str, str | None] | None:
-    """Return the metric by which a run is compared with others of its table on its dataset, and the reference's label, if there is one.
+    """Return the metric by which a run is compared with others of its table on its dataset, and the reference's label, if it is run.
 
     None if the metrics have no best value, or if other epochs than the run's are compared.
     """
@@ -115,10 +115,8 @@ def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[s
     epochs = {other.evaluation.epoch for other in runs if other.table == spec.table}
     if first is None or spec.evaluation.epoch != compared_epoch(printed_epoch(spec.table), epochs):
         return None
-    reference = None
-    if table.reference is not None:
-        variants = table.rows[table.reference].variants
-        reference = run_label(table.reference, spec.variant if spec.variant in variants else variants[0], spec.evaluation.epoch)
+    alike = [run for run in runs if (run.table, run.column, run.evaluation.epoch) == (spec.table, spec.column, spec.evaluation.epoch)]
+    reference = next((run.label for run in alike if run.row == table.reference), None)
     return table.flat_columns[first].metric, reference
 
 

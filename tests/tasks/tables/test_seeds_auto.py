@@ -1,6 +1,7 @@
 """`--seeds auto`: when the seeds suffice, by hand and in a flow whose runs are drawn instead of trained."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,14 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.statistics.comparing import differences
 from flows.outcomes import Failure
+from flows.reproduce import _compared
 from flows.resolving import run_until_resolved
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import RunSpec, load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
+from tasks.tables.runs import runs_of
 from tasks.tables.seeds_auto import DEFAULT_POINTS, MOST_SEEDS, Resolve, next_seeds, widest
-from tests.conftest import small_training
+from tests.conftest import ROOT, small_training
 
 SCORES = {"a": {0: 50.0, 1: 52.0, 2: 54.0}, "b": {0: 49.0, 1: 50.0, 2: 51.0}, "c": {0: 40.0, 1: 41.0, 2: 48.0}}
 
@@ -174,6 +179,16 @@ def test_one_system_has_nothing_to_be_compared_with() -> None:
     seeds, _, said = resolved(specs("a"), Drawn(3.0), Resolve(0.5, 8))
     assert seeds == {"d a": [0, 1, 2]}
     assert said == ["comparison on d: 3 seeds; fewer than two systems to compare"]
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(variant="tuned")])
+def test_a_table_s_reference_is_run_in_the_chosen_variant(choice: Choice) -> None:
+    runs = runs_of("project/glyphs", load_table("project/glyphs"), replace(choice, datasets=("glyphs-2000",)))["glyphs-2000"]
+    (softmax,) = [run.label for run in runs if run.row == "softmax"]
+    params = load_params(ROOT / "params.yaml")
+    assert {_compared(params, runs, run) for run in runs} == {("recall@1", softmax)}
+    others = [run for run in runs if run.row != "softmax"]
+    assert {_compared(params, others, run) for run in others} == {("recall@1", None)}
 
 
 def share_sure(num_systems: int, is_named: bool, num_tables: int, first: int = 3) -> tuple[float, float]:
