@@ -177,7 +177,8 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
     """Add runs that another project measured to this project's tables.
 
     Use it to share the seeds of a table between machines without a common store. Runs measured here are kept, and dml reproduce reuses
-    the imported ones. Runs with other settings or data are named in the table and left out of its means.
+    the imported ones. The table names runs with other settings or data and leaves them out of its means; with former settings it shows them
+    where no run has the present ones. Such runs do not replace imported ones with the present settings and data.
     """
     project = open_project()
     from tasks.plans.results import import_result
@@ -185,4 +186,6 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
     for path in files:
         imported = import_result(project, path)
         kept = f"; {counted(imported.num_measured_here, 'run')} measured here kept" if imported.num_measured_here else ""
+        if imported.num_outdated:
+            kept += f"; {counted(imported.num_outdated, 'run')} with former data or settings skipped, imported ones with the present kept"
         print(f"{imported.name}: {counted(imported.num_added, 'run')} imported{kept}; show them with: dml tables show {imported.name}")

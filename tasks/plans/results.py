@@ -26,6 +26,7 @@ from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sea
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
+from tasks.tables.present import has_present_settings, table_today
 from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
 from tasks.tables.runs import runs_of_tables
 from tasks.wording import counted
@@ -81,26 +82,36 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was imported: the table, and the numbers of runs that were added, and of those that this project has measured itself."""
+    """What was imported.
+
+    Attributes:
+        name: the table.
+        num_added: number of runs that were added.
+        num_measured_here: number of runs that were not, since this project has measured them itself.
+        num_outdated: number of runs that were not, since an earlier import has them with the present data and settings, and the file not.
+    """
 
     name: str
     num_added: int
     num_measured_here: int
+    num_outdated: int
 
 
 def import_result(project: Project, path: Path) -> Imported:
     """Add the runs that another project exported to this project's result of their table. Runs measured here are kept.
 
-    Means and comparisons use only those with the dataset content and the settings of this project (`tasks.runs.comparable`).
+    So are runs imported earlier, if they have the present data and settings and those in their places have not. Which of the runs means
+    and comparisons use is decided by `tasks.runs.comparable.select`.
 
     Raises:
         ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
-            that of its evaluation; nothing was added.
+            that of its evaluation, or params.yaml is wrong; nothing was added.
         NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
     exported = read_sealed(path, RESULT)
     if exported is None:
         raise ConfigError(f"{path}: no such file; write one with: dml tables export TABLE -o FILE")
+    params = load_params(project.params_file)
     with located(str(path)):
         table = load_table(exported.name)
         for run in exported.runs:
@@ -108,12 +119,24 @@ def import_result(project: Project, path: Path) -> Imported:
     with alone(_lock(project)):
         result = _read_or_rebuild(project, exported.name)
         here = {run.place for run in result.runs if not run.is_imported}
-        added = [run.model_copy(update={"is_imported": True}) for run in exported.runs if run.place not in here]
+        new = [run.model_copy(update={"is_imported": True}) for run in exported.runs if run.place not in here]
+        added = _not_outdated(project, params, table, result, new)
         result = result.updated(added, (), result.made or exported.made)
         imported = tuple(run for run in result.runs if run.is_imported)
         write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported), RESULT)
         save_result(project, result)
-    return Imported(exported.name, len(added), len(exported.runs) - len(added))
+    return Imported(exported.name, len(added), len(exported.runs) - len(new), len(new) - len(added))
+
+
+def _not_outdated(project: Project, params: Params, table: TableFile, result: TableResult, new: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Return the new runs without those whose place has a run with the present data and settings while they have others."""
+    in_place = {run.place: run for run in result.runs}
+    digests = table_today(project, params, result.name, table, result).digests
+
+    def is_present(run: MeasuredRun) -> bool:
+        return has_present_settings(params, result.name, table, run, digests.get(run.dataset, run.digest))
+
+    return [run for run in new if run.place not in in_place or is_present(run) or not is_present(in_place[run.place])]
 
 
 @dataclass(frozen=True)

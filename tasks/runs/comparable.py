@@ -22,6 +22,7 @@ from tasks.runs.specs import Params, RunSpec, runnable_runs
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
+FORMER = "measured with former settings; no run has the present ones"
 T = TypeVar("T")
 Place = TypeVar("Place")
 
@@ -124,7 +125,12 @@ def standing_today(params: Params, dataset: str, digest: str | None, overrides: 
 
 @dataclass(frozen=True)
 class Selection(Generic[T]):
-    """Runs that may be averaged by system and paired by seed, and a line for each system's omitted runs."""
+    """Runs that may be averaged by system and paired by seed.
+
+    Attributes:
+        runs: these runs.
+        left_out: a line for each system's omitted runs, and one for a system whose selected runs have former settings.
+    """
 
     runs: tuple[T, ...]
     left_out: tuple[str, ...]
@@ -134,7 +140,7 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     """Select the runs on each dataset's present content and with each system's present settings.
 
     If the present content is unknown, the content of most runs is used; if no run of a system has its present settings, the settings of
-    most of its runs are used (but see `Today.is_one_protocol`). Ties go to the first.
+    most of its runs are used and reported (but see `Today.is_one_protocol`). Ties go to the first.
 
     The runs may be of any systems and datasets.
     """
@@ -148,14 +154,16 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
         is_fixed = present in counts or (today.is_one_protocol and today.settings)
         settings[place] = present if is_fixed else _commonest(counts)
     selected = []
-    left_out = defaultdict[tuple[str, str, str], list[int]](list)
+    reported = defaultdict[tuple[str, str, str], list[int]](list)
     for run, fact in described:
-        why = _why_not(fact, digests[fact.dataset], settings.get((fact.dataset, fact.system)))
+        place = fact.dataset, fact.system
+        why = _why_not(fact, digests[fact.dataset], settings.get(place))
         if why is None:
             selected.append(run)
-        else:
-            left_out[fact.dataset, fact.system, why].append(fact.seed)
-    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
+            why = FORMER if fact.settings != today.settings.get(place, fact.settings) else None
+        if why is not None:
+            reported[(*place, why)].append(fact.seed)
+    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in reported.items()))
 
 
 def _counted(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Counter[str | None]]:
@@ -179,4 +187,4 @@ def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | Non
 
 def _line(dataset: str, system: str, why: str, seeds: Sequence[int]) -> str:
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
-    return f"left out: {system} on {dataset}, {which}: {why}"
+    return f"{'shown' if why == FORMER else 'left out'}: {system} on {dataset}, {which}: {why}"

@@ -1,5 +1,7 @@
 """Present state of a table's runs: content of the prepared datasets, and settings in its file or params.yaml."""
 
+from collections import Counter, defaultdict
+
 from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, present_digest, spec_settings
@@ -11,17 +13,30 @@ from tasks.tables.runs import named_dataset, present_run
 
 
 def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
-    """Return digests and settings of the measured datasets and lines, without those unprepared or no longer in the file."""
+    """Return digests and settings of the measured datasets and lines, without those unprepared or no longer in the file.
+
+    Settings on a dataset that is not prepared are those on the content of most of its runs, which `select` uses then.
+    """
     digests, settings = {}, {}
-    for dataset in dict.fromkeys(run.dataset for run in result.runs):
+    contents = defaultdict[str, Counter[str | None]](Counter)
+    for run in result.runs:
+        contents[run.dataset][run.digest] += 1
+    for dataset in contents:
         digest = _digest(project, params, name, table, dataset)
         if digest is not None:
             digests[dataset] = digest
     for run in {(run.dataset, run.label): run for run in result.runs}.values():
         spec = _spec_today(params, name, table, run)
         if spec is not None:
-            settings[run.dataset, run.label] = spec_settings(spec, digests.get(run.dataset, run.digest))
+            digest = digests.get(run.dataset) or contents[run.dataset].most_common(1)[0][0]
+            settings[run.dataset, run.label] = spec_settings(spec, digest)
     return Today(digests, settings, is_one_protocol=name == STANDING)
+
+
+def has_present_settings(params: Params, name: str, table: TableFile, run: MeasuredRun, digest: str | None) -> bool:
+    """Return whether a run was measured on content with this digest and with the settings of today's file in its place."""
+    spec = _spec_today(params, name, table, run)
+    return spec is not None and run.facts.settings == spec_settings(spec, digest)
 
 
 def _digest(project: Project, params: Params, name: str, table: TableFile, dataset: str) -> str | None:

@@ -290,7 +290,8 @@ class ShownTable(Record):
         gone: rows that have runs and are no longer in the file.
         comparisons: measured lines compared by the first metric of each dataset that has a best, if two lines share enough seeds.
         ranking: ranking of the lines over the datasets that share a metric, or over the seeds of the only dataset.
-        left_out: runs omitted because their data or settings differ from those of the runs shown, a line each.
+        left_out: runs omitted because their data or settings differ from those of the runs shown, and shown runs with former settings,
+            a line for each system and reason.
     """
 
     format: int = FORMAT

@@ -45,7 +45,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     Args:
         name: `<paper>/<file>`.
         waiting: (row, dataset) -> what it waits for, if more is known than that it was not run.
-        today: present datasets and settings (`tasks.tables.present`); runs with others are omitted and named.
+        today: present datasets and settings (`tasks.tables.present`). Runs with others are omitted and named; runs with former settings
+            are shown and named if their line has no run with the present ones.
     """
     result, left_out = comparable(result, today)
     epoch = printed_epoch(name)
@@ -76,7 +77,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
 
 
 def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
-    """Return a table's result with only the runs that may be averaged and compared, and a line for each line's omitted runs."""
+    """Return a table's result with only the runs that may be averaged and compared, and the lines about runs of `select`."""
     selection = select(result.runs, lambda run: run.facts, today)
     return result.model_copy(update={"runs": selection.runs}), selection.left_out
 

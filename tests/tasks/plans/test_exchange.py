@@ -39,6 +39,12 @@ def measured(project: Project, seed: int, score: float, **changes: object) -> Me
     return MeasuredRun.model_validate(place | values | settings | {"commit": "theirs"} | changes)
 
 
+def changed(project: Project, seed: int, score: float, changes: dict[str, object]) -> MeasuredRun:
+    """Return a run as `measured`, with these other fields or settings."""
+    run = measured(project, seed, score)
+    return run.model_copy(update={name: run.training | value if isinstance(value, dict) else value for name, value in changes.items()})
+
+
 def shown(project: Project) -> ShownTable:
     table, result = load_table(TABLE), load_result(project, TABLE)
     return shown_table(TABLE, table, result, today=table_today(project, look(project).params, TABLE, table, result))
@@ -92,13 +98,41 @@ def test_a_later_import_replaces_an_earlier_one(project: Project, theirs: Path, 
 
 
 @pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
+def test_runs_on_other_images_or_with_former_settings_do_not_replace_imported_ones_with_the_present(
+    project: Project, theirs: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    import_result(project, theirs)
+    write_sealed(
+        tmp_path / "given.json", TableResult(name=TABLE, runs=tuple(changed(project, seed, 0.9, changes) for seed in (1, 7))), RESULT
+    )
+    says = CliRunner().invoke(app, ["tables", "import", str(tmp_path / "given.json")]).stdout
+    skipped = "1 run with former data or settings skipped, imported ones with the present kept"
+    assert says == f"{TABLE}: 1 run imported; {skipped}; show them with: dml tables show {TABLE}\n"
+    assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
+    assert requested(project)[0] == [3]
+    (line,) = shown(project).left_out
+    assert "seed 7: " in line
+
+
+def test_runs_with_former_settings_are_replaced_by_those_with_the_present(project: Project, theirs: Path, tmp_path: Path) -> None:
+    outdated = tuple(changed(project, seed, 0.9, {"training": {"num_epochs": 1}}) for seed in range(3))
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated), RESULT)
+    assert import_result(project, tmp_path / "given.json").num_added == 3
+    assert values(project) == pytest.approx({0: 90.0, 1: 90.0, 2: 90.0})
+    former = "measured with former settings; no run has the present ones"
+    assert shown(project).left_out == (f"shown: {ROW} as_published on cub200, seeds 0, 1, 2: {former}",)
+    assert former in CliRunner().invoke(app, ["tables", "show", TABLE]).stdout
+    assert import_result(project, theirs).num_added == 3
+    assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
+    assert shown(project).left_out == ()
+
+
+@pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
 def test_runs_on_other_images_or_with_other_settings_are_named_and_left_out_of_means(
     project: Project, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     add_runs(project, TABLE, [measured(project, 0, 0.5)], (), "ours")
-    other = measured(project, 1, 0.9)
-    given = other.model_copy(update={name: other.training | value if isinstance(value, dict) else value for name, value in changes.items()})
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(given,)), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 1, 0.9, changes),)), RESULT)
     import_result(project, tmp_path / "given.json")
     assert values(project) == pytest.approx({0: 50.0})
     assert "seed 1" in " ".join(shown(project).left_out)
@@ -193,9 +227,7 @@ def test_only_what_was_not_imported_is_planned_and_run_unless_it_is_forced(proje
 def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
     project: Project, tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    run = measured(project, 0, 0.9)
-    given = run.model_copy(update={name: run.training | value if isinstance(value, dict) else value for name, value in changes.items()})
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(given,)), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 0, 0.9, changes),)), RESULT)
     import_result(project, tmp_path / "given.json")
     assert requested(project, seeds=[0])[0] == [0]
     assert planned(project)[0] == "run"

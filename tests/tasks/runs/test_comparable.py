@@ -107,6 +107,8 @@ def test_no_two_unlike_runs_are_selected_and_none_is_lost_without_a_line(runs: l
             lines = [line for line in found.left_out if line.startswith(f"left out: {system} on {dataset}, ")]
             num_named = sum(line.split(":")[1].count(",") for line in lines)
             assert num_named == len(own) - len(staying)
+            former = [line for line in found.left_out if line.startswith(f"shown: {system} on {dataset}, ")]
+            assert bool(former) == (asked is not None and bool(staying) and settings != {asked}), "judged with former settings: reported"
 
 
 def test_unknown_present_content_is_the_one_of_most_runs_and_says_what_is_left_out() -> None:

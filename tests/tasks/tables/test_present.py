@@ -78,6 +78,9 @@ def test_every_run_of_a_table_is_today_s_as_long_as_its_file_stays(project: Proj
     if not any(dataset == "synthetic" for dataset, _ in today.settings):
         assert today.settings == {(run.dataset, run.label): run.facts.settings for run in runs}
     assert not today.is_one_protocol
+    moved = [run.model_copy(update={"seed": seed, "digest": "2"}) for run in runs for seed in (1, 2)]
+    mixed = TableResult(name=name, runs=(*moved, *runs))  # not prepared: the content of most runs is used
+    assert not any(line.startswith("shown") for line in comparable(mixed, table_today(project, PARAMS, name, table, mixed))[1])
     longer = [run.model_copy(update={"seed": seed, "training": {**run.training, "num_epochs": 99}}) for run in runs for seed in (1, 2)]
     kept, left_out = comparable(TableResult(name=name, runs=(*runs, *longer)), today)
     assert kept.runs == tuple(runs), "one run of today's settings goes before two of others"
