@@ -5,7 +5,7 @@ from typing import get_args
 
 from tasks.plans.prices import HOUR, KILOWATT_HOUR, Prices
 from tasks.plans.times import TimedStep
-from tasks.runs.costs import Cost, total_cost
+from tasks.runs.costs import total_cost
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.wording import duration
@@ -15,6 +15,8 @@ UNKNOWN = "-"
 
 def cost_rows(table: TableFile, result: TableResult, prices: Prices | None = None) -> list[list[str]]:
     """Return a header and a row for each line and dataset whose runs recorded their cost; nothing if none did.
+
+    The row "all" counts once what several lines share: a training of which two epochs are scored, and a run that two rows show.
 
     Args:
         table: the table; its rows are in its order.
@@ -42,19 +44,23 @@ def cost_rows(table: TableFile, result: TableResult, prices: Prices | None = Non
     ]
     rows = [header + ([] if prices is None else ["money"])]
     for (row, variant, dataset), runs in groups.items():
-        rows.append([f"{table.rows[row].label} {variant}", dataset, str(len(runs)), *_cells([run.costs for run in runs], prices)])
+        rows.append([f"{table.rows[row].label} {variant}", dataset, *_cells(runs, prices)])
     if len(groups) > 1:
-        costs = [run.costs for runs in groups.values() for run in runs]
-        rows.append(["all", "", str(len(costs)), *_cells(costs, prices)])
+        rows.append(["all", "", *_cells([run for runs in groups.values() for run in runs], prices)])
     return rows
 
 
-def _cells(costs: Sequence[dict[str, Cost]], prices: Prices | None) -> list[str]:
-    total = total_cost(cost for run in costs for cost in run.values())
-    in_workers = [cost for run in costs for step, cost in run.items() if step in get_args(TimedStep)]
+def _cells(runs: Sequence[MeasuredRun], prices: Prices | None) -> list[str]:
+    """Return the number of runs and the sum of their costs; equal costs of one dataset, seed and step are of one step, and count once."""
+    steps = {(run.dataset, run.seed, step, cost) for run in runs for step, cost in run.costs.items()}
+    num_runs = len({(run.dataset, run.seed, run.costs.get("train", run.identity)) for run in runs})
+    costs = sorted(((step, cost) for *_, step, cost in steps), key=str)
+    total = total_cost(cost for _, cost in costs)
+    in_workers = [cost for step, cost in costs if step in get_args(TimedStep)]
     work = total_cost(in_workers)
     is_predicted = all(cost.predicted_seconds is not None for cost in in_workers)
     return [
+        str(num_runs),
         duration(total.wall_seconds),
         duration(work.predicted_seconds) if is_predicted and work.predicted_seconds is not None else UNKNOWN,
         duration(work.work_seconds or 0.0),

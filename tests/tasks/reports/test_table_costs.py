@@ -30,3 +30,18 @@ def test_runs_without_costs_have_no_section_and_unknown_predictions_are_no_sum()
     runs = (run(0, train=Cost(work_seconds=3, predicted_seconds=3)), run(1, train=Cost(work_seconds=3)))
     header, row = cost_rows(load_table(NAME), TableResult(name=NAME, runs=runs))
     assert dict(zip(header, row, strict=True))["predicted work"] == "-"
+
+
+def test_a_training_of_which_two_epochs_are_scored_or_that_two_rows_show_counts_once_in_the_sum() -> None:
+    train, last, oracle = (Cost(wall_seconds=seconds, cpu_seconds=seconds) for seconds in (36000, 600, 660))
+    runs = [
+        run(0, train=train, evaluate=last),
+        run(0, train=train, evaluate=oracle).model_copy(update={"epoch": "oracle", "identity": "o"}),
+        run(0, train=train, evaluate=last).model_copy(update={"row": "npairs"}),
+        run(1, train=train, evaluate=last),
+    ]
+    table = load_table(NAME)
+    header, *lines, total = cost_rows(table, TableResult(name=NAME, runs=tuple(runs)))
+    assert [line[header.index("runs")] for line in lines] == ["1", "2", "1"], "npairs is first in the table"
+    shown = dict(zip(header, total, strict=True))
+    assert (shown["runs"], shown["wall"], shown["CPU hours"]) == ("2", "20 h 31 min", "21")
