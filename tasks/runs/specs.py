@@ -441,7 +441,7 @@ def standing_runs(
 def _check_effects(params: Params, dataset: str, variants: Iterable[str], overrides: Sequence[str]) -> None:
     """Check that no override of the protocol is itself overridden for all these variants: it would only be in the comparison's title."""
     for setting in overrides:
-        values = flatten(_within(_set_value({}, setting), ["comparison", "protocol"]))
+        values = flatten(_within(_nested(setting), ["comparison", "protocol"]))
         places = [_overriding(params, dataset, variant, values) for variant in variants] if values else []
         if places and None not in places:
             ((place, _),) = Counter(places).most_common(1)
@@ -598,9 +598,8 @@ def _rank(setting: str) -> list[tuple[bool, str]]:
 
 def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
     """Return a `--set` as nested settings; an unknown name on its path is refused here, an unknown last key by the parser."""
-    path, (_, equals, text) = _path_of(setting), setting.partition("=")
-    keys = path.split(".")
-    if not equals or not all(keys):
+    keys = _path_of(setting).split(".")
+    if "=" not in setting or not all(keys):
         raise ConfigError(f"--set {setting}: write it as key=value, for example --set comparison.protocol.num_epochs=3")
     if keys[0] == "datasets":
         raise ConfigError(f"--set {setting}: DVC prepares datasets from params.yaml; change it there")
@@ -608,8 +607,18 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
         known = list(_within(values, at))
         if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
             raise ConfigError(f"--set {setting}: {unknown_name(kind, keys[2], known)}")
-    nested: Any = read_value(text, f"--set {path}")
-    for key in reversed(keys):
+    return _nested(setting)
+
+
+def _nested(setting: str) -> dict[str, Any]:
+    """Return a `--set` that has a path and a value as nested settings.
+
+    Raises:
+        ConfigError: the value is not readable as YAML.
+    """
+    path = _path_of(setting)
+    nested: Any = read_value(setting.partition("=")[2], f"--set {path}")
+    for key in reversed(path.split(".")):
         nested = {key: nested}
     return dict(nested)
 

@@ -1,5 +1,6 @@
 """`params.yaml` as specifications: which settings override which, and refusals."""
 
+import re
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -14,6 +15,7 @@ from tasks.checks import check_parts
 from tasks.runs.specs import (
     RunSpec,
     ScaleSpec,
+    changes_results,
     comparison_runs,
     comparison_title,
     dropped_options,
@@ -191,6 +193,39 @@ def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
     both = [f"{model}={{name: resnet18, weights: imagenet}}", f"{model}.name=resnet34"]
     assert dropped_options(path, both)[1] == f"--set {model}.name=resnet34 drops {model}.weights: imagenet"
     assert dropped_options(path, [f"{model}.width=8", f"{model}.name=small_cnn", "comparison.protocol.num_epochs=2"]) == []
+
+
+def documented_settings() -> dict[str, list[str]]:
+    """Return place -> the `--set` settings on that line of the documents."""
+    found = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            settings = [text.replace("'", "") for text in re.findall(r"--set ((?:'[^'`]*'|[^\s'`])+)", line)]
+            if written := [setting for setting in settings if re.match(r"[a-z].*=", setting)]:
+                found[f"{page.relative_to(ROOT)}:{number}"] = written
+    return found
+
+
+DOCUMENTED = documented_settings()
+
+
+@pytest.mark.parametrize("settings", DOCUMENTED.values(), ids=DOCUMENTED)
+def test_the_runs_of_every_documented_setting_start(tmp_path: Path, settings: list[str]) -> None:
+    named = {setting.split(".")[2] for setting in settings if setting.startswith("comparison.datasets.")}
+    own = named - set(PARAMS["comparison"]["datasets"])  # the reader's datasets, with pretrained networks
+    datasets = {name: PARAMS["datasets"]["synthetic"] | {"raw": f"data/raw/{name}"} for name in own}
+    blocks = {name: {"transform": {"scaling": "rgb-imagenet"}} for name in own}
+    params = tmp_path / "params.yaml"
+    params.write_text(yaml.safe_dump(merge(PARAMS, {"datasets": datasets, "comparison": {"datasets": blocks}})))
+    dataset = named.pop() if named else "synthetic"
+    runs = standing_runs(load_params(params, settings), [dataset], None, [0], settings)[dataset]
+    assert {run.overrides for run in runs} == {tuple(filter(changes_results, settings))}
+
+
+def test_settings_of_a_variant_reach_its_runs(tmp_path: Path) -> None:
+    settings = ["comparison.variants.softmax.num_epochs=4"]
+    (run,) = standing_runs(overridden(tmp_path, *settings), ["synthetic"], ["softmax"], [0], settings)["synthetic"]
+    assert run.training.num_epochs == 4
 
 
 @pytest.mark.parametrize(
