@@ -56,6 +56,12 @@ def plot_similarity_histogram(
     return write_png(figure, path)
 
 
+def has_pairs(labels: ArrayLike) -> bool:
+    """Return whether samples of these labels (N,) have a positive and a negative pair."""
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    return len(sizes) > 1 and bool((sizes > 1).any())
+
+
 def sample_pairs(codes_N: NDArray[np.int64], num_pairs: int, seed: int) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Return random "positive" and "negative" pairs, two index arrays (P,) each: a sample with a random other one of its or another class.
 
@@ -67,9 +73,9 @@ def sample_pairs(codes_N: NDArray[np.int64], num_pairs: int, seed: int) -> dict[
     sorted_N = codes_N[order_N]
     start_N = np.searchsorted(sorted_N, sorted_N, side="left")
     size_N = np.searchsorted(sorted_N, sorted_N, side="right") - start_N
-    with_positive = np.flatnonzero(size_N > 1)
-    if len(with_positive) == 0 or size_N[0] == len(codes_N):
+    if not has_pairs(codes_N):
         raise EvaluationError("a histogram of pairs needs at least two classes, one of them with two samples or more")
+    with_positive = np.flatnonzero(size_N > 1)
     anchor_P = generator.choice(with_positive, num_pairs)
     other_P = start_N[anchor_P] + generator.integers(0, size_N[anchor_P] - 1)
     positives = anchor_P, other_P + (other_P >= anchor_P)

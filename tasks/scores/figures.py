@@ -1,7 +1,8 @@
 """The figures of one run: training curves, similarities of pairs, retrieved images for some queries, and a map of the embeddings.
 
-Retrieval figure and map use a sample of the queries: all of them if there are at most MAX_QUERIES, otherwise classes in random order with a
-limited number of queries each. Only their nearest neighbours are searched, in the whole gallery.
+Retrieval figure and map use a sample of the queries that have an image of their class to find: all of them if there are at most
+MAX_QUERIES, otherwise classes in random order with a limited number of queries each. Only their nearest neighbours are searched, in the
+whole gallery.
 
 Shapes: N gallery items, Q queries, L sampled queries, k neighbours.
 """
@@ -20,7 +21,7 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.figures.curves import plot_training_curves
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
-from dml_core.figures.histograms import plot_similarity_histogram
+from dml_core.figures.histograms import has_pairs, plot_similarity_histogram
 from dml_core.figures.maps import plot_map
 
 CURVE_FILE, HISTOGRAM_FILE, GALLERY_FILE, MAP_FILE = "curve.png", "similarities.png", "gallery.png", "map.png"
@@ -55,8 +56,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Sampled queries (L,) and, for each, its nearest gallery items (L, k), their similarities, and whether they are correct."""
+    """Sampled queries and their neighbours.
 
+    Attributes:
+        num_scored: number of queries that have an image of their class to find.
+        queries: (L,) the sample of these.
+        indices: (L, k) the nearest gallery items of each, with their similarities, and whether they are correct (`right`).
+    """
+
+    num_scored: int
     queries: NDArray[np.int64]
     indices: NDArray[np.int64]
     similarities: NDArray[np.float32]
@@ -66,7 +74,9 @@ class Retrieval:
 def draw_figures(
     queries: Side, gallery: Side, metric: Metric, seed: int, title: str, history: list[dict[str, float]], folder: Path
 ) -> None:
-    """Draw all figures of a run into `folder`; a run without a history has no curve, one with fewer than three queries no map.
+    """Draw all figures of a run into `folder`, without those that it has no data for.
+
+    A curve needs a history, a histogram of similarities two images of one class and an image of another, and a map three queries.
 
     Args:
         queries: the queries; the gallery itself if there are no separate queries.
@@ -82,7 +92,11 @@ def draw_figures(
     """
     if history:
         draw_curves(history, folder / CURVE_FILE, title)
-    plot_similarity_histogram(gallery.embeddings, gallery.labels, folder / HISTOGRAM_FILE, title, metric, seed=seed)
+    embeddings, labels = gallery.embeddings, gallery.labels
+    if queries is not gallery:
+        embeddings, labels = np.concatenate([embeddings, queries.embeddings]), np.concatenate([labels, queries.labels])
+    if has_pairs(labels):
+        plot_similarity_histogram(embeddings, labels, folder / HISTOGRAM_FILE, title, metric, seed=seed)
     retrieval = look_up(queries, gallery, metric, seed)
     draw_gallery(queries, gallery, retrieval, seed, folder / GALLERY_FILE, title)
     if len(retrieval.queries) >= 3 and queries.embeddings.shape[1] >= 2:
@@ -104,9 +118,11 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
 
 
 def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Retrieval:
-    """Return the nearest neighbours of the sampled queries, without the query itself."""
-    sampled = choose_queries(queries.labels, seed)
+    """Return the nearest neighbours of a sample of the queries that have an image of their class to find, without the query itself."""
     same = queries.dataset.role == gallery.dataset.role
+    classes, sizes = np.unique(gallery.labels, return_counts=True)
+    scored = np.flatnonzero(np.isin(queries.labels, classes[sizes > same]))
+    sampled = scored[choose_queries(queries.labels[scored], seed)]
     # `exclude_self` compares indices, so one more item is requested and the query's own index is dropped here.
     num_wanted = min(NUM_NEIGHBOURS, len(gallery.labels) - same)
     indices, similarities = nearest(gallery.embeddings, queries.embeddings[sampled], num_wanted + same, exclude_self=False, metric=metric)
@@ -114,7 +130,7 @@ def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Retrieva
         keep = indices != sampled[:, None]
         keep[keep.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
         indices, similarities = (array[keep].reshape(-1, num_wanted) for array in (indices, similarities))
-    return Retrieval(sampled, indices, similarities, gallery.labels[indices] == queries.labels[sampled][:, None])
+    return Retrieval(len(scored), sampled, indices, similarities, gallery.labels[indices] == queries.labels[sampled][:, None])
 
 
 def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
@@ -154,7 +170,7 @@ def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, 
     right = int(retrieval.right[:, 0].sum())
     note = (
         f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
-        f"{len(retrieval.queries) - right} where it is wrong; {len(retrieval.queries)} of {len(queries.labels)} queries looked at"
+        f"{len(retrieval.queries) - right} where it is wrong; {len(retrieval.queries)} of {retrieval.num_scored} queries looked at"
     )
     plot_retrieval_gallery(rows, path, title, note)
 
@@ -172,7 +188,7 @@ def draw_map(queries: Side, retrieval: Retrieval, seed: int, path: Path, title: 
         order = np.concatenate([order[:NUM_NAMED_OF_A_KIND], order[-NUM_NAMED_OF_A_KIND:]])
         what = f"named: the {NUM_NAMED_OF_A_KIND} classes found best and the {NUM_NAMED_OF_A_KIND} found worst"
     names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
-    about = f"PCA of {len(labels)} of {len(queries.labels)} queries; {what}"
+    about = f"PCA of {len(labels)} of {retrieval.num_scored} queries; {what}"
     plot_map(queries.embeddings[retrieval.queries], labels, path, f"{title}\n{about}", seed, names)
 
 

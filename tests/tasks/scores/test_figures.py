@@ -4,15 +4,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from dml_core.data.prepare import prepare
 from dml_core.data.store.packed import PackedDataset
 from tasks.scores import figures
-from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Retrieval, Side, choose_queries, draw_curves, look_up, rows_to_draw
+from tasks.scores.figures import (
+    MAX_QUERIES,
+    NUM_NEIGHBOURS,
+    Retrieval,
+    Side,
+    choose_queries,
+    draw_curves,
+    draw_figures,
+    look_up,
+    rows_to_draw,
+)
 
 
 def found(right: list[bool]) -> Retrieval:
     numbers = np.arange(len(right))
-    return Retrieval(numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
+    return Retrieval(len(right), numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
 
 
 def test_up_to_a_thousand_queries_are_all_looked_at() -> None:
@@ -56,6 +68,50 @@ def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -
     np.fill_diagonal(cosines, -2)
     np.testing.assert_allclose(seen.similarities, -np.sort(-cosines, axis=1)[:, :NUM_NEIGHBOURS], atol=1e-5)
     assert np.array_equal(seen.right, dataset.labels[seen.indices] == dataset.labels[:, None])
+
+
+def sides(folder: Path, **roles: list[int]) -> dict[str, Side]:
+    """Pack black images; role -> number of images of each class. Embeddings of a class differ little from a direction of its own."""
+    for role, sizes in ({"train": [2, 2]} | roles).items():
+        for label, size in enumerate(sizes):
+            (folder / f"raw/{role}/{role if role == 'train' else 'of'} {label}").mkdir(parents=True)
+            for number in range(size):
+                Image.new("RGB", (8, 8)).save(folder / f"raw/{role}/{role if role == 'train' else 'of'} {label}/{number}.png")
+    prepare("folder", folder / "raw", folder / "packed", {})
+    opened = {}
+    for role in roles:
+        dataset = PackedDataset(folder / "packed", role)
+        rows = np.eye(8)[dataset.labels] + np.random.default_rng(0).normal(0, 0.1, (len(dataset), 8))
+        opened[role] = Side(dataset, rows.astype(np.float32), dataset.labels)
+    return opened
+
+
+def drawn(queries: Side, gallery: Side, folder: Path) -> set[str]:
+    folder.mkdir()
+    draw_figures(queries, gallery, "cosine", 0, "run", [], folder)
+    return {path.name for path in folder.iterdir()}
+
+
+def test_pairs_are_of_queries_and_gallery_together(tmp_path: Path) -> None:
+    """A catalogue has one gallery image of each product: no pair within the gallery is of one class."""
+    of = sides(tmp_path, query=[2, 2, 2], gallery=[1, 1, 1])
+    assert drawn(of["query"], of["gallery"], tmp_path / "figures") == {"similarities.png", "gallery.png", "map.png"}
+
+
+def test_a_histogram_without_pairs_costs_no_other_figure(tmp_path: Path) -> None:
+    """A test set of one class has no pairs of two classes."""
+    side = sides(tmp_path, test=[4])["test"]
+    assert drawn(side, side, tmp_path / "figures") == {"gallery.png", "map.png"}
+
+
+def test_queries_with_nothing_to_find_are_neither_right_nor_wrong(packed: Path) -> None:
+    """Classes of a single image, as held-out classes of In-shop may be."""
+    labels = np.array([0, 0, 0, 1, 2, 2, 2, 3])
+    side = Side(PackedDataset(packed, "test"), np.eye(4, dtype=np.float32)[labels], labels)
+    seen = look_up(side, side, "cosine", 0)
+    assert seen.num_scored == 6
+    assert seen.queries.tolist() == [0, 1, 2, 4, 5, 6]
+    assert seen.right[:, 0].all()
 
 
 def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
