@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_the_training_csc_is_the_evaluators_of_the_training_images(run: Finished
     scored = run.training_images
     expected = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)["csc"]
     assert training_separability.measure(run, Config(), Path()) == {"csc_train": expected}
+
+
+def test_training_classes_without_a_spread_have_no_csc(run: FinishedRun) -> None:
+    """A collapsed network maps all images to one point."""
+    run.__dict__["training_images"] = replace(run.training_images, embeddings=np.ones_like(run.training_images.embeddings))
+    assert training_separability.measure(run, Config(), Path()) == {}
 
 
 def test_the_last_softmax_is_the_mean_of_the_last_epochs_steps(packed: Path) -> None:
