@@ -129,7 +129,8 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
     Args:
         name: `<paper>/<file>`.
         table: its file.
-        choice: filters; names that the table does not have are ignored, and a row that is named must be one that is run.
+        choice: filters; names that the table does not have are ignored, and a row that is named must be one that is run. A row runs on the
+            datasets on which the table has it, and on any dataset that is named with it.
         left_out: receives a line for every row that has no run.
 
     Raises:
@@ -143,8 +144,8 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             continue
         evaluation = scoring_of(name, table, dataset)
         for row, entry in table.rows.items():
-            is_chosen = row in choice.rows if choice.rows else belongs(table, entry, dataset)
-            if not is_chosen:
+            is_named_on_it = row in choice.rows and dataset in choice.datasets  # the table need not have it there
+            if (choice.rows and row not in choice.rows) or not (belongs(table, entry, dataset) or is_named_on_it):
                 continue
             why_not = _why_not(name, entry, dataset, choice)
             if why_not is not None:

@@ -44,6 +44,15 @@ def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
         runs_of_tables(["softtriple/table1"], Choice(datasets=("sop",)))
 
 
+def test_a_named_row_runs_where_the_table_has_it_and_elsewhere_only_on_a_named_dataset() -> None:
+    name, table = "project/claims", load_table("project/claims")
+    everywhere = {dataset for dataset, runs in runs_of(name, table).items() if "softtriple-10" in {run.row for run in runs}}
+    assert everywhere == {"drawn-80"} != set(table.datasets)
+    assert set(runs_of(name, table, Choice(rows=("softtriple-10",)))) == everywhere
+    (elsewhere, *_) = set(table.datasets) - everywhere
+    assert set(runs_of(name, table, Choice(rows=("softtriple-10",), datasets=(elsewhere,)))) == {elsewhere}
+
+
 def test_a_variant_that_no_row_has_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown variant of softtriple/table1 'as_relased'; did you mean 'as_released'") as caught:
         runs_of_tables(["softtriple/table1"], Choice(variant="as_relased"))
