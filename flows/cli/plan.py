@@ -57,7 +57,7 @@ def plan(
     is_auto = request.until is not None
     if is_auto:
         request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
-    plans = plan_tables(local, names, request)
+    plans = plan_tables(local, names, request, reuse_imported=not is_auto)
     runs = [run for plan in plans for run in plan.runs]
     estimate = total([run.estimate for run in runs], local.placement.num_groups)
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))

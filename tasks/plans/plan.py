@@ -111,8 +111,12 @@ class TablePlan:
     estimate: Estimate
 
 
-def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: bool = False) -> list[TablePlan]:
+def plan_tables(
+    local: LocalState, names: Sequence[str], choice: Choice, alone: bool = False, reuse_imported: bool = True
+) -> list[TablePlan]:
     """Plan tables that are requested together; with `alone`, each as if it were the only one.
+
+    `reuse_imported`: False for the seeds of `--seeds auto`, which are all measured here.
 
     Raises:
         ConfigError: see `runs_of_tables`.
@@ -124,7 +128,7 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
         planned = set() if alone else planned
         table = load_table(name)
         specs = {dataset: runs for (table_name, dataset), runs in requested.runs.items() if table_name == name}
-        imported = local.imported(name)
+        imported = local.imported(name) if reuse_imported else frozenset[Facts]()
         runs = [_planned(local, table, dataset, spec, planned, imported) for dataset in specs for spec in specs[dataset]]
         options = {dataset: table.dataset_options(dataset) for dataset in specs}
         needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])

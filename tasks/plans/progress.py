@@ -1,4 +1,7 @@
-"""Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs."""
+"""Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs.
+
+Of imported runs, only settings and data count, which also decide whether `dml plan` and `dml reproduce` reuse them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from tasks.plans.results import load_result
 from tasks.runs.identity import step_identities
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
+from tasks.tables.present import has_present_settings
 from tasks.tables.result import MeasuredRun
 from tasks.tables.runs import present_run
 
@@ -83,9 +87,14 @@ def _how(own_data: Measured) -> How:
 
 
 def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
-    """Return whether the current code and settings, on the dataset on this machine, would give the measured run."""
+    """Return whether the current code and settings, on the dataset on this machine, would give the measured run.
+
+    The code of an imported run does not count, as when it is reused.
+    """
+    record = local.dataset(run.dataset, table)
+    if run.is_imported:
+        return has_present_settings(local.params, name, table, run, record.digest)
     spec = present_run(name, table, run)
     if spec is None:
         return False
-    record = local.dataset(run.dataset, table)
     return step_identities(spec.model_copy(update={"dataset": record.name}), record)["evaluate"] == run.identity

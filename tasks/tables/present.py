@@ -2,9 +2,12 @@
 
 from collections import Counter, defaultdict
 
+from dml_core.config import parse
 from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, present_digest, spec_settings
+from tasks.runs.identity import step_identities
+from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
 from tasks.runs.tuned import STANDING
 from tasks.tables.file import TableFile
@@ -37,6 +40,18 @@ def has_present_settings(params: Params, name: str, table: TableFile, run: Measu
     """Return whether a run was measured on content with this digest and with the settings of today's file in its place."""
     spec = _spec_today(params, name, table, run)
     return spec is not None and run.facts.settings == spec_settings(spec, digest)
+
+
+def is_of_other_code(run: MeasuredRun) -> bool:
+    """Return whether today's code, with the run's own settings and data, has another identity than the run."""
+    if run.digest is None:
+        return True  # the code of that time did not record it
+    values = run.model_dump(include={"variant", "seed", "training", "evaluation", "measurements"}) | {"dataset": run.project_dataset}
+    record = DatasetRecord(name=run.project_dataset, folder="", digest=run.digest, counts={}, source="")
+    try:
+        return step_identities(parse(RunSpec, values, "run"), record)["evaluate"] != run.identity
+    except ConfigError:
+        return True  # today's code does not have these settings
 
 
 def _digest(project: Project, params: Params, name: str, table: TableFile, dataset: str) -> str | None:

@@ -13,6 +13,7 @@ from dml_core.evaluation.statistics.mean_ranks import Ranking
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.file import Value
+from tasks.wording import counted
 
 FORMAT = 2
 EPOCH_NOTES = {
@@ -99,6 +100,7 @@ class ShownRun(Record):
         figures: key of a folder in the store.
         commit: git commit of its flow, if known.
         is_imported: whether another project measured it.
+        has_other_code: whether an imported run was made by other code than today's; False for runs of this project.
     """
 
     dataset: str
@@ -109,6 +111,7 @@ class ShownRun(Record):
     seconds: float | None
     commit: str | None = None
     is_imported: bool = False
+    has_other_code: bool = False
 
 
 class ShownLine(Record):
@@ -134,9 +137,10 @@ class ShownLine(Record):
 
     @property
     def imported(self) -> str:
-        """The number of imported runs in words; empty if there are none."""
-        number = sum(run.is_imported for run in self.runs)
-        return f"{number} run{'s' if number > 1 else ''} imported" if number else ""
+        """The number of imported runs in words, with that of other code; empty if there are none."""
+        number, of_other_code = sum(run.is_imported for run in self.runs), sum(run.has_other_code for run in self.runs)
+        other = f", {'' if of_other_code == number else f'{of_other_code} '}made by other code" if of_other_code else ""
+        return f"{counted(number, 'run')} imported{other}" if number else ""
 
     @property
     def counted_seeds(self) -> str:

@@ -15,6 +15,7 @@ from tasks.runs.protocols import COMMON
 from tasks.runs.tuned import STANDING
 from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
+from tasks.tables.present import is_of_other_code
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import belongs, independent_figures, printed_epoch
 from tasks.tables.shown import (
@@ -243,12 +244,17 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
             epoch=epoch,
             seeds=tuple(sorted({run.seed for run in of_line})),
             cells=tuple(_cell(table, row, index, value, of_line) for index, value in enumerate(printed)),
-            runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in of_line),
+            runs=tuple(map(_shown_run, of_line)),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
             system=", ".join(filter(None, [system, variant if len(by_line) > 1 else "", EPOCH_NOTES[epoch]])),
         )
         lines.append(line)
     return tuple(lines)
+
+
+def _shown_run(run: MeasuredRun) -> ShownRun:
+    has_other_code = run.is_imported and is_of_other_code(run)
+    return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=has_other_code)
 
 
 def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:

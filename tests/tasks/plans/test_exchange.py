@@ -13,6 +13,7 @@ from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
 from tasks.environment import Project
 from tasks.plans.plan import plan_tables
+from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, export_result, import_result, load_result, unmeasured_runs
 from tasks.sealed import DamagedError, NewerFormatError, write_sealed
 from tasks.tables.choice import Choice
@@ -76,7 +77,7 @@ def test_means_are_over_the_seeds_of_both_projects_and_runs_measured_here_are_ke
     expected = pytest.approx({0: 60.0, 1: 61.0, 2: 10.0, 3: 20.0})
     assert values(project) == expected
     (line,) = (row.lines[0] for row in shown(project).rows if row.name == ROW)
-    assert line.label == "as_published, 4 seeds, 2 runs imported"
+    assert line.label == "as_published, 4 seeds, 2 runs imported, made by other code"
     assert [(run.seed, run.is_imported, run.commit) for run in line.runs] == [
         (0, True, "theirs"), (1, True, "theirs"), (2, False, "ours"), (3, False, "ours"),
     ]  # fmt: skip
@@ -191,9 +192,48 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
     assert run(app, ["report", TABLE, "-o", str(tmp_path / "site")]).exit_code == 0
     page = (tmp_path / f"site/{TABLE}.html").read_text()
-    assert '<span class="mark older">3 runs imported</span>' in page
+    assert '<span class="mark older">3 runs imported, made by other code</span>' in page
     assert "Runs of commit <code>theirs</code>." in page
     assert "not in this store" in page  # the pictures
+
+
+def test_only_imported_runs_of_other_code_are_marked_so(project: Project, tmp_path: Path) -> None:
+    runs = [measured(project, seed, 0.5) for seed in range(4)]
+    (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(0, 1, 2, 3)))
+    today = {run.spec.seed: run.identities["evaluate"] for run in plan.runs}
+    given = [run.model_copy(update={"identity": today[run.seed], "figures": f"evaluate/{today[run.seed]}"}) for run in runs[:2]]
+    unknown = runs[2].model_copy(update={"training": runs[2].training | {"no_longer": 1}})
+    for imported, words in (
+        ([*given, runs[3]], "3 runs imported, 1 made by other code"),
+        (given, "2 runs imported"),
+        ([unknown], "other code"),
+    ):
+        result = TableResult(name=TABLE, runs=tuple(run.model_copy(update={"is_imported": True}) for run in imported))
+        (line,) = (line for row in shown_table(TABLE, load_table(TABLE), result).rows for line in row.lines)
+        assert line.label.endswith(words)
+
+
+def test_progress_counts_the_imported_runs_that_are_reused_whatever_code_made_them(project: Project, theirs: Path, tmp_path: Path) -> None:
+    import_result(project, theirs)
+    (state,) = table_states(look(project), [TABLE])
+    assert (state.own_data.done, state.own_data.stale, state.own_data.seeds) == (1, 0, 3)
+    outdated = tuple(changed(project, seed, 0.9, {"training": {"num_epochs": 1}}) for seed in range(3))
+    result_path(project, TABLE).unlink()
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated), RESULT)
+    import_result(project, tmp_path / "given.json")
+    (state,) = table_states(look(project), [TABLE])
+    assert (state.own_data.done, state.own_data.stale) == (0, 1)
+    shutil.rmtree(project.packed("cub200"))
+    import_result(project, theirs)
+    assert table_states(look(project), [TABLE])[0].own_data.done == 0, "reused only if the dataset is prepared"
+
+
+def test_seeds_auto_plans_and_runs_the_imported_seeds_here(project: Project, theirs: Path) -> None:
+    import_result(project, theirs)
+    assert requested(project, seeds=[], resolve=1.0)[0] == [0]
+    which = ["plan", TABLE, "--row", ROW, "-d", "cub200", "--json"]
+    by_seeds = {n: json.loads(CliRunner().invoke(app, [*which, "--seeds", n]).stdout)["num_to_train"] for n in ("3", "auto")}
+    assert by_seeds == {"3": 0, "auto": 3}
 
 
 def requested(project: Project, **choice: object) -> tuple[list[int], str]:
