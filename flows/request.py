@@ -120,7 +120,7 @@ class Request(Choice):
         return None if self.resolve is None else Resolve(self.resolve, MOST_SEEDS if self.max_seeds is None else self.max_seeds)
 
 
-NEEDS_TABLE = "--row, --seeds N, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
+NEEDS_TABLE = "--row, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
 NEEDS_AUTO = "--resolve and --max-seeds require --seeds auto, which adds seeds until differences are that precise"
 REQUEST = TypeAdapter(Request)
 
@@ -144,7 +144,9 @@ def requested_runs(
     names = chosen_tables(request.tables)
     what = names[0] if len(names) == 1 else f"{len(names)} tables"
     say(f"checking the rows of {what}")
-    params = at_scale(load_params(project.params_file), map(load_table, names))
+    params = load_params(project.params_file)
+    if not request.smoke:
+        params = at_scale(params, {name: load_table(name) for name in names}, say)
     table_runs = chosen_runs(params, names, request)
     runs = check_tables(project, params, table_runs, request, before_first)
     for name, reasons in table_runs.left_out.items():

@@ -31,7 +31,7 @@ NumSeeds = Annotated[
         "--seeds",
         "-r",
         metavar="N|auto",
-        help="For tables: run N seeds: -r 4 runs seeds 0, 1, 2 and 3. auto: add seeds until differences are precise enough.",
+        help="N seeds, only for tables: -r 4 runs seeds 0, 1, 2 and 3. auto: add seeds until differences are precise enough.",
     ),
 ]
 ResolvePoints = Annotated[
@@ -67,7 +67,7 @@ def request_of(
         ConfigError: options conflict, or a value is invalid.
     """
     from dml_core.errors import ConfigError
-    from flows.request import NEEDS_AUTO, NEEDS_TABLE, REQUEST
+    from flows.request import NEEDS_AUTO, REQUEST
     from tasks.runs.tuned import STANDING
     from tasks.tables.seeds_auto import DEFAULT_POINTS
 
@@ -80,7 +80,7 @@ def request_of(
         if not num_seeds.isdecimal() or int(num_seeds) < 1:
             raise ConfigError(f"--seeds {num_seeds}: expected a number from 1, or auto")
         if is_standing:
-            raise ConfigError(NEEDS_TABLE)
+            raise ConfigError(f"--seeds {num_seeds} requires a table; for the comparison give each seed, for example --seed 0 --seed 1")
         if seeds:
             raise ConfigError(
                 f"--seed cannot be combined with --seeds {num_seeds}, which means seeds 0 to {int(num_seeds) - 1}; give one of them"

@@ -54,7 +54,7 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
         ConfigError: the model is not the index's, or k is below 1.
         DataError: a file is missing or not an image.
     """
-    index.check_model(model.identity)
+    index.check_model(model.identity, model.weights_sha256)
     batches = [*batches_of_images(model, _queries(paths), QUERY_PIXELS)]
     queries = [item for batch in batches for item in batch.items]
     scores_Qk, positions_Qk = index.search(np.concatenate([batch.embeddings for batch in batches]), k)
@@ -99,7 +99,7 @@ def describe(index: Index) -> list[str]:
 def kind_line(index: Index) -> str:
     """Return the index's kind and, if it is approximate, what it misses."""
     if index.kind == "exact":
-        return "exact: nothing is missed"
+        return "exact search: finds all nearest neighbours"
     return f"approximate ({index.kind})" + (f": {index.info.found}" if index.info.found is not None else "")
 
 

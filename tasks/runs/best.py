@@ -10,7 +10,10 @@ from dml_core.evaluation.statistics.comparing import Scores
 
 VALIDATION = "validation_recall@1"  # score of a run: Recall@1 on its held-out training classes
 RULE = "the variant with the highest mean Recall@1 on held-out training classes, and of its seeds the one with the highest"
-NO_BEST = "no best run: no run has a score on held-out training classes (validation: {share: 0.2} in params.yaml holds some out)"
+NO_BEST = (
+    "no best run: no finished run has a score on held-out training classes; finish the runs, "
+    "or hold classes out (validation: {share: 0.2} in params.yaml)"
+)
 
 
 @dataclass(frozen=True)

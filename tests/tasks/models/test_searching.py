@@ -185,7 +185,7 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert page.read_text().startswith("<!doctype html>")
     table = dml("search", folder, query, "-k", 3)
     assert query.name in table.stdout
-    assert "exact: nothing is missed" in table.stdout
+    assert "exact search: finds all nearest neighbours" in table.stdout
     name = values["answers"][0]["found"][0]["name"]
     assert f"{NUM_IMAGES - 1} items" in dml("index", "remove", folder, name).stdout
     lone = tmp_path / "lone"
