@@ -106,7 +106,7 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     scores = Scores(search, dataset, services)
     with alone(lock_of(search, project)):
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    file = tuned_file(search, name, dataset, result, services.tags)
+    file = tuned_file(search, name, dataset, result, services.tags, num_trials)
     tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)
@@ -191,9 +191,8 @@ def _score_of(trial: Trial) -> str:
 
 def _settings_of(search: Search, trial: Trial) -> str:
     """Return the settings in which a trial differs from the row."""
-    own = search.own
-    changed = [f"{path} {_plain(value)}" for path, value in trial.params.items() if value != own[path]]
-    return ", ".join(changed) if trial.number and changed else "the row's own settings"
+    changed = search.changes(trial.params) if trial.number else {}
+    return ", ".join(f"{path} {_plain(value)}" for path, value in changed.items()) or "the row's own settings"
 
 
 def _plain(value: Any) -> str:
@@ -218,7 +217,7 @@ def _publish(tuned: Tuned, services: Services) -> None:
             "|---|---|---|---|",
             *lines,
             "",
-            f"`{search.command}`; trial 0 has the row's own settings. No test image was read.",
+            f"`{tuned.file.command}`; trial 0 has the row's own settings. No test image was read.",
         ]
     )
     report = ComparisonReport(

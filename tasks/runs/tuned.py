@@ -47,6 +47,7 @@ class TunedFile(Config):
         confirmation: winner and own settings on fresh pairs; None if the own settings won, and for searches without confirmation.
         metric, folds, seed: of the search.
         num_trials: number of settings tried; tried: each of them, by number (missing if the search kept no list).
+        requested_trials: number requested, without those of extended ranges; None for files made before it was recorded.
         space: the searched ranges, by dotted name.
         fingerprint: fingerprint of the packed training images, the only images that the search could read.
         sampler: method that proposed and stopped trials.
@@ -66,6 +67,7 @@ class TunedFile(Config):
     folds: int = Field(ge=2)
     seed: int = Field(ge=0)
     num_trials: int = Field(ge=1)
+    requested_trials: int | None = None
     tried: tuple[Tried, ...] = ()
     space: dict[str, Search]
     fingerprint: str
@@ -73,6 +75,12 @@ class TunedFile(Config):
     commit: str | None
     dirty: bool = False
     study: str
+
+    @property
+    def command(self) -> str:
+        """Command that makes the file again."""
+        trials = "" if self.requested_trials is None else f" --trials {self.requested_trials}"
+        return f"{tune_command(self.table, self.row, self.dataset)}{trials} --folds {self.folds} --seed {self.seed} --metric {self.metric}"
 
     @property
     def says(self) -> str:
@@ -103,7 +111,7 @@ def write_tuned(tuned: TunedFile) -> Path:
         StoreError: the tables' folder cannot be written.
     """
     path = tuned_path(tuned.table, tuned.row, tuned.dataset)
-    title = f"# Made by `{tune_command(tuned.table, tuned.row, tuned.dataset)}`: settings that override the row's in its variant 'tuned'.\n"
+    title = f"# Made by `{tuned.command}`: settings that override the row's in its variant 'tuned'.\n"
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     try:
@@ -130,5 +138,5 @@ def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
 
 
 def tune_command(table: str, row: str, dataset: str) -> str:
-    """Return the command that makes the file."""
+    """Return the command that makes a missing file, with the default options."""
     return f"dml tune {table}/{row} --dataset {dataset}"

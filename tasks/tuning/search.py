@@ -30,7 +30,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import at_scale, belongs, project_dataset, runs_of_tables
 from tasks.tuning.halving import METHOD, SearchResult
-from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
+from tasks.tuning.space import Params, Space, changed_settings, lay_over, nested, own_value, published_options, row_space
 
 METRICS = ("map@r", "r_precision")  # in addition to every recall@K
 ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials
@@ -71,14 +71,13 @@ class Search:
         return tuning_comparison(f"{self.table}/{self.row}", self.dataset)
 
     @property
-    def command(self) -> str:
-        """Command that writes its file."""
-        return tune_command(self.table, self.row, self.column)
-
-    @property
     def own(self) -> Params:
         """The row's own values of the searched settings (trial 0)."""
         return {path: own_value(self.training, path) for path in self.space}
+
+    def changes(self, params: Params) -> Params:
+        """Return those of a trial's settings that the row would not have without them."""
+        return changed_settings(self.training, params)
 
     @property
     def guesses(self) -> list[Params]:
@@ -177,7 +176,7 @@ def checked_searches(
     refuse_repeats("--dataset", datasets)
     params = load_params(project.params_file)
     searches = [search for row in rows for search in plan_searches(params, row, datasets, folds, seed, metric)]
-    params = at_scale(params, [load_table(search.table) for search in searches])
+    params = at_scale(params, {search.table: load_table(search.table) for search in searches})
     if parallel is not None:
         scale = parse(ScaleSpec, params.scale.model_dump() | {"concurrent_runs": parallel}, "--parallel")
         params = params.model_copy(update={"scale": scale})
@@ -214,7 +213,11 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
         if table.tuned_on(dataset) != dataset:
             raise ConfigError(f"{table_name}: tuned runs on {dataset} have the settings found on {table.tuned_on(dataset)}; tune there")
     own = [dataset for dataset in table.datasets if table.tuned_on(dataset) == dataset]
-    columns = datasets or [dataset for dataset in own if belongs(table, table.rows[row], dataset)]
+    has_row = [dataset for dataset in table.datasets if belongs(table, table.rows[row], dataset)]
+    columns = datasets or [dataset for dataset in own if dataset in has_row]
+    if not columns:
+        commands = dict.fromkeys(tune_command(table_name, row, table.tuned_on(dataset)) for dataset in has_row)
+        raise ConfigError(f"{name}: tuned runs on {', '.join(has_row)} have the settings found elsewhere; run: {'; '.join(commands)}")
     return [_plan(params, table_name, table, row, column, folds, seed, metric) for column in columns]
 
 
@@ -260,21 +263,20 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
     check_parts(runs, packed)
 
 
-def tuned_file(search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str]) -> TunedFile:
+def tuned_file(
+    search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str], requested_trials: int
+) -> TunedFile:
     """Return the file of a search: the winner's settings if confirmed, every trial, and how the search was made.
 
-    `name` is the search's identity, `dataset` has its training rows, and `tags` name the commit of the code.
+    `name` is the search's identity, `dataset` has its training rows, and `tags` name the commit of the code. `requested_trials` are those
+    of `--trials`.
     """
-    own, winner = search.own, result.winner
-
-    def changed(params: Params) -> Params:
-        return {path: value for path, value in params.items() if value != own[path]}
-
+    winner = result.winner
     return TunedFile(
         table=search.table,
         row=search.row,
         dataset=search.column,
-        training=nested(changed(winner.params)) if result.changes_settings else {},
+        training=nested(search.changes(winner.params)) if result.changes_settings else {},
         trial=winner.number,
         score=winner.mean,
         own_score=result.trials[0].mean,
@@ -283,7 +285,8 @@ def tuned_file(search: Search, name: str, dataset: DatasetRecord, result: Search
         folds=search.folds,
         seed=search.seed,
         num_trials=len(result.trials),
-        tried=tuple(Tried(params=changed(trial.params), scores=trial.scores, failed=trial.reason) for trial in result.trials),
+        requested_trials=requested_trials,
+        tried=tuple(Tried(params=search.changes(trial.params), scores=trial.scores, failed=trial.reason) for trial in result.trials),
         space=result.space,
         fingerprint=dataset.digest,
         sampler=METHOD,

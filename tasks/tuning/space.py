@@ -75,14 +75,36 @@ def own_value(training: TrainingConfig, path: str) -> Any:
     Raises:
         ConfigError: the row has no value there.
     """
-    values = flatten(training.model_dump(mode="json", exclude={"loss"})) | {
-        f"{OPTIONS}{name}": value for name, value in loss_options(training).items()
-    }
-    if path.startswith("optimiser.groups.") and values.get(path) is None:
-        path = f"optimiser.{path.rpartition('.')[2]}"
-    if values.get(path) is None:
+    value = _values(training).get(_source(training, path))
+    if value is None:
         raise ConfigError("the row has no value at which the search can start; set one, or remove it from the search")
-    return values[path]
+    return value
+
+
+def changed_settings(training: TrainingConfig, params: Params) -> Params:
+    """Return those of a trial's settings that the row would not have without them.
+
+    A setting that an optimiser group inherits is compared with the optimiser's in the trial, which the group would follow.
+    """
+    changed = {}
+    for path, value in params.items():
+        source, without = _source(training, path), own_value(training, path)
+        if source != path:
+            without = params.get(source, without)
+        if value != without:
+            changed[path] = value
+    return changed
+
+
+def _source(training: TrainingConfig, path: str) -> str:
+    """Return the path whose value the row uses at a path: the optimiser's, if a group has no value."""
+    is_inherited = path.startswith("optimiser.groups.") and _values(training).get(path) is None
+    return f"optimiser.{path.rpartition('.')[2]}" if is_inherited else path
+
+
+def _values(training: TrainingConfig) -> dict[str, Any]:
+    options = {f"{OPTIONS}{name}": value for name, value in loss_options(training).items()}
+    return flatten(training.model_dump(mode="json", exclude={"loss"})) | options
 
 
 def loss_options(training: TrainingConfig) -> dict[str, Any]:

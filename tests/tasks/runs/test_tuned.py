@@ -38,6 +38,7 @@ FOUND = TunedFile(
     folds=2,
     seed=3,
     num_trials=3,
+    requested_trials=2,
     tried=(Tried(params={}, scores=(0.5,)), Tried(params={"a": 1.0}, scores=(0.5, 0.6)), Tried(params={"a": 2.0}, failed="not finite")),
     space={"loss.options.scale": Search(low=5.0, high=80.0, log=True), "loss.options.num_centres": Search(choices=(1, 4))},
     fingerprint="0123",
@@ -63,7 +64,8 @@ def test_written_and_read_back(tables: Path) -> None:
     path = write_tuned(FOUND)
     assert path == tables / "tuned" / "project" / "fashion_mnist" / "softtriple@fashion-mnist.yaml"
     assert read_tuned(TABLE, ROW, DATASET) == FOUND
-    assert path.read_text().startswith("# Made by `dml tune project/fashion_mnist/softtriple --dataset fashion-mnist`")
+    command = "dml tune project/fashion_mnist/softtriple --dataset fashion-mnist --trials 2 --folds 2 --seed 3 --metric recall@1"
+    assert path.read_text().startswith(f"# Made by `{command}`: ")
     search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
     assert FOUND.says == f"{search}trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
     stays = FOUND.model_copy(update={"training": {}})

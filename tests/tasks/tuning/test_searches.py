@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 import tasks.tuning.search
+from dml_core.config import flatten
 from dml_core.errors import ConfigError
 from dml_core.search_space import Search as Range
 from tasks.checks import loss_learns
 from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import load_params
+from tasks.tables.file import load_table
 from tasks.tuning.halving import SearchResult, measure_gain
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import FIRST_SEED, Search, plan_searches, tuned_file
-from tasks.tuning.space import lay_over
+from tasks.tuning.space import lay_over, nested, own_value
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -118,12 +120,45 @@ def test_the_winners_settings_are_kept_where_its_gain_is_confirmed(winner_scores
     best = Trial(2, search.own | {"loss.options.scale": 31.0}, (0.7, 0.9))
     trials = (own, Trial(1, search.own | {"loss.options.scale": 7.0}, (), "not finite"), best)
     found = SearchResult(trials, best, measure_gain((0.5, 0.55, 0.52, 0.53, 0.51), winner_scores), search.space)
-    file = tuned_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"})
+    file = tuned_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"}, 2)
     assert file.training == ({"loss": {"options": {"scale": 31.0}}} if kept else {})
     assert (file.score, file.own_score) == (pytest.approx(0.8), pytest.approx(0.6))
     assert [one.params for one in file.tried] == [{}, {"loss.options.scale": 7.0}, {"loss.options.scale": 31.0}]
     assert (file.tried[1].failed, file.num_trials, file.dirty) == ("not finite", 3, True)
-    assert tuned_file(search, "name", DATASET, SearchResult(trials, own, None, search.space), {}).training == {}
+    options = "--dataset fashion-mnist --trials 2 --folds 2 --seed 0 --metric recall@1"
+    assert file.command == f"dml tune project/fashion_mnist/softtriple {options}"
+    assert tuned_file(search, "name", DATASET, SearchResult(trials, own, None, search.space), {}, 2).training == {}
+
+
+def test_a_group_s_rate_that_was_tried_is_kept_although_the_row_inherits_it() -> None:
+    """With the file's settings the group would follow the file's rate of the network."""
+    network, group = "optimiser.learning_rate", "optimiser.groups.loss.learning_rate"
+    search = planned("project/finetuned/proxy-nca")
+    space = {network: Range(low=3e-5, high=1e-3, log=True), group: Range(choices=(1e-4, 1e-3))}
+    search = replace(search, space=space)
+    assert search.own == {network: 1e-4, group: 1e-4}
+    for params, kept in (
+        ({network: 5e-4, group: 1e-4}, {network: 5e-4, group: 1e-4}),
+        ({network: 1e-4, group: 1e-3}, {group: 1e-3}),
+        (search.own, {}),
+    ):
+        best = Trial(1, params, (0.8,) * 6)
+        found = SearchResult((Trial(0, search.own, (0.6,)), best), best, measure_gain((0.6, 0.61, 0.6), (0.8, 0.8, 0.81)), search.space)
+        file = tuned_file(search, "name", DATASET, found, {}, 2)
+        assert (flatten(file.training), file.tried[1].params) == (kept, kept)
+        tuned = lay_over(search.training, nested(kept))
+        assert {path: own_value(tuned, path) for path in space} == params
+
+
+def test_a_row_whose_datasets_have_the_settings_of_another_is_not_searched_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = load_table("project/glyphs")
+    softmax = table.rows["softmax"].model_copy(update={"runs_on": ("glyphs",)})
+    monkeypatch.setattr(
+        tasks.tuning.search, "load_table", lambda name: table.model_copy(update={"rows": {**table.rows, "softmax": softmax}})
+    )
+    command = "dml tune project/glyphs/softmax --dataset glyphs-2000"
+    with pytest.raises(ConfigError, match=f"tuned runs on glyphs have the settings found elsewhere; run: {command}$"):
+        plan_searches(PARAMS, "project/glyphs/softmax", (), 4, 0, "recall@1")
 
 
 def test_an_unknown_metric_is_refused() -> None:
