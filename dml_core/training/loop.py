@@ -200,22 +200,26 @@ def fit(
     identity = _derived_identity(config, dataset, seed) if identity is None else identity
     arithmetic = without_tf32() if config.precision == "float32" else contextlib.nullcontext()
     with arithmetic, contextlib.closing(Loader(dataset, num_loader_workers, device)) as loader:
-        system = build_system(config, len(dataset.class_names), seed, device)
-        _check_fit(config, dataset, system)
         failures = Failures()
-        checkpoint, is_resumed = _read_checkpoint(folder, identity, config, report, failures)
+        with patient():  # weights may be downloaded, and a checkpoint may be large
+            system = build_system(config, len(dataset.class_names), seed, device)
+            _check_fit(config, dataset, system)
+            checkpoint, is_resumed = _read_checkpoint(folder, identity, config, report, failures)
         if not is_resumed:
             prepare(system, dataset, config, seed, loader, failures)
-        if config.shard_classes and world_size() > 1:
-            system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
-        if config.compile:
-            system.model.compile()
-            system.loss.compile()
-        optimiser = build_optimiser(config.optimiser, system)
-        autocast = _autocast(config.precision, device)
-        scorers = (validate, score_test, score_curve)
-        run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures)
-        start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
+        with patient():
+            if config.shard_classes and world_size() > 1:
+                system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
+            if config.compile:
+                system.model.compile()
+                system.loss.compile()
+            optimiser = build_optimiser(config.optimiser, system)
+            autocast = _autocast(config.precision, device)
+            scorers = (validate, score_test, score_curve)
+            run = _Run(
+                config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures
+            )
+            start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
         del checkpoint
         return _train(run, start, under_way)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,36 @@ def test_every_step_and_every_embedded_batch_beats(packed: Path, tmp_path: Path)
         listen(lambda patience: None)
     num_steps = len((tmp_path / HISTORY_FILE).read_text().splitlines())
     assert beats.count(False) >= num_steps + 3  # plus the embedded batches at the start of each epoch
+
+
+def test_what_may_take_long_without_a_beat_is_marked(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download of weights, reading a checkpoint, and waiting for one that is being uploaded."""
+    last = [False]
+    marked: dict[str, bool] = {}
+
+    def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            marked[name] = last[0]
+            return work(*args, **kwargs)
+
+        return noted
+
+    def upload() -> None:
+        uploads.append(None)
+        time.sleep(0.5)  # more than the steps of an epoch take
+        marked[f"upload {len(uploads)} ends"] = last[0]
+
+    uploads: list[None] = []
+    for name in ("build_system", "resumable_checkpoint", "_resume"):
+        monkeypatch.setattr(loop, name, noting(name, getattr(loop, name)))
+    data, config = PackedDataset(packed, "train"), small_training(num_epochs=2)
+    listen(lambda patience: last.__setitem__(0, patience))
+    try:
+        fit(config, data, 0, tmp_path, CPU, saving=Saving(in_background=True, saved=upload))
+        fit(config, data, 0, tmp_path, CPU)
+    finally:
+        listen(lambda patience: None)
+    assert marked == dict.fromkeys(("build_system", "resumable_checkpoint", "_resume", "upload 1 ends", "upload 2 ends"), True)
 
 
 # ---------------------------------------------------------------- two workers

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dml_core.training.parallel.workers import Failures, rank, world_size
+from dml_core.training.pulse import patient
 
 LOOK_SECONDS = 0.5
 MAX_STEPS_BETWEEN_LOOKS = 1000
@@ -71,14 +72,16 @@ class Writer:
             self._begun.append(self._pool.submit(work))
 
     def finish(self) -> None:
-        """Wait until everything is written."""
-        while self._begun:
-            self._begun.pop(0).result()
+        """Wait until everything is written; the heartbeat is told that this may take long."""
+        with patient():
+            while self._begun:
+                self._begun.pop(0).result()
 
     def close(self) -> None:
         """Wait, and end the thread; errors are not raised any more."""
         if self._pool is not None:
-            self._pool.shutdown()
+            with patient():
+                self._pool.shutdown()
 
 
 class Watch:
