@@ -139,15 +139,16 @@ def requested_runs(
     """
     if request.is_standing:
         return _standing(project, request, say, before_first)
-    from tasks.plans.needs import check_tables
+    from tasks.plans.needs import check_tables, is_prepared
 
     names = chosen_tables(request.tables)
     what = names[0] if len(names) == 1 else f"{len(names)} tables"
     say(f"checking the rows of {what}")
     params = load_params(project.params_file)
-    if not request.smoke:
-        params = at_scale(params, {name: load_table(name) for name in names}, say)
     table_runs = chosen_runs(params, names, request)
+    if not request.smoke:
+        starting = [runs[0] for runs in table_runs.runs if not request.prepared_only or is_prepared(project, params, runs[0].dataset)]
+        params = at_scale(params, {name: load_table(name) for name in {str(spec.table): None for spec in starting}}, say)
     runs = check_tables(project, params, table_runs, request, before_first)
     for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")

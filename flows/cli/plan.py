@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_project
+from flows.cli.session import open_project, say
 from flows.cli.table_options import Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
 from tasks.wording import counted, duration
 
@@ -48,15 +48,16 @@ def plan(
     from tasks.plans.times import total
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables, load_table
-    from tasks.tables.runs import at_scale
+    from tasks.tables.runs import at_scale, runs_of_tables
     from tasks.tables.seeds_auto import FIRST_SEEDS
 
     names, priced = chosen_tables(tables), read_prices(prices) if prices else None
-    local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
     request = request_of(tables, seed, seeds, variant, track, rows=row, datasets=dataset)
     is_auto = request.until is not None
     if is_auto:
         request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
+    starting = {name: load_table(name) for name, _ in runs_of_tables(names, request).runs}
+    local = LocalState(project, at_scale(load_params(project.params_file), starting, say))
     plans = plan_tables(local, names, request, reuse_imported=not is_auto)
     runs = [run for plan in plans for run in plan.runs]
     estimate = total([run.estimate for run in runs], local.placement.num_groups)
@@ -138,7 +139,7 @@ def _print_tables(plans: "Sequence[TablePlan]") -> None:
         Column("runs", [str(len(plan.runs)) for plan in plans]),
         Column("to train", to_train),
         Column("reused", reused, drop=3),
-        Column("shared with one above", shared, drop=2),
+        Column("same as one above", shared, drop=2),
         Column("time", [time_of(plan.estimate) if plan.runs else "" for plan in plans], wraps=True),
         Column("needs", [", ".join(need.what for need in plan.needs) for plan in plans], drop=1, wraps=True),
     )

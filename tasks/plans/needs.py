@@ -87,7 +87,7 @@ def check_tables(
         problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or run the pipeline on drawn images: --smoke)"))
     checked: list[RunSpec] = []
     for runs in chosen.runs:
-        if choice.prepared_only and not _is_prepared(project, params, runs[0].dataset):
+        if choice.prepared_only and not is_prepared(project, params, runs[0].dataset):
             continue
         try:
             check_parts(runs, None if choice.smoke else check_before(project, params, runs), before_first)
@@ -103,7 +103,8 @@ def check_tables(
     return checked
 
 
-def _is_prepared(project: Project, params: Params, dataset: str) -> bool:
+def is_prepared(project: Project, params: Params, dataset: str) -> bool:
+    """Return whether a dataset is prepared; False if it has to be prepared and its raw files are missing."""
     try:
         return prepared_folder(project, params, dataset) is not None
     except DataError:

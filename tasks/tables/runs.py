@@ -1,7 +1,7 @@
 """The runs of a table's rows, with their settings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -353,16 +353,23 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> s
     return own or next(iter(named), None)
 
 
-def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
-    """Return the parameters with the resources that the tables request, if all request the same.
+def at_scale(params: Params, tables: Mapping[str, TableFile], say: Callable[[str], None] = lambda line: None) -> Params:
+    """Return the parameters with the resources that a table requests: they apply to all tables that run with it, and `say` reports that.
 
     Raises:
-        ConfigError: a request is invalid.
+        ConfigError: a request is invalid, or tables request different resources.
     """
-    first, *others = tables
-    if not first.scale or any(table.scale != first.scale for table in others):
+    requests = {name: table.scale for name, table in tables.items() if table.scale}
+    if not requests:
         return params
-    scale = parse_overridden(ScaleSpec, f"{first.title}: scale", params.scale.model_dump(), first.scale)
+    name, requested = next(iter(requests.items()))
+    other = next((other for other, scale in requests.items() if scale != requested), None)
+    if other is not None:
+        raise ConfigError(f"{name} and {other} request different resources (scale); run them with separate commands")
+    if len(requests) < len(tables):
+        what = ", ".join(f"{key} {value}" for key, value in requested.items())
+        say(f"{name} requests {what}: this applies to all {len(tables)} tables; without it, the others have the resources of params.yaml")
+    scale = parse_overridden(ScaleSpec, f"{name}: scale", params.scale.model_dump(), requested)
     return params.model_copy(update={"scale": scale})
 
 

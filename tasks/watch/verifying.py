@@ -297,8 +297,8 @@ class _Verifier:
 
 
 def _with_resources(params: Params, names: Sequence[str]) -> Params:
-    """Return the parameters, with the resources that the names request, if all are tables that request the same."""
-    tables = [load_table(name) for name in names if name not in params.comparison.datasets]
+    """Return the parameters, with the resources that a table requests, if all names are tables."""
+    tables = {name: load_table(name) for name in names if name not in params.comparison.datasets}
     return at_scale(params, tables) if tables and len(tables) == len(names) else params
 
 

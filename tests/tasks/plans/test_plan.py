@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torchvision
 import yaml
+from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
 from flows.cli import main
+from flows.cli.app import app
+from flows.request import REQUEST, requested_runs
 from tasks.environment import Project
 from tasks.plans.needs import check_tables, dataset_need, weights_need
 from tasks.plans.plan import PlannedRun, plan_tables
@@ -92,6 +95,26 @@ def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
     (project.root / "data/raw/cars196").mkdir()
     (project.root / "data/raw/cars196/cars_annos.mat").touch()
     assert dataset_need(project, load_params(project.params_file), "cars196", {}) is None, "to be prepared, and nothing for a person to do"
+
+
+def test_resources_of_a_requested_table_apply_to_the_plan_and_the_runs_unless_none_of_its_rows_starts(project: Project) -> None:
+    timed, own = "discriminative/table7", load_params(project.params_file).scale
+    tables = [timed, "softtriple/table1"]
+
+    def requested(**choice: object) -> tuple[int, bool]:
+        """Return how many runs train at a time, and whether that is reported."""
+        lines: list[str] = []
+        request = REQUEST.validate_python({"tables": tables, "datasets": ["cub200"], **choice})
+        params, _ = requested_runs(project, request, lines.append)
+        return params.scale.concurrent_runs, any(f"{timed} requests" in line for line in lines)
+
+    assert own.concurrent_runs > 1
+    assert requested(rows=["discriminative", "softtriple"]) == (1, True)
+    assert requested(rows=["softtriple"]) == (own.concurrent_runs, False)
+    assert requested(rows=["discriminative", "softtriple"], smoke=True) == (own.concurrent_runs, False), "smoke runs are not timed"
+    plan = ["plan", *tables, "-d", "cub200", "--row", "softtriple"]
+    assert f"{timed} requests" not in CliRunner().invoke(app, plan).stderr
+    assert f"{timed} requests num_workers 1" in CliRunner().invoke(app, [*plan, "--row", "discriminative"]).stderr
 
 
 def test_reproduce_names_everything_that_is_missing(project: Project) -> None:

@@ -142,14 +142,22 @@ def load_others(blocks: dict[str, dict[str, str]]) -> dict[str, object]:
     return {name: type(PARAMS.datasets["synthetic"])(**block) for name, block in blocks.items()}
 
 
-def test_runs_may_use_what_their_table_says_where_all_tables_say_it() -> None:
-    ours, theirs = load_table("discriminative/table7"), load_table("sgsl/table1")
-    scale = at_scale(PARAMS, [ours]).scale
+def test_resources_that_a_table_requests_apply_to_all_that_run_with_it() -> None:
+    timed, plain = "discriminative/table7", "sgsl/table1"
+    ours, theirs = load_table(timed), load_table(plain)
+    lines: list[str] = []
+    scale = at_scale(PARAMS, {timed: ours}, lines.append).scale
     assert (scale.num_workers, scale.concurrent_runs) == (1, 1)
     assert scale.device == PARAMS.scale.device
-    assert at_scale(PARAMS, [ours, theirs]).scale == at_scale(PARAMS, [theirs]).scale == PARAMS.scale
-    with pytest.raises(ConfigError, match="scale: unknown key 'num_worker'; did you mean 'num_workers'"):
-        at_scale(PARAMS, [ours.model_copy(update={"scale": {"num_worker": 1}})])
+    assert at_scale(PARAMS, {plain: theirs}, lines.append).scale == PARAMS.scale
+    assert lines == []
+    assert at_scale(PARAMS, {plain: theirs, timed: ours}, lines.append).scale == scale
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{timed} requests num_workers 1, concurrent_runs 1: this applies to all 2 tables")
+    with pytest.raises(ConfigError, match="table7: scale: unknown key 'num_worker'; did you mean 'num_workers'"):
+        at_scale(PARAMS, {timed: ours.model_copy(update={"scale": {"num_worker": 1}})})
+    with pytest.raises(ConfigError, match=f"{timed} and {plain} request different resources"):
+        at_scale(PARAMS, {timed: ours, plain: theirs.model_copy(update={"scale": {"concurrent_runs": 2}})})
 
 
 def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> None:
