@@ -9,6 +9,7 @@ Shapes: N images, D embedding dimensions, H and W in pixels.
 """
 
 import json
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE, Forward, Metric, NetworkDescription
+
+logger = logging.getLogger(__name__)
 
 REMEDY = "make the folder again"
 FINDERS = "dml_core.networks"  # group of entry points
@@ -70,6 +73,11 @@ class TrainedModel:
     def title(self) -> str:
         """Display name."""
         return self.description.title
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of the file with the weights; None for an exported graph and for older descriptions."""
+        return self.description.file_sha256 if self.description.graph is None else None
 
     def embed(
         self, images: AnyImage | Iterable[AnyImage], batch_size: int = 64, boxes: Iterable[Box | None] | None = None
@@ -196,6 +204,19 @@ def read_description(folder: Path) -> NetworkDescription:
     if values.pop("format", 1) == 1:
         values = _of_format_1(values)
     return parse(NetworkDescription, values, str(path))
+
+
+def intact_description(folder: Path) -> NetworkDescription | None:
+    """Return the description of a folder's network; None if there is no folder, or with a warning if one of its files is damaged."""
+    if not folder.exists():
+        return None
+    try:
+        description = read_description(folder)
+        _check(folder, description)
+    except (ConfigError, StoreError) as error:
+        logger.warning("%s", error)
+        return None
+    return description
 
 
 def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:

@@ -91,8 +91,12 @@ class Index:
         """Exact, or the kind of approximation."""
         return self.info.kind
 
-    def check_model(self, identity: str) -> None:
+    def check_model(self, identity: str, weights_sha256: str | None = None) -> None:
         """Reject embeddings of another model.
+
+        Args:
+            identity: identity of the model.
+            weights_sha256: hash of its weights: trained again, a model may have others under the same identity. None if unknown.
 
         Raises:
             ConfigError: the model is another one.
@@ -102,6 +106,11 @@ class Index:
             raise ConfigError(
                 f"{self.folder}: of model {self.model_identity}{called}; embeddings of model {identity} do not compare with it;"
                 " use its own model, or build an index with this one"
+            )
+        if None not in (weights_sha256, self.info.weights_sha256) and weights_sha256 != self.info.weights_sha256:
+            raise ConfigError(
+                f"{self.folder}: of model {identity} with other weights: it was trained again since, and its new embeddings do not compare"
+                f" with the old ones; {REMEDY}"
             )
 
     def search(self, embeddings: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

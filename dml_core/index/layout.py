@@ -32,7 +32,7 @@ from dml_core.files import check_regular, file_sha256, read_regular, sealed, uns
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Literal[2] = 2  # format 1 had no hashes
+FORMAT: Literal[3] = 3  # format 1 had no hashes, format 2 no hash of the network's weights
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
 VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
@@ -67,6 +67,7 @@ class IndexInfo(Config):
     Attributes:
         model_identity: identity of the embeddings' network, as `TrainedModel` has it.
         model_source: display name of the model when the index was built.
+        weights_sha256: `TrainedModel.weights_sha256`; None also if it was built from embeddings, and before format 3.
         metric: metric of the search.
         num_items, num_dimensions: N and D.
         kind: "exact", or the kind of approximation.
@@ -77,9 +78,10 @@ class IndexInfo(Config):
         files_sha256: name of each other file -> its hash; None in format 1.
     """
 
-    format: Literal[1, 2] = FORMAT
+    format: Literal[1, 2, 3] = FORMAT
     model_identity: str
     model_source: str | None = None
+    weights_sha256: str | None = None
     metric: Metric = "cosine"
     num_items: Positive
     num_dimensions: Positive

@@ -62,6 +62,7 @@ def build_index(
     approximate: str | None = None,
     model_source: str | None = None,
     replace: bool = False,
+    weights_sha256: str | None = None,
 ) -> Index:
     """Build an index.
 
@@ -73,6 +74,7 @@ def build_index(
         approximate: "ivf", "pq", "hnsw", "auto" (by size); None searches exactly.
         model_source: display name of the model.
         replace: replace an existing index.
+        weights_sha256: hash of the network's weights (`TrainedModel.weights_sha256`), if known: networks with others are then refused.
 
     Raises:
         ConfigError: an index or other files exist already, there are no items, names repeat, or sizes do not fit.
@@ -86,6 +88,7 @@ def build_index(
         info = IndexInfo(
             model_identity=model_identity,
             model_source=model_source,
+            weights_sha256=weights_sha256,
             metric=metric,
             num_items=num_items,
             num_dimensions=num_dimensions,
@@ -102,8 +105,8 @@ def build_index(
         return _finish(folder, info)
 
 
-def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> Index:
-    """Add items to an index.
+def add_items(folder: Path, batches: Iterable[Batch], model_identity: str, weights_sha256: str | None = None) -> Index:
+    """Add items to an index; `model_identity` and `weights_sha256` are of the network that embedded them.
 
     Raises:
         ConfigError: no index there, embeddings of another model, or a name that the index already has.
@@ -113,7 +116,7 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> In
     read_info(folder)
     with changing(folder) as version:
         old = Index.open(folder)
-        old.check_model(model_identity)
+        old.check_model(model_identity, weights_sha256)
         added = _parts(folder, batches, old.metric, "nothing to add", old.num_dimensions, frozenset(old.names()))
         return _replace(old, version, chain(_parts_of(old), added), num_unchanged=old.num_items)
 

@@ -53,12 +53,12 @@ def build(
     _, trained = _open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
     bad: list[str] | None = [] if skip_bad else None
-    identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
+    identity, weights, batches = _batches(source, lambda: trained, images, thumbnail, bad)
     if identity != trained.identity:
         raise ConfigError(
             f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
         )
-    index = build_index(output, batches, identity, trained.metric, approximate, model, force)
+    index = build_index(output, batches, identity, trained.metric, approximate, model, force, weights)
     _tell_bad(bad)
     _print_index(index)
 
@@ -75,8 +75,8 @@ def add(
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
     bad: list[str] | None = [] if skip_bad else None
-    identity, batches = _batches(source, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
-    changed = add_items(folder, batches, identity)
+    identity, weights, batches = _batches(source, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
+    changed = add_items(folder, batches, identity, weights)
     _tell_bad(bad)
     _print_index(changed)
 
@@ -129,17 +129,21 @@ def search(
 
 def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
-) -> tuple[str, Iterator[Batch]]:
-    """Return a source's batches with their model's identity; `model` is called only if the source holds images."""
+) -> tuple[str, str | None, Iterator[Batch]]:
+    """Return the identity of a source's model, the hash of its weights (None for embeddings), and the batches.
+
+    `model` is called only if the source holds images.
+    """
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 
     if is_embeddings(Path(source)):
-        return batches_of_embeddings(Path(source), images, pixels)
+        identity, batches = batches_of_embeddings(Path(source), images, pixels)
+        return identity, None, batches
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     paths = find_images(source)
     trained = model()
-    return trained.identity, batches_of_images(trained, paths, pixels, bad)
+    return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)
 
 
 def _tell_bad(bad: list[str] | None) -> None:
@@ -163,7 +167,7 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
     """
     if named is not None:
         folder, trained = _open_model(named, device)
-        index.check_model(trained.identity)
+        index.check_model(trained.identity, trained.weights_sha256)
         return folder, trained
     for text in filter(None, (index.model_identity, index.info.model_source)):
         with suppress(ConfigError):

@@ -219,7 +219,8 @@ def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any
     listed = json.dumps([images.names, images.classes, images.boxes])
     graph = model.description.graph
     exported_as = "" if graph is None else f"{graph.format} {graph.precision}"
-    network = {"model": model.identity, "exported_as": exported_as, "title": model.title, "metric": model.metric}
+    network = {"model": model.identity, "weights_sha256": model.weights_sha256, "exported_as": exported_as}
+    network |= {"title": model.title, "metric": model.metric}
     names = {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest()}
     return network | {"source": images.root} | names | {"shard_rows": shard_rows}
 
@@ -246,7 +247,7 @@ def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) ->
         except ValueError:
             raise ConfigError(f"{path}: damaged; remove {out}, or name another folder") from None
         before = begun.pop("shards", None) if isinstance(begun, dict) else None
-        if begun != plan or not isinstance(before, dict):
+        if not isinstance(before, dict) or {"weights_sha256": plan["weights_sha256"]} | begun != plan:  # older plans have no hash
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
         for name in shards:
             if before.get(name) != shards[name]:

@@ -1,7 +1,8 @@
 """Look up trained networks by name: a run, an identity, a folder, a model of MLflow's registry.
 
-A run's network is extracted once from its checkpoint into `state/models/<identity>`, in the format of MLflow's models (`dml_core.trained`):
-without the optimiser's state, and with all that is needed to embed an image.
+A run's network is extracted from its checkpoint into `state/models/<identity>`, in the format of MLflow's models (`dml_core.trained`):
+without the optimiser's state, and with all that is needed to embed an image. It is extracted again if the folder is damaged, or if the
+training ran again, which may give other weights under the same identity.
 """
 
 from pathlib import Path
@@ -9,19 +10,23 @@ from pathlib import Path
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
 from dml_core.network_description import DESCRIPTION_FILE
-from dml_core.trained import read_description, save_network
+from dml_core.trained import intact_description, save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import read_dataset
 from tasks.environment import Project, find_project, open_project, set_environment
+from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_among
 from tasks.runs.best import VALIDATION, best_seed
-from tasks.runs.finished import parse_run_name
-from tasks.runs.identity import NETWORK_IDENTITY, network_identity
+from tasks.runs.finished import intact_record, parse_run_name
+from tasks.runs.identity import NETWORK_IDENTITY
+from tasks.runs.records import hash_of_files
 from tasks.runs.specs import comparison_runs, load_params
+from tasks.sealed import read_bytes
 from tasks.storage import open_store
 
 REGISTRY_PREFIX = "models:/"
+MADE_FROM_FILE = "made_from"  # hash of the files of the training that a network was extracted from
 MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a folder, or models:/name@alias"
 
 
@@ -71,8 +76,7 @@ def find_network(text: str) -> Path | None:
     if not (training or text.startswith(REGISTRY_PREFIX) or NETWORK_IDENTITY.fullmatch(text) or parse_run_name(text)):
         return None
     project = find_project(*([training] if training else []), Path.cwd(), Path(__file__).parent)
-    if text.startswith(REGISTRY_PREFIX):
-        set_environment(project)  # MLflow reads it when it is imported
+    set_environment(project)  # MLflow reads it when it is imported, and it says where the records of trainings are
     return resolve_model(text, project)
 
 
@@ -127,24 +131,34 @@ def network_of(project: Project, identity: str) -> Path:
 
 
 def package(project: Project, run: TrainedRun) -> Path:
-    """Return the folder of a run's network, creating it from the checkpoint if needed.
+    """Return the folder of a run's network, extracted from the present checkpoint.
 
     Raises:
         StoreError: the checkpoint is damaged, missing, or not of all epochs.
     """
-    epoch = run.spec.evaluation.epoch
-    identity = network_identity(run.trained, epoch)
-    folder = project.state / "models" / identity
+    folder = project.state / "models" / run.network
+    record = intact_record("train", run.trained)
+    made_from = None if record is None else hash_of_files([record]).encode()  # None: trained on another machine
+    wanted = (run.network, run.spec.evaluation.metric, run.spec.title)  # params.yaml may name another metric, and rename the dataset
     with alone(folder.parent / ".lock"):
-        made = read_description(folder) if folder.exists() else None
-        if made is None or (made.identity, made.metric) != (identity, run.spec.evaluation.metric):  # params.yaml may name another metric
-            trained = open_store(project).pull(f"train/{run.trained}")
-            checkpoint = load_checkpoint(trained, run.trained)
-            if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
-                raise StoreError(f"{trained}: not the checkpoint of a finished training; train it again: dml reproduce")
-            weights, _ = weights_of(checkpoint, epoch)
-            training = run.spec.training
-            num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)
-            values = training.model_dump(mode="json")
-            save_network(folder, values, num_classes, weights, identity, run.spec.evaluation.metric, run.spec.title)
+        made = intact_description(folder)
+        is_current = made is not None and (made.identity, made.metric, made.title) == wanted
+        if not is_current or made_from not in (None, read_bytes(folder / MADE_FROM_FILE)):
+            _extract(project, run, folder)
+            try:
+                write_whole(folder / MADE_FROM_FILE, made_from or b"")
+            except OSError as error:
+                raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free or change the place") from None
     return folder
+
+
+def _extract(project: Project, run: TrainedRun, folder: Path) -> None:
+    """Write a run's network from its checkpoint into a folder, replacing an existing one."""
+    trained = open_store(project).pull(f"train/{run.trained}")
+    checkpoint = load_checkpoint(trained, run.trained)
+    if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
+        raise StoreError(f"{trained}: not the checkpoint of a finished training; train it again: dml reproduce")
+    training, evaluation = run.spec.training, run.spec.evaluation
+    weights, _ = weights_of(checkpoint, evaluation.epoch)
+    num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)
+    save_network(folder, training.model_dump(mode="json"), num_classes, weights, run.network, evaluation.metric, run.spec.title)

@@ -84,7 +84,7 @@ class Replica:
 
     def __init__(self, model: TrainedModel, index: Index | None, num_threads: int, max_batch: int) -> None:
         if index is not None:
-            index.check_model(model.identity)
+            index.check_model(model.identity, model.weights_sha256)
         self._model = model
         self._index = index
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")

@@ -155,7 +155,7 @@ def test_a_damaged_index_can_be_built_again(whole: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 3}, r"written by a newer version \(format 3, this program reads up to 2\); update this program"),
+        ({"format": 4}, r"written by a newer version \(format 4, this program reads up to 3\); update this program"),
         ({"format": "2"}, "damaged"),
         ({"format": 0}, "damaged"),
         ({"colour": "red"}, "damaged"),

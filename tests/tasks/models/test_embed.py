@@ -212,6 +212,21 @@ def test_rows_of_another_folder_with_the_same_names_are_not_reused(model: Traine
         embed_images(model, find_images(str(tmp_path / "tuesday")), tmp_path / "out")
 
 
+def test_rows_of_a_network_that_was_trained_again_are_not_mixed_with_earlier_ones(
+    model: TrainedModel, folder: Path, tmp_path: Path
+) -> None:
+    """It may have other weights under the same identity."""
+    images, out = find_images(str(folder / "class 00")), tmp_path / "out"
+    embed_images(model, images, out)
+    again = TrainedModel(model.description.model_copy(update={"file_sha256": "0" * 64}), model.identity, model._forward)
+    with pytest.raises(ConfigError, match="holds embeddings of other images or by another network"):
+        embed_images(again, images, out)
+    plan = json.loads((out / "plan.json").read_text())
+    del plan["weights_sha256"]
+    (out / "plan.json").write_text(json.dumps(plan))  # written before the hash was
+    assert embed_images(model, images, out).num_reused == len(images)
+
+
 def test_an_image_that_was_replaced_is_embedded_again(model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path) -> None:
     """In a folder and in a bucket; only its shard is computed again."""
     (tmp_path / "images").mkdir()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,9 +22,15 @@ from dml_core.data.store.splits import open_role
 from dml_core.epochs import RECALL
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import SEAL, sealed
+from dml_core.index.index import Index
+from dml_core.index.items import Item
+from dml_core.index.writing import Batch, add_items, build_index
+from dml_core.training.checkpoints.file import load_checkpoint, save_checkpoint
 from dml_core.training.loop import fit
+from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.models import lookup
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
@@ -32,7 +39,7 @@ from tasks.runs.identity import train_step
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.storage import Store
 from tests.conftest import ROOT
-from tests.tasks.models.conftest import PARAMS
+from tests.tasks.models.conftest import PARAMS, make_run
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +102,92 @@ def test_a_network_has_the_metric_that_the_parameters_name_now(project: Project,
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(PARAMS, {"evaluation": {"metric": metric}})))
         own = replace(project, root=tmp_path, state=tmp_path / "state")
         assert load_model(resolve_model("own/good/0", own)).metric == metric
+
+
+def test_a_network_has_the_name_that_the_parameters_give_its_dataset_now(project: Project, tmp_path: Path) -> None:
+    for name, source in (("own", "own"), ("renamed", "own")):
+        root = tmp_path / name
+        params = {"datasets": {name: PARAMS["datasets"][source]}, "comparison": PARAMS["comparison"] | {"datasets": {name: {}}}}
+        params["comparison"]["default_datasets"] = [name]
+        root.mkdir()
+        (root / "params.yaml").write_text(yaml.safe_dump(params))
+        own = replace(project, root=root, state=tmp_path / "state")
+        shutil.copytree(project.packed(source), own.packed(name))
+        assert load_model(resolve_model(f"{name}/good/0", own)).title == f"{name} / good / seed 0"
+
+
+def trained_again(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Return a copy of the project whose network `own/good/0` is extracted, and then trained to other weights under the same identity."""
+    shutil.copytree(project.store, tmp_path / "store")
+    own = replace(project, state=tmp_path / "state", store=str(tmp_path / "store"))
+    records = tmp_path / "records"
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(records))
+    spec = comparison_runs(load_params(own.params_file), "own", ("good",), (0,))[0]
+
+    def record() -> None:
+        trained = make_run(own, spec).checkpoint
+        write_whole(records / trained.identity, json.dumps({"metadata": {}, "result": SealedJSON().dumps(trained).decode()}))
+
+    record()
+    resolve_model("own/good/0", own)
+    folder = Store(own.store, own.state).folder(f"train/{find_run(own, 'own/good/0').trained}")
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint is not None
+    for name, value in checkpoint["system"].items():
+        if name.startswith("model.") and value.is_floating_point():
+            value += 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+    save_checkpoint(folder, checkpoint)
+    record()
+    return own
+
+
+def test_a_network_that_was_trained_again_is_extracted_again(
+    project: Project, dataset: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = trained_again(project, tmp_path, monkeypatch)
+    images = [dataset.raw_bytes(index) for index in range(3)]
+    folder = resolve_model("own/good/0", own)
+    written = (folder / "network.pt").stat().st_mtime_ns
+    rows = load_model(folder).embed(images)
+    assert not np.allclose(rows, load_model(resolve_model("own/good/0", project)).embed(images), atol=1e-3)
+    fresh = replace(own, state=tmp_path / "other state")
+    np.testing.assert_array_equal(rows, load_model(resolve_model("own/good/0", fresh)).embed(images))
+    assert (resolve_model(find_run(own, "own/good/0").trained, own) / "network.pt").stat().st_mtime_ns == written, "extracted once"
+
+
+def test_an_index_refuses_its_network_after_that_was_trained_again(
+    project: Project, dataset: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = load_model(resolve_model("own/good/0", project))
+    batch = Batch(old.embed(dataset.raw_bytes(0)), [Item("a")])
+    assert old.weights_sha256 is not None
+    build_index(tmp_path / "index", [batch], old.identity, weights_sha256=old.weights_sha256)
+    new = load_model(resolve_model("own/good/0", trained_again(project, tmp_path, monkeypatch)))
+    index = Index.open(tmp_path / "index")
+    index.check_model(old.identity, old.weights_sha256)
+    index.check_model(old.identity, None)  # from embeddings, or an export
+    for change in (
+        lambda: index.check_model(new.identity, new.weights_sha256),
+        lambda: add_items(tmp_path / "index", [batch], new.identity, new.weights_sha256),
+    ):
+        with pytest.raises(ConfigError, match=r"trained again since, and [^\n]*; build the index again with --force$"):
+            change()
+    unknown = build_index(tmp_path / "of before", [batch], old.identity)
+    unknown.check_model(new.identity, new.weights_sha256)
+
+
+@pytest.mark.parametrize("name", ["network.json", "network.pt"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_network_is_extracted_again(project: Project, tmp_path: Path, name: str, damage: str) -> None:
+    own = replace(project, state=tmp_path / "state")
+    folder = resolve_model("own/good/0", own)
+    whole = (folder / name).read_bytes()
+    if damage == "cut":
+        (folder / name).write_bytes(whole[:-20])
+    else:
+        (folder / name).unlink()
+    assert load_model(resolve_model("own/good/0", own)).title == "own / good / seed 0"
+    assert (folder / name).read_bytes() == whole
 
 
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
