@@ -90,12 +90,12 @@ def _print_states(states: "Sequence[TableState]") -> None:
     waiting = [entry["rows"] - entry["can_be_run"] - entry["quoted"] for entry in entries]
     print_table(
         Column("table", [state.name for state in states]),
-        Column("own data", list(map(_how, states)), wraps=True),
+        Column("paper's data", list(map(_how, states)), wraps=True),
         Column("stand-in", list(map(_stand_in, states)), drop=7, style="magenta"),
         Column("rows", [str(entry["rows"]) for entry in entries], drop=4),
         Column("can run", [str(entry["can_be_run"]) for entry in entries], drop=5),
         Column("quoted", [str(entry["quoted"]) for entry in entries], drop=1),
-        Column("not yet", list(map(str, waiting)), drop=2),
+        Column("not supported", list(map(str, waiting)), drop=2),
         Column("needs", [", ".join(need.what for need in state.plan.needs) for state in states], drop=6, wraps=True),
         Column("time", [time_of(state.plan.estimate) if state.plan.runs else "" for state in states], drop=3, wraps=True),
         Column("title", [state.table.title for state in states], wraps=True),

@@ -50,8 +50,8 @@ class Night:
     def line(self) -> str:
         """The plan in a line: what follows, how long it takes, and when every row has had its turn."""
         runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
-        every = "every row in each verification" if self.num_nights == 1 else f"every row within {self.num_nights} verifications"
-        seeds = f", every accepted seed within {self.num_nights * self.num_seeds}" if self.num_seeds > 1 else ""
+        every = "each verification covers every row" if self.num_nights == 1 else f"{self.num_nights} verifications cover every row"
+        seeds = f", {self.num_nights * self.num_seeds} cover every accepted seed" if self.num_seeds > 1 else ""
         too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""
         return f"{runs}; {every}{seeds}{too_long}"
 

@@ -172,7 +172,7 @@ CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, a
     of_comparison: ("tracking._print_comparison", {"variant", "recall@1", "difference to softmax (95 %, simultaneous)"}),
     of_runs: ("plan._print_runs", {"row", "dataset", "seed", "train"}),
     of_planned_tables: ("plan._print_tables", {"table", "runs", "to train", "time"}),
-    of_tables: ("tables._print_states", {"table", "own data", "title"}),
+    of_tables: ("tables._print_states", {"table", "paper's data", "title"}),
     of_shown_table: ("tables.show", {"row", "values", "csc fashion-mnist-200"}),
     of_many_metrics: ("tables.show", {"row", "values"}),
     of_search: ("search._print_answers", {"rank", "cosine", "class", "name"}),
