@@ -264,6 +264,9 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
         num_first = first_batch_size(run.training.sampler, sizes.num_images, sizes.num_classes)
         if num_first < scale.most_workers:
             raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.most_workers} workers: lower scale.num_workers")
+        memory = run.training.cross_batch_memory
+        if memory is not None and memory.size < num_first:
+            raise ConfigError(f"cross_batch_memory: size {memory.size} is less than a batch of {num_first}: raise it")
     largest = run.evaluation.recall_at[-1]
     if largest > sizes.num_retrieved:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")
@@ -283,6 +286,10 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
     _check_pixels(training)
     loss = _loss(training, num_classes)
     check_sampler(training.sampler, loss.needs, training.loss.name)
+    if training.cross_batch_memory is not None:
+        from dml_core.training.parallel.cross_batch import CrossBatchMemory
+
+        CrossBatchMemory(loss, training.cross_batch_memory, training.loss.name)
     if training.shard_classes:
         from dml_core.training.parallel.sharded_state import check_shardable
 

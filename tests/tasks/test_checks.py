@@ -76,6 +76,11 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
         (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
         (of_variant(shard_classes=True, loss={"name": "softmax"}), "shard_classes: the classes of loss 'softmax' cannot be spread"),
+        (of_variant(cross_batch_memory={"size": 64}), "loss 'normalised_softmax' cannot compare a batch with a memory: remove it"),
+        (
+            of_variant(cross_batch_memory={"size": 7}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}),
+            "cross_batch_memory: size 7 is less than a batch of 8: raise it",
+        ),
         (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
     ],
 )
@@ -94,6 +99,10 @@ def test_weights_with_their_hash_and_a_timm_model_with_its_scaling_pass(tmp_path
     timm_model = {"backbone": {"name": "timm:tf_efficientnet_lite0", **weights}}
     check(tmp_path, packed, **of_variant(model=timm_model, transform={"scaling": "minus-one-one"}))
     check(tmp_path, packed, **of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0"}}))  # random weights take any scaling
+
+
+def test_a_memory_that_fits_passes(tmp_path: Path, packed: Path) -> None:
+    check(tmp_path, packed, **of_variant(cross_batch_memory={"size": 8}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}))
 
 
 def test_a_damaged_published_file_is_found_before_torch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
