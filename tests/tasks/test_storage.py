@@ -252,9 +252,54 @@ def test_a_step_is_checked_by_one_list_and_an_object_that_was_replaced_is_seen(t
     assert store.changed_files(record(files)) == ["weights.pt"]
     client.put_object(Bucket=bucket, Key=key, Body=(store.folder("train/x") / "weights.pt").read_bytes())  # the same bytes, without a hash
     other = Store(address, tmp_path / "cache")
-    assert other.changed_files(record(files)) == ["weights.pt"]
+    assert other.changed_files(record(files)) == []
+    assert store.version("train/x/weights.pt")[1] == ""
     other.push("train/x")
-    assert Store(address, tmp_path / "third").changed_files(record(files)) == []
+    assert store.version("train/x/weights.pt")[1] == {file.name: file.sha256 for file in files}["weights.pt"]
+
+
+def without_hashes(address: str, bucket: str) -> None:
+    """Copy every object to a new bucket, like a tool that does not copy metadata."""
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=bucket)
+    for name in Store(address, Path()).list_objects():
+        key = f"some/prefix/{name}"
+        client.put_object(Bucket=bucket, Key=key, Body=client.get_object(Bucket=address.split("/")[2], Key=key)["Body"].read())
+
+
+def test_objects_of_a_bucket_copied_without_metadata_are_read_once_and_compared(tmp_path: Path, address: str) -> None:
+    files = write(Store(address, tmp_path / "here").folder("train/x"))
+    Store(address, tmp_path / "here").push("train/x")
+    without_hashes(address, f"{address.split('/')[2]}-copy")
+    copied = Store(f"s3://{address.split('/')[2]}-copy/some/prefix", tmp_path / "copied")
+    operations = requests_of(copied)
+    for _ in range(3):
+        assert copied.changed_files(record(files)) == []
+    assert operations == {"ListObjectsV2": 3, "HeadObject": 2, "GetObject": 2}
+    assert describe_folder(copied.checked(record(files))) == files
+    assert [*copied.list_objects("train/x")] == ["figures/curve.png", "weights.pt"], "sound objects stay"
+    boto3.client("s3").put_object(Bucket=copied.address.split("/")[2], Key="some/prefix/train/x/weights.pt", Body=b"damaged")
+    assert copied.changed_files(record(files)) == ["weights.pt"]
+    with pytest.raises(StoreError, match=r"weights\.pt: changed or gone"):
+        copied.checked(record(files))
+
+
+def test_an_object_that_is_replaced_while_it_is_checked_is_seen_as_it_is_afterwards(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the list of the objects and the request for one's hash, another machine pushes; later the first version is back."""
+    store, other = Store(address, tmp_path / "cache"), Store(address, tmp_path / "other")
+    files, weights = write(store.folder("train/x")), store.folder("train/x") / "weights.pt"
+    store.push("train/x")
+    write(other.folder("train/x"))
+    listed, list_objects = store.list_objects("train/x"), store.list_objects
+    other.push("train/x")
+    monkeypatch.setattr(store, "list_objects", lambda key: listed)
+    assert store.changed_files(record(files)) == ["weights.pt"]
+    monkeypatch.setattr(store, "list_objects", list_objects)
+    Store(address, tmp_path / "cache").push("train/x")
+    assert weights.is_file()
+    assert store.changed_files(record(files)) == []
 
 
 def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
