@@ -128,14 +128,15 @@ def _with_failures(page: str, failures: Sequence[Failure]) -> str:
 
 
 def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
-    """Add runs to the result of their table, from which its pages are written."""
+    """Add runs to the result of their table, from which its pages are written. Those of which no step ran keep their commits."""
     commit = backends.tags.get("git_commit")
     runs = [
         MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code, outcome.costs, commit)
         for outcome in outcomes
     ]
+    reused = {run.place for run, outcome in zip(runs, outcomes, strict=True) if not any(outcome.ran.values())}
     failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures]
-    add_runs(backends.project, table, runs, failed, commit)
+    add_runs(backends.project, table, runs, failed, commit, reused)
 
 
 def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, backends: Backends) -> int:

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.present import has_present_settings, table_today
-from tasks.tables.result import RESULT, FailedRun, MeasuredRun, TableResult, facts_of, read_result, result_path, save_result
+from tasks.tables.result import RESULT, FailedRun, MeasuredRun, Place, TableResult, facts_of, read_result, result_path, save_result
 from tasks.tables.runs import runs_of_tables
 from tasks.wording import counted
 
@@ -53,14 +53,35 @@ def load_result(project: Project, name: str) -> TableResult:
             return _read_or_rebuild(project, name)
 
 
-def add_runs(project: Project, name: str, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> None:
+def add_runs(
+    project: Project,
+    name: str,
+    runs: Sequence[MeasuredRun],
+    failed: Sequence[FailedRun],
+    made: str | None,
+    reused: Collection[Place] = (),
+) -> None:
     """Add measured and failed runs to a table's result; other processes may add to it at the same time.
+
+    Args:
+        project: its state is changed.
+        name: the table.
+        runs: measured runs.
+        failed: failed runs.
+        made: git commit of the flow.
+        reused: places of runs of which the flow ran no step: the same run in the result, if there is one, keeps its commit.
 
     Raises:
         NewerFormatError, StoreError: as in `load_result`, or the result cannot be written.
     """
     with alone(_lock(project)):
-        save_result(project, _read_or_rebuild(project, name).updated(runs, failed, made))
+        result = _read_or_rebuild(project, name)
+        commits = {(run.place, run.identity): run.commit for run in result.runs if not run.is_imported}
+        runs = [
+            run.model_copy(update={"commit": commits.get((run.place, run.identity), run.commit)}) if run.place in reused else run
+            for run in runs
+        ]
+        save_result(project, result.updated(runs, failed, made))
 
 
 def export_result(project: Project, name: str, path: Path) -> TableResult:

@@ -19,6 +19,8 @@ from tasks.runs.specs import RunSpec, row_name, run_label
 from tasks.sealed import DamagedError, read_sealed, write_sealed
 from tasks.tables.file import STANDING_VARIANT
 
+Place = tuple[str, str, str, str, int]  # row, variant, epoch, dataset, seed
+
 
 class TableRun(Record):
     """A run and its place in a table.
@@ -42,7 +44,7 @@ class TableRun(Record):
         return run_label(self.row, self.variant, self.epoch)
 
     @property
-    def place(self) -> tuple[str, str, str, str, int]:
+    def place(self) -> Place:
         """Place of the run in the table: a later run in the same place replaces it."""
         return self.row, self.variant, self.epoch, self.dataset, self.seed
 

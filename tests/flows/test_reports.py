@@ -1,6 +1,7 @@
 """The end of a flow: reports of the standing comparison, the best run by one fixed rule, and the pages of tables."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,16 @@ from flows.outcomes import Failure, Outcome
 from flows.reports import Report, artifact_key, report_folder, report_standing
 from flows.request import Request
 from tasks.environment import Project
+from tasks.plans.results import load_result
 from tasks.reports import table_pages
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.costs import Meter
 from tasks.runs.records import ComparisonReport, MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params, variants_on
-from tasks.tables.file import table_names
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table, table_names
 from tasks.tables.result import TableResult
+from tasks.tables.runs import runs_of
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -62,6 +66,27 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
 def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None) -> Report:
     params = load_params(ROOT / "params.yaml", outcomes[0].spec.overrides)
     return report_standing(outcomes, failures or [], params, services)
+
+
+def test_a_reused_run_keeps_the_commit_that_measured_it(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "project/glyphs"
+    runs = runs_of(name, load_table(name), Choice(("softmax",), ("glyphs-2000",), seeds=(0, 1)))["glyphs-2000"]
+    monkeypatch.setattr(flows.reports, "write_site", lambda project, params, names: [SimpleNamespace(markdown="") for _ in names])
+    monkeypatch.setattr(flows.reports, "_publish_table", lambda *given: 0)
+
+    def commits(commit: str, did_run: tuple[bool, ...], identity: str = "i") -> list[str | None]:
+        """Return the commits of the table's runs after a flow of this commit."""
+        services.tags["git_commit"] = commit
+        outcomes = [replace(outcome(spec), ran={"train": False, "evaluate": ran}) for spec, ran in zip(runs, did_run, strict=False)]
+        outcomes = [replace(one, scores=one.scores.model_copy(update={"identity": identity})) for one in outcomes]
+        flows.reports.write_reports(runs, outcomes, (), PARAMS, services)  # type: ignore[arg-type]
+        return [run.commit for run in load_result(services.project, name).runs]
+
+    assert commits("first", (True,)) == ["first"]
+    assert commits("second-dirty", (False, True)) == ["first", "second-dirty"]
+    assert commits("third", (False, False)) == ["first", "second-dirty"]
+    assert commits("fourth", (True, False)) == ["fourth", "second-dirty"], "--force"
+    assert commits("fifth", (False,), "other") == ["fifth", "second-dirty"], "shared with another table's run of the same flow"
 
 
 def test_every_choice_of_runs_has_a_folder_and_the_same_choice_the_same_one(tmp_path: Path) -> None:
