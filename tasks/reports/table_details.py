@@ -1,7 +1,7 @@
 """Details of a row of a table's page: how its runs were trained, where they are stored, and their pictures."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,15 @@ from typing import Any
 from dml_core.config import flatten
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
-from dml_core.training.config import TrainingConfig
 from tasks.reports.pictures import Picture, PictureCache, load_picture, picture_files
-from tasks.runs.tuned import TUNED, TunedFile, read_tuned
+from tasks.runs.comparable import KEEPING
+from tasks.runs.specs import Params
+from tasks.runs.tuned import TUNED, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
+from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import cached_protocol, row_training
+from tasks.tables.runs import cached_protocol
 
 LineKey = tuple[str, str, Epoch]
 Difference = tuple[str, str, str]  # setting, value in the run, value in the other settings; "-" if missing
@@ -28,8 +30,9 @@ class Details:
 
     Attributes:
         run: that run.
-        from_protocol: differences from the protocol; None if the protocol does not have the line's variant.
-        changed: differences from the row's current file.
+        protocol_variant: the protocol's variant with which it is compared: the line's, or the one that tuned settings change.
+        from_protocol: differences from the protocol's training; None if the protocol does not have the variant.
+        changed: differences from the run that the current file has in its place, if they may change its scores.
         is_mixed: whether other seeds were trained with other settings.
         tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
         settings: all settings, by dotted name.
@@ -38,6 +41,7 @@ class Details:
     """
 
     run: MeasuredRun
+    protocol_variant: str
     from_protocol: tuple[Difference, ...] | None
     changed: tuple[Difference, ...]
     is_mixed: bool
@@ -47,7 +51,9 @@ class Details:
     unavailable: str | None
 
 
-def line_details(name: str, table: TableFile, result: TableResult, store: Store, encoded: PictureCache) -> dict[LineKey, list[Details]]:
+def line_details(
+    params: Params, name: str, table: TableFile, result: TableResult, store: Store, encoded: PictureCache
+) -> dict[LineKey, list[Details]]:
     """Return the details of every line of a table, by dataset; their pictures share the space of a page."""
     groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
     for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
@@ -57,7 +63,7 @@ def line_details(name: str, table: TableFile, result: TableResult, store: Store,
     details: dict[LineKey, list[Details]] = {}
     for (line, _), runs in groups.items():
         key = runs[0].figures
-        details.setdefault(line, []).append(_details(name, table, runs, pictures.get(key, ()), unavailable.get(key)))
+        details.setdefault(line, []).append(_details(params, name, table, runs, pictures.get(key, ()), unavailable.get(key)))
     return details
 
 
@@ -84,16 +90,16 @@ def _pictures(store: Store, keys: Collection[str], encoded: PictureCache) -> tup
         return {key: tuple(load.result() for load in of_run) for key, of_run in loads.items()}, unavailable
 
 
-def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures: tuple[Picture, ...], unavailable: str | None) -> Details:
+def _details(
+    params: Params, name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures: tuple[Picture, ...], unavailable: str | None
+) -> Details:
     run, row = runs[0], table.rows[runs[0].row]
     variant = row.variants[0] if run.variant == TUNED else run.variant
-    protocol = row.protocol or name.partition("/")[0]
-    from_protocol = _differences(run, lambda: cached_protocol(protocol).training_config(run.dataset, variant))
-    changed = _differences(run, lambda: row_training(name, row, run.dataset, run.variant, _tuned_file(name, table, run)))
     return Details(
         run=run,
-        from_protocol=from_protocol,
-        changed=changed or (),
+        protocol_variant=variant,
+        from_protocol=_from_protocol(row.protocol or name.partition("/")[0], variant, run),
+        changed=_changed(params, name, table, run),
         is_mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
         tuned=_tuned(name, table, run),
         settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
@@ -102,29 +108,40 @@ def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures:
     )
 
 
-def _differences(run: MeasuredRun, other_training: Callable[[], TrainingConfig]) -> tuple[Difference, ...] | None:
-    """Return the training settings in which a run differs from others; None if there are no others."""
+def _from_protocol(protocol: str, variant: str, run: MeasuredRun) -> tuple[Difference, ...] | None:
+    """Return the differences from a protocol's training, except which epochs' weights are kept; None if it does not have the variant."""
     try:
-        there: Mapping[str, Any] = flatten(other_training().model_dump(mode="json"))
+        training = cached_protocol(protocol).training_config(run.dataset, variant).model_dump(mode="json")
     except ConfigError:
         return None
-    here = flatten(run.training)
-    values = {name: (here.get(name, "-"), there.get(name, "-")) for name in sorted({*here, *there})}
+    return tuple(difference for difference in _differences(run.training, training) if difference[0] not in KEEPING)
+
+
+def _changed(params: Params, name: str, table: TableFile, run: MeasuredRun) -> tuple[Difference, ...]:
+    """Return the differences from today's run in the same place; none if its scores would be averaged with this one's."""
+    today = spec_today(params, name, table, run)
+    if today is None or has_present_settings(params, name, table, run, run.digest):
+        return ()
+    then = run.training | {"evaluation": run.evaluation, "measurements": run.measurements}
+    now = today.model_dump(mode="json", include={"training", "evaluation", "measurements"})
+    return _differences(then, now.pop("training") | now)
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return the settings that differ, by dotted name."""
+    flat_here, flat_there = flatten(here), flatten(there)
+    values = {name: (flat_here.get(name, "-"), flat_there.get(name, "-")) for name in sorted({*flat_here, *flat_there})}
     return tuple((name, _plain(value), _plain(other)) for name, (value, other) in values.items() if value != other)
-
-
-def _tuned_file(name: str, table: TableFile, run: MeasuredRun) -> TunedFile | None:
-    return read_tuned(name, run.row, table.tuned_on(run.dataset)) if run.variant == TUNED else None
 
 
 def _tuned(name: str, table: TableFile, run: MeasuredRun) -> str | None:
     """Return the origin of a run's tuned settings, or what is wrong with their file; None for a run without."""
+    if run.variant != TUNED:
+        return None
     try:
-        tuned = _tuned_file(name, table, run)
+        tuned = read_tuned(name, run.row, table.tuned_on(run.dataset))
     except ConfigError as error:
         return str(error)
-    if tuned is None:
-        return None
     return tuned.says if tuned.dataset == run.dataset else f"{tuned.says}, on {tuned.dataset}"
 
 

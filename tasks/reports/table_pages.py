@@ -104,7 +104,7 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
         blocks=[
             (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
         ],
-        details=line_details(name, file, result, store, pictures),
+        details=line_details(params, name, file, result, store, pictures),
         links=_links(project, table),
         diagram=None if table.ranking is None else diagram_picture(table.ranking, pictures),
         scales=[column_scale(table, index) for index in range(len(table.columns))],

@@ -29,7 +29,7 @@ def table_today(project: Project, params: Params, name: str, table: TableFile, r
         if digest is not None:
             digests[dataset] = digest
     for run in {(run.dataset, run.label): run for run in result.runs}.values():
-        spec = _spec_today(params, name, table, run)
+        spec = spec_today(params, name, table, run)
         if spec is not None:
             digest = digests.get(run.dataset) or contents[run.dataset].most_common(1)[0][0]
             settings[run.dataset, run.label] = spec_settings(spec, digest)
@@ -38,7 +38,7 @@ def table_today(project: Project, params: Params, name: str, table: TableFile, r
 
 def has_present_settings(params: Params, name: str, table: TableFile, run: MeasuredRun, digest: str | None) -> bool:
     """Return whether a run was measured on content with this digest and with the settings of today's file in its place."""
-    spec = _spec_today(params, name, table, run)
+    spec = spec_today(params, name, table, run)
     return spec is not None and run.facts.settings == spec_settings(spec, digest)
 
 
@@ -62,7 +62,8 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
     return None if own is None else present_digest(project, own)
 
 
-def _spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
+def spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
+    """Return the run that the table's file or params.yaml has today in the place of a measured one; None if there is none."""
     if name != STANDING:
         return present_run(name, table, run)
     variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]

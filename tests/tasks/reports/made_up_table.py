@@ -10,8 +10,8 @@ from dml_core.config import parse
 from dml_core.figures.curves import plot_training_curves
 from tasks.environment import Project
 from tasks.tables.file import TableFile
-from tasks.tables.result import MeasuredRun, TableResult, save_result
-from tasks.tables.runs import row_training
+from tasks.tables.result import MeasuredRun, TableResult, TableRun, save_result
+from tasks.tables.runs import present_run
 
 NAME = "softtriple/table1"
 HOSTILE = "<script>alert('label')</script> & \"SoftTriple\""
@@ -119,11 +119,11 @@ def _noise(row: str, seed: int) -> list[float]:
 def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values: list[float], older: tuple[str, ...] = ()) -> MeasuredRun:
     identity = f"{row}-{variant}-{epoch}-{seed}"
     table = made_up_table()
-    known = table.rows.get(row)
-    training = row_training(NAME, known, "cub200", variant).model_dump(mode="json") if known else {}
+    today = present_run(NAME, table, TableRun(row=row, variant=variant, dataset="cub200", seed=seed, epoch=epoch))
+    training, evaluation = ({}, {}) if today is None else today.model_dump(mode="json", include={"training", "evaluation"}).values()
     if older:
         training["num_epochs"] = 7
-    if seed == 0 and known:
+    if seed == 0 and row in table.rows:
         draw_pictures(Path(project.store) / "evaluate" / identity, 12)
     return MeasuredRun(
         row=row,
@@ -135,7 +135,7 @@ def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values
         scores=dict(zip(METRICS, values, strict=True)),
         figures=f"evaluate/{identity}",
         training=training,
-        evaluation={"recall_at": [1, 2, 4, 8]},
+        evaluation=evaluation,
         seconds=1234.5,
         epoch=epoch,
         older_code=older,

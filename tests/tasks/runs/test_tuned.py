@@ -137,7 +137,8 @@ def test_a_page_names_the_dataset_of_the_search_if_it_is_another(tmp_path: Path)
         run for run in measured.runs if (run.row, run.variant, run.dataset, run.seed) == ("contrastive", "tuned", "glyphs-2000", 0)
     )
     result = TableResult(name=name, runs=(on_part, on_part.model_copy(update={"dataset": "glyphs"})))
-    (details,) = line_details(name, load_table(name), result, Store(str(tmp_path), tmp_path), PictureCache()).values()
+    params = load_params(ROOT / "params.yaml")
+    (details,) = line_details(params, name, load_table(name), result, Store(str(tmp_path), tmp_path), PictureCache()).values()
     whole, part = details
     assert str(part.tuned).endswith("fresh pairs of fold and seed")
     assert whole.tuned == f"{part.tuned}, on glyphs-2000"
