@@ -15,7 +15,7 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.exported import FILES, write_graph
-from dml_core.network_description import GraphFile
+from dml_core.network_description import DESCRIPTION_FILE, GraphFile
 from dml_core.trained import TrainedModel, load_model, load_network, read_description, write_description, write_folder
 from tasks.environment import Project
 from tasks.models.lookup import resolve_model
@@ -65,19 +65,20 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         out: output folder; an existing export there is replaced.
 
     Raises:
-        ConfigError: the format or precision is unknown, or the folder has other contents.
+        ConfigError: the format or precision is unknown, the folder has other contents, or the network is an export itself.
         EvaluationError: an fp32 graph gives other embeddings than the network.
     """
     if graph_format not in FILES or precision not in ("fp32", "fp16", "int8"):
         raise ConfigError(f"--format {graph_format} --precision {precision}: expected onnx or torch-export, and fp32, fp16 or int8")
-    if out.exists() and not (out / MEASURED_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: already exists and is not an exported network; name a new folder")
+    _check_place(out)
     network = resolve_model(text, project)
+    description = read_description(network)
+    if description.graph is not None:
+        raise ConfigError(f"{text}: is an export already, and only a run's network can be exported; name the run")
     own = load_model(network, "cpu")
     run = run_of(project, own.identity)
     if run is None:
         raise ConfigError(f"{text}: its run or test images are missing on this machine, so the effect of the export cannot be measured")
-    description = read_description(network)
     graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
     out = out.absolute()
 
@@ -91,6 +92,20 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
 
     write_folder(out, write)
     return Measured(**json.loads((out / MEASURED_FILE).read_text()))
+
+
+def _check_place(out: Path) -> None:
+    """Reject an output folder with anything but an earlier export, which will be replaced.
+
+    Raises:
+        ConfigError: it has, or it is a file.
+    """
+    if not out.exists():
+        return
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    strange = names - {MEASURED_FILE, DESCRIPTION_FILE, *FILES.values()} if MEASURED_FILE in names else names
+    if strange:
+        raise ConfigError(f"{out}: already exists and is not an exported network ({min(strange)}); name a new folder")
 
 
 def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:

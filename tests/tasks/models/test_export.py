@@ -57,6 +57,13 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_export_cannot_be_exported(project: Project, tmp_path: Path, precision: str) -> None:
+    export(project, "own/good/1", "torch-export", precision, tmp_path / "out")
+    with pytest.raises(ConfigError, match="out: is an export already, and only a run's network can be exported; name the run"):
+        export(project, str(tmp_path / "out"), "torch-export", "fp32", tmp_path / "other")
+
+
 def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair of precisions, for queries and for added items; outside of the run's project an index of an export finds that export."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")  # not that of tests that publish the same run
@@ -99,6 +106,12 @@ def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_pat
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="mine: already exists and is not an exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "mine")
+    (tmp_path / "export").mkdir()
+    for name in (MEASURED_FILE, "network.json", "network.onnx", "client.py"):
+        (tmp_path / "export" / name).write_text("")
+    with pytest.raises(ConfigError, match=r"export: already exists and is not an exported network \(client\.py\); name a new folder"):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "export")
+    assert len(list((tmp_path / "export").iterdir())) == 4
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file: already exists and is not an exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "file")
