@@ -28,8 +28,8 @@ CLASSES = {  # kind of object, also its option's name -> module and base class i
     "embedding_regularizer": (regularizers, regularizers.BaseRegularizer),
     "weight_regularizer": (regularizers, regularizers.BaseRegularizer),
 }
-# A base class and two losses that take no labels.
-UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss)
+# A base class, two losses that take no labels, and one whose second step fails: it needs the graph of the first step again.
+UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss, losses.DynamicSoftMarginLoss)
 RUN_TIME = frozenset({"num_classes", "embedding_size"})  # set by the run for classes that take them, never by the configuration
 
 
