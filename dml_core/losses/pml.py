@@ -30,6 +30,7 @@ CLASSES = {  # kind of object, also its option's name -> module and base class i
 }
 # A base class, two losses that take no labels, and one whose second step fails: it needs the graph of the first step again.
 UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss, losses.DynamicSoftMarginLoss)
+ONE_MARGIN_PER_CLASS = "MarginLoss"  # takes the number of classes, but compares samples
 RUN_TIME = frozenset({"num_classes", "embedding_size"})  # set by the run for classes that take them, never by the configuration
 
 
@@ -67,7 +68,7 @@ class PmlLoss(Loss):
     def __init__(self, config: PmlConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
         sizes = {"num_classes": num_classes, "embedding_size": embedding_dim}
-        self.has_classes = bool(sizes.keys() & _parameters(_named("loss", config.target)))
+        self.has_classes = config.target != ONE_MARGIN_PER_CLASS and bool(sizes.keys() & _parameters(_named("loss", config.target)))
         options = dict(config.options)
         miner = options.pop("miner", None)
         try:

@@ -113,8 +113,12 @@ def test_draws_come_from_the_run_s_generator_and_leave_the_global_state_alone():
 
 
 def test_what_the_adapter_asks_of_the_loop():
-    assert build_loss("pml:TripletMarginLoss", {}, NUM_CLASSES, DIM).needs == Needs(sampler="k_by_n", global_batch=True)
-    assert build_loss("pml:ArcFaceLoss", {}, NUM_CLASSES, DIM).needs == Needs(sampler="any", global_batch=True)
+    def needs(name: str, **options: object) -> Needs:
+        return build_loss(f"pml:{name}", options, NUM_CLASSES, DIM).needs
+
+    pairs_of_a_class, any_batch = Needs(sampler="k_by_n", global_batch=True), Needs(sampler="any", global_batch=True)
+    assert needs("TripletMarginLoss") == needs("MarginLoss", learn_beta=True) == pairs_of_a_class
+    assert needs("ArcFaceLoss") == needs("P2SGradLoss", descriptors_dim=DIM) == any_batch
 
 
 @pytest.mark.parametrize(
