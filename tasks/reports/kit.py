@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from dml_core.evaluation.metric_info import metric_info
-from tasks.runs.specs import run_label
 from tasks.tables.shown import EPOCH_NOTES
 
 PAPERS = {
@@ -38,7 +37,6 @@ def _environment() -> Environment:
         "verdict_marks": VERDICT_MARKS,
         "claim_marks": CLAIM_MARKS,
         "epoch_notes": EPOCH_NOTES,
-        "run_label": run_label,
     }
     environment.filters |= {
         "metric": lambda name: metric_info(name).title,

@@ -12,13 +12,15 @@ from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
 from tasks.reports.pictures import Picture, PictureCache, load_picture, picture_files
 from tasks.runs.comparable import KEEPING
-from tasks.runs.specs import Params
-from tasks.runs.tuned import TUNED, read_tuned
+from tasks.runs.specs import Params, comparison_title, table_comparison
+from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
 from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import cached_protocol
+from tasks.tracking.child_run import VARIANT_TAG, current_tags
+from tasks.tracking.connection import tag_filter
 
 LineKey = tuple[str, str, Epoch]
 Difference = tuple[str, str, str]  # setting, value in the run, value in the other settings; "-" if missing
@@ -30,6 +32,7 @@ class Details:
 
     Attributes:
         run: that run.
+        comparison, label: the comparison's title in MLflow, and the runs' label there.
         protocol_variant: the protocol's variant with which it is compared: the line's, or the one that tuned settings change.
         from_protocol: differences from the protocol's training; None if the protocol does not have the variant.
         changed: differences from the run that the current file has in its place, if they may change its scores.
@@ -41,6 +44,8 @@ class Details:
     """
 
     run: MeasuredRun
+    comparison: str
+    label: str
     protocol_variant: str
     from_protocol: tuple[Difference, ...] | None
     changed: tuple[Difference, ...]
@@ -49,6 +54,11 @@ class Details:
     settings: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, ...]
     unavailable: str | None
+
+    @property
+    def search(self) -> str:
+        """Search that finds the line's runs in MLflow."""
+        return tag_filter(current_tags(self.comparison) | {VARIANT_TAG: self.label})
 
 
 def line_details(
@@ -95,8 +105,16 @@ def _details(
 ) -> Details:
     run, row = runs[0], table.rows[runs[0].row]
     variant = row.variants[0] if run.variant == TUNED else run.variant
+    is_standing = name == STANDING  # whose runs are labelled by the variants of params.yaml
+    title = (
+        comparison_title(run.project_dataset, run.evaluation.get("role", "test"))
+        if is_standing
+        else table_comparison(name, run.project_dataset)
+    )
     return Details(
         run=run,
+        comparison=title,
+        label=row.label if is_standing else run.label,
         protocol_variant=variant,
         from_protocol=_from_protocol(row.protocol or name.partition("/")[0], variant, run),
         changed=_changed(params, name, table, run),

@@ -4,7 +4,7 @@ A page is one file with its style, scripts and pictures; its policy forbids load
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -22,9 +22,9 @@ from tasks.plans.results import load_result
 from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, diagram_picture
 from tasks.reports.table_costs import cost_rows
-from tasks.reports.table_details import line_details
+from tasks.reports.table_details import Details, line_details
 from tasks.reports.table_text import as_markdown, as_note
-from tasks.runs.specs import Params, RunSpec, table_comparison
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import Alarm, open_alarms
@@ -98,14 +98,15 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     table = shown_table(name, file, measured, _waiting(project, params, name, file, result), today)
     page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
     pictures = PictureCache(project.state / PICTURES / f"{name}.json")
+    details = line_details(params, name, file, result, store, pictures)
     html = render(
         "table.html",
         table=table,
         blocks=[
             (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
         ],
-        details=line_details(params, name, file, result, store, pictures),
-        links=_links(project, table),
+        details=details,
+        links=_links(project, details.values()),
         diagram=None if table.ranking is None else diagram_picture(table.ranking, pictures),
         scales=[column_scale(table, index) for index in range(len(table.columns))],
         scale_of=cell_scale,
@@ -204,18 +205,18 @@ def _waiting(project: Project, params: Params, name: str, table: TableFile, resu
     return missing
 
 
-def _links(project: Project, table: ShownTable) -> Mapping[tuple[str, str, int], str]:
-    """Return (project's dataset, label, seed) -> the run's page in MLflow; empty without an MLflow server that answers."""
+def _links(project: Project, lines: Iterable[Sequence[Details]]) -> Mapping[tuple[str, str, int], str]:
+    """Return (comparison, label, seed) -> the run's page in MLflow; empty without an MLflow server that answers."""
     if not project.tracking_uri.startswith("http"):
         return {}
     links: dict[tuple[str, str, int], str] = {}
-    for dataset in sorted({run.project_dataset for row in table.rows for line in row.lines for run in line.runs}):
+    for dataset, comparison in sorted({(details.run.project_dataset, details.comparison) for line in lines for details in line}):
         try:
-            runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
+            runs = published_runs(project.tracking_uri, dataset, comparison)
         except TrackingError:
             continue  # it has none of them, or is down: the page still names the runs
         server = shown(project.tracking_uri).rstrip("/")
-        links |= {(dataset, run.variant, run.seed): f"{server}/{run_link(run.experiment_id, run.run_id)}" for run in runs}
+        links |= {(comparison, run.variant, run.seed): f"{server}/{run_link(run.experiment_id, run.run_id)}" for run in runs}
     return links
 
 

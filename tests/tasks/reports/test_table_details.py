@@ -7,15 +7,20 @@ from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.reports.table_pages import write_site
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import load_params
+from tasks.runs.specs import load_params, standing_runs
+from tasks.runs.tuned import STANDING
 from tasks.sealed import read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.result import RESULT, MeasuredRun, TableResult, save_result
 from tasks.tables.runs import runs_of
+from tasks.tracking.child_run import VARIANT_TAG, current_tags
+from tasks.tracking.connection import tag_filter
 from tests.conftest import ROOT
 from tests.tasks.reports.conftest import read
+
+SCORES = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.5})
 
 
 def test_a_run_s_settings_are_compared_with_those_of_the_run_in_its_place_today(tmp_path: Path) -> None:
@@ -25,8 +30,7 @@ def test_a_run_s_settings_are_compared_with_those_of_the_run_in_its_place_today(
     def changed(name: str, choice: Choice, **then: dict[str, object]) -> list[str]:
         """Return the settings marked on a line whose run had other training or evaluation settings than today's."""
         file, (dataset,) = load_table(name), choice.datasets
-        scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.5})
-        runs = [MeasuredRun.of(spec, scores, "digest") for spec in runs_of(name, file, choice)[dataset]]
+        runs = [MeasuredRun.of(spec, SCORES, "digest") for spec in runs_of(name, file, choice)[dataset]]
         runs = [run.model_copy(update={part: getattr(run, part) | values for part, values in then.items()}) for run in runs]
         details = line_details(params, name, file, TableResult(name=name, runs=tuple(runs)), store, PictureCache()).values()
         return [setting for (detail,) in details for setting, *_ in detail.changed]
@@ -52,3 +56,20 @@ def test_tuned_settings_are_compared_with_the_variant_that_they_change(tmp_path:
     text = read(write_site(project, params, [name])[0].html.read_text()).text
     assert "Training settings that differ from the protocol's ours: " in text
     assert "the protocol's tuned" not in text
+
+
+def test_the_search_of_a_line_finds_its_runs_in_mlflow(tmp_path: Path) -> None:
+    """By the tags with which runs are published, of a table's epoch that is not the last and of the standing comparison's variant."""
+    store, params = Store(str(tmp_path), tmp_path), load_params(ROOT / "params.yaml")
+    runs = {
+        "tuplet_margin/table2": runs_of("tuplet_margin/table2", load_table("tuplet_margin/table2"), Choice(("tml",), ("cars196",)))[
+            "cars196"
+        ],
+        STANDING: standing_runs(params, ["synthetic"], ["softtriple"], [0])["synthetic"],
+    }
+    for name, specs in runs.items():
+        measured = [MeasuredRun.of(spec, SCORES, "digest") for spec in specs]
+        lines = line_details(params, name, load_table(name), TableResult(name=name, runs=tuple(measured)), store, PictureCache()).values()
+        tags = [current_tags(spec.comparison) | {VARIANT_TAG: spec.label} for spec in specs]
+        assert [detail.search for (detail,) in lines] == [tag_filter(expected) for expected in tags]
+    assert tag_filter(tags[0]).startswith("tags.`dml.part_of` = 'comparison on synthetic' and ")
