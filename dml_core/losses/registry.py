@@ -94,10 +94,16 @@ def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embeddin
 def loss_modules(name: str, options: Mapping[str, Any]) -> set[str]:
     """Return the modules of the named loss and of its terms, which are part of a training run's identity. Imports none of them.
 
+    Terms that are not written as terms are left out; `parse_loss_options` refuses them.
+
     Raises:
         ConfigError: unknown loss, here or among the terms.
     """
-    terms = options.get("terms", ()) if name == "combined" else ()
     check_loss_name(name)
-    own = LOSSES.get(name, PML_ADAPTER).partition(":")[0]
-    return {own}.union(*(loss_modules(term["name"], term.get("options", {})) for term in terms))
+    modules = {LOSSES.get(name, PML_ADAPTER).partition(":")[0]}
+    terms = options.get("terms") if name == "combined" else None
+    for term in terms if isinstance(terms, list | tuple) else ():
+        if isinstance(term, Mapping) and isinstance(term.get("name"), str):
+            own = term.get("options")
+            modules |= loss_modules(term["name"], own if isinstance(own, Mapping) else {})
+    return modules

@@ -190,5 +190,6 @@ def test_a_run_depends_on_the_modules_of_its_loss_and_of_its_terms():
     names = {f"dml_core.losses.{name}" for name in ("combined", "heated_up_softmax", "triplet_batch_hard")}
     assert loss_modules("combined", COMBINED) == names
     assert loss_modules("combined", {"terms": [{"name": "combined", "options": COMBINED}]}) == names
-    for unfinished in ({}, {"terms": [{"name": "combined"}]}):  # refused when the loss is built, not here
-        assert loss_modules("combined", unfinished) == {"dml_core.losses.combined"}
+    malformed = (None, 3, {"name": "softmax"}, ["softmax"], [{"weight": 1}], [{"name": 5}], [{"name": "combined", "options": None}])
+    for unfinished in ({}, {"terms": [{"name": "combined"}]}, *({"terms": terms} for terms in malformed)):
+        assert loss_modules("combined", unfinished) == {"dml_core.losses.combined"}, "refused when the loss is built, not here"

@@ -76,6 +76,8 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
         (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
         (of_variant(shard_classes=True, loss={"name": "softmax"}), "shard_classes: the classes of loss 'softmax' cannot be spread"),
+        (of_variant(loss={"name": "combined", "options": {"terms": [{"weight": 1}]}}), "key 'terms.0.name' is missing"),
+        (of_variant(loss={"name": "combined", "options": {"terms": ["softmax"]}}), "loss 'combined': terms.0: "),
         (of_variant(cross_batch_memory={"size": 64}), "loss 'normalised_softmax' cannot compare a batch with a memory: remove it"),
         (
             of_variant(cross_batch_memory={"size": 7}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}),
