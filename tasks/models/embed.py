@@ -15,6 +15,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml_core.errors import ConfigError, DataError, DmlError, StoreError
+from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, StoreError
 from dml_core.files import writing
 from dml_core.index.thumbnails import thumbnail
 from dml_core.trained import TrainedModel, load_model
@@ -39,6 +40,7 @@ from tasks.runs.embeddings import (
     PLAN_FILE,
     SINGLE_FILES,
     RoleEntry,
+    open_embedded,
     save_array,
     save_manifest,
     shard_ranges,
@@ -143,7 +145,7 @@ def embed_images(
             if progress is not None:
                 progress(num_done, len(images))
         named = tuple((images.names[position], reason) for position, reason in bad.items())
-        _list_bad(out, named, is_error=not skip_bad or len(bad) == len(images), num_images=len(images))
+        _list_bad(out, named, skip_bad, num_images=len(images))
         _finish(out, images, [position for position in range(len(images)) if position not in bad], [*rows_of], model.num_dimensions)
     except OSError as error:
         raise StoreError(f"{out}: embeddings cannot be written ({error.strerror or error}); free space or name another place") from None
@@ -155,7 +157,8 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
     `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to it until it is complete.
 
     Raises:
-        As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`.
+        As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`, or if it is a file with
+        anything but embeddings of these images by this network.
     """
     place = out.absolute()  # the working directory, too, has a name then
     lock = FileLock(place.with_name(f".{place.name}.lock"))
@@ -165,6 +168,7 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
         save = SINGLE_FILES.get(out.suffix)
         if save is None:
             return embed_images(model, images, out, **options)
+        _check_file(out, model, images)
         folder = out.with_name(f"{out.name}.shards")
         embedded = embed_images(model, images, folder, **options)
         try:
@@ -176,6 +180,24 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
         return embedded
     finally:
         lock.release(remove=True)
+
+
+def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
+    """Reject a file that would lose anything by being replaced; some of the images may be missing in it, if they were bad.
+
+    Raises:
+        ConfigError: it is anything but embeddings of these images by this network.
+    """
+    if not (out.exists() or out.is_symlink()):
+        return
+    identity, parts = "", []
+    with suppress(EvaluationError):
+        identity, parts = open_embedded(out)
+    if not identity:
+        raise ConfigError(f"{out}: already exists and was not created by dml embed; name another file")
+    known = set(images.names)
+    if identity != model.identity or any(part.names is None or not known.issuperset(part.names) for part in parts):
+        raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another file, or remove it")
 
 
 def embed_shard(model: TrainedModel, images: Images, positions: range, batch_size: int) -> Rows:
@@ -249,11 +271,12 @@ def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) ->
         before = begun.pop("shards", None) if isinstance(begun, dict) else None
         if not isinstance(before, dict) or {"weights_sha256": plan["weights_sha256"]} | begun != plan:  # older plans have no hash
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
+        if before == shards:
+            return
+        (out / MANIFEST_FILE).unlink(missing_ok=True)  # first: without it the folder is not readable
         for name in shards:
             if before.get(name) != shards[name]:
                 (out / name).unlink(missing_ok=True)
-        if before == shards:
-            return
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: already exists and was not created by dml embed; name another folder")
     write_whole(path, json.dumps(plan | {"shards": shards}, indent=1))
@@ -288,11 +311,11 @@ def _finish(out: Path, images: Images, positions: list[int], shard_names: list[s
     save_manifest(out, {IMAGES_ROLE: entry})
 
 
-def _list_bad(out: Path, bad: tuple[tuple[str, str], ...], is_error: bool, num_images: int) -> None:
+def _list_bad(out: Path, bad: tuple[tuple[str, str], ...], skip: bool, num_images: int) -> None:
     """Write the list of bad images, if there are any.
 
     Raises:
-        DataError: there are, and they are an error.
+        DataError: there are, and they are not to be skipped, or all are bad.
     """
     if not bad:
         (out / BAD_FILE).unlink(missing_ok=True)
@@ -300,8 +323,9 @@ def _list_bad(out: Path, bad: tuple[tuple[str, str], ...], is_error: bool, num_i
     text = io.StringIO()
     csv.writer(text).writerows([("path", "why"), *bad])
     write_whole(out / BAD_FILE, text.getvalue())
-    if is_error:
+    if not skip or len(bad) == num_images:
         shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:NUM_SHOWN]) + ("; ..." if len(bad) > NUM_SHOWN else "")
         raise DataError(
-            f"{len(bad)} of {num_images} images are bad ({shown}); {out / BAD_FILE} lists all: fix them, or skip them with --skip-bad"
+            f"{len(bad)} of {num_images} images are bad ({shown}); {out / BAD_FILE} lists all: "
+            + ("fix them; --skip-bad would leave none" if len(bad) == num_images else "fix them, or skip them with --skip-bad")
         )

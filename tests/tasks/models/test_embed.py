@@ -184,7 +184,7 @@ def test_ten_bad_images_are_named_and_of_more_the_line_says_so(model: TrainedMod
 def test_all_bad_is_never_an_empty_result(model: TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jpg").write_text("text")
-    with pytest.raises(DataError, match="1 of 1 images are bad"):
+    with pytest.raises(DataError, match=r"1 of 1 images are bad \([^\n]*: fix them; --skip-bad would leave none$"):
         embed_images(model, find_images(str(tmp_path / "in")), tmp_path / "out", skip_bad=True)
 
 
@@ -225,6 +225,61 @@ def test_rows_of_a_network_that_was_trained_again_are_not_mixed_with_earlier_one
     del plan["weights_sha256"]
     (out / "plan.json").write_text(json.dumps(plan))  # written before the hash was
     assert embed_images(model, images, out).num_reused == len(images)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_is_replaced_only_by_embeddings_of_the_same_images_and_network(
+    project: Project, model: TrainedModel, folder: Path, tmp_path: Path, suffix: str
+) -> None:
+    few, everything = find_images(str(folder / "class 00")), find_images(str(folder))
+    out = tmp_path / f"out{suffix}"
+    embed_to(model, few, out)
+    before = out.read_bytes()
+    other = load_model(resolve_model("own/good/1", project), "cpu")
+    for network, images in ((model, everything), (other, few)):
+        with pytest.raises(ConfigError, match=f"out{suffix}: holds embeddings of other images or by another network; name another file"):
+            embed_to(network, images, out)
+    assert out.read_bytes() == before
+    embed_to(model, few, out)
+    out.with_name(f"link{suffix}").symlink_to("nowhere")
+    out.with_name(f"other{suffix}").write_bytes(b"my data")
+    for name in ("link", "other"):
+        with pytest.raises(ConfigError, match=f"{name}{suffix}: already exists and was not created by dml embed; name another file"):
+            embed_to(model, few, out.with_name(f"{name}{suffix}"))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["link", "other", "out"]
+
+
+def test_the_list_of_the_images_is_not_replaced_by_their_embeddings(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    names = [str(path) for path in sorted(folder.rglob("*.jpg"))[:3]]
+    pq.write_table(pa.table({"path": names, "price": [1, 2, 3]}), tmp_path / "catalogue.parquet")
+    with pytest.raises(ConfigError, match="already exists and was not created by dml embed"):
+        embed_to(model, find_images(str(tmp_path / "catalogue.parquet")), tmp_path / "catalogue.parquet")
+    assert pq.read_schema(tmp_path / "catalogue.parquet").names == ["path", "price"]
+
+
+def test_a_file_without_bad_images_is_completed_once_they_are_fixed(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "class 00", tmp_path / "images")
+    first = min((tmp_path / "images").glob("*.jpg"))
+    whole = first.read_bytes()
+    first.write_bytes(b"")
+    images = find_images(str(tmp_path / "images"))
+    embed_to(model, images, tmp_path / "out.npz", skip_bad=True)
+    first.write_bytes(whole)
+    assert embed_to(model, images, tmp_path / "out.npz").num_rows == len(images)
+
+
+def test_a_folder_is_not_readable_from_the_moment_that_a_shard_of_it_is_removed(
+    model: TrainedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "class 00", tmp_path / "images")
+    embed_images(model, find_images(str(tmp_path / "images")), tmp_path / "out", shard_rows=2)
+    first, *_, last = sorted(tmp_path.glob("images/*.jpg"))
+    shutil.copy(last, first)
+    monkeypatch.setattr("tasks.models.embed.write_whole", lambda *_: pytest.fail("power cut"))
+    with pytest.raises(pytest.fail.Exception, match="power cut"):
+        embed_images(model, find_images(str(tmp_path / "images")), tmp_path / "out", shard_rows=2)
+    with pytest.raises(EvaluationError, match=r"no manifest\.json there"):
+        score_files(Files(tmp_path / "out", None, None, None), CONFIG, False, None)
 
 
 def test_an_image_that_was_replaced_is_embedded_again(model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path) -> None:
