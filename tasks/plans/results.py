@@ -87,15 +87,20 @@ def add_runs(
 def export_result(project: Project, name: str, path: Path) -> TableResult:
     """Write the measured runs of a table to a file, from which another project imports them, and return them.
 
+    Runs that an import refuses, since their row, variant or dataset is no longer in the table, are left out with a warning.
+
     Raises:
         ConfigError: the table is unknown, or has no measured runs.
         NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
     """
-    load_table(name)
-    result = load_result(project, name)
-    if not result.runs:
+    table, result = load_table(name), load_result(project, name)
+    known = [run for run in result.runs if _is_known(table, run)]
+    if not known:
         raise ConfigError(f"{name}: nothing is measured; run it first: dml reproduce {name}")
-    runs = tuple(run.model_copy(update={"is_imported": False}) for run in result.runs)
+    if len(known) < len(result.runs):
+        others = counted(len(result.runs) - len(known), "run")
+        logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
+    runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
     exported = TableResult(name=name, runs=runs, made=result.made)
     write_sealed(path, exported, RESULT)
     return exported
@@ -203,6 +208,14 @@ def _check_imported(table: TableFile, run: MeasuredRun) -> None:
     _check_known("dataset", run.dataset, table.datasets)
     if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
         raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
+
+
+def _is_known(table: TableFile, run: MeasuredRun) -> bool:
+    try:
+        _check_imported(table, run)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_known(kind: str, name: str, known: Iterable[str]) -> None:

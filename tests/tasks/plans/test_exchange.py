@@ -161,6 +161,20 @@ def test_unknown_names_and_foreign_folders_are_refused_and_nothing_is_added(
     assert not result_path(project, TABLE).exists()
 
 
+@pytest.mark.parametrize("gone", [{"row": "gone"}, {"variant": "gone"}, {"dataset": "gone"}], ids=str)
+def test_runs_that_are_no_longer_in_the_table_are_not_exported(
+    project: Project, tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: dict[str, object]
+) -> None:
+    other, path = Project(project.root, tmp_path / "their state", "", ""), tmp_path / "theirs.json"
+    add_runs(other, TABLE, [measured(project, 1, 0.5, **gone)], (), "theirs")
+    with pytest.raises(ConfigError, match="nothing is measured"):
+        export_result(other, TABLE, path)
+    add_runs(other, TABLE, [measured(project, 0, 0.5)], (), "theirs")
+    assert [run.seed for run in export_result(other, TABLE, path).runs] == [0]
+    assert f"{TABLE}: left out 1 run whose row, variant or dataset is no longer in the table" in caplog.text
+    assert import_result(project, path).num_added == 1
+
+
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
 def test_a_damaged_file_is_refused_and_stays(project: Project, theirs: Path, how: str) -> None:
     DAMAGE[how](theirs)
