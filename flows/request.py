@@ -103,6 +103,10 @@ class Request(Choice):
             (of_tables and (self.variants or self.changed_only), "variants and changed_only apply only to the standing comparison"),
             (self.one_row and not self.smoke, "--one-row requires --smoke: one run per table, as in continuous integration"),
             (self.track == "common" and self.variant, "--variant cannot be combined with --track common, which has its own protocol"),
+            (
+                self.track == "common" and {*self.epochs} - {"last"},
+                "epochs cannot be combined with track common, which scores the last one",
+            ),
             (self.smoke and is_auto, "--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke"),
         ]
         for is_broken, message in rules:

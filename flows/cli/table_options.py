@@ -45,6 +45,7 @@ SameOverrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
 ]
 AUTO = "auto"
+MAX_SEEDS = 1000
 TrackName = Annotated[
     Literal["paper", "common"] | None,
     typer.Option("--track", help="For tables: each paper's protocol, or a common one for every loss."),
@@ -77,8 +78,8 @@ def request_of(
     if num_seeds == AUTO:
         resolve = DEFAULT_POINTS if resolve is None else resolve
     elif num_seeds is not None:
-        if not num_seeds.isdecimal() or int(num_seeds) < 1:
-            raise ConfigError(f"--seeds {num_seeds}: expected a number from 1, or auto")
+        if not num_seeds.isdecimal() or len(num_seeds) > len(str(MAX_SEEDS)) or not 1 <= int(num_seeds) <= MAX_SEEDS:
+            raise ConfigError(f"--seeds {num_seeds}: expected a number from 1 to {MAX_SEEDS}, or auto")
         if is_standing:
             raise ConfigError(f"--seeds {num_seeds} requires a table; for the comparison give each seed, for example --seed 0 --seed 1")
         if seeds:

@@ -234,7 +234,7 @@ def test_what_narrows_a_table_and_names_nothing_is_refused_with_the_nearest(opti
         (["--seeds", "3"], "--seeds 3 requires a table; for the comparison give each seed, for example --seed 0 --seed 1"),
         (["softtriple/table1", "--resolve", "1"], "--resolve and --max-seeds require --seeds auto"),
         (["softtriple/table1", "--seeds", "auto", "--resolve", "0"], "--resolve 0: half of an interval in points must be above 0"),
-        (["softtriple/table1", "--seeds", "many"], "--seeds many: expected a number from 1, or auto"),
+        (["softtriple/table1", "--seeds", "many"], "--seeds many: expected a number from 1 to 1000, or auto"),
         (["--seeds", "auto", "--max-seeds", "2"], "--max-seeds 2: must be at least 3"),
         (["--seeds", "auto", "--seed", "1"], "--seed cannot be combined with --seeds auto, which adds seeds"),
     ],

@@ -5,6 +5,7 @@ import yaml
 
 from dml_core.errors import ConfigError
 from flows import reproduce, verify
+from flows.cli.table_options import request_of
 from flows.reproduce import flow_run_name
 from flows.request import Request
 from tasks.tables.file import table_names
@@ -37,12 +38,23 @@ def test_a_flow_run_is_called_by_what_it_runs(request_: Request, name: str) -> N
         ({"tables": ("*",), "variants": ("softmax",)}, "variants and changed_only apply only to the standing comparison"),
         ({"tables": ("*",), "changed_only": True}, "variants and changed_only apply only to the standing comparison"),
         ({"max_seeds": 4}, "require --seeds auto"),
+        ({"tables": ("*",), "track": "common", "epochs": ("last", "oracle")}, "epochs cannot be combined with track common"),
         ({"resolve": 1.0, "seeds": (1,)}, "--seed cannot be combined with --seeds auto"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Request(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "many", "1001", "9" * 5000])
+def test_a_number_of_seeds_that_no_command_can_run_is_refused(number: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--seeds {number}: expected a number from 1 to 1000, or auto"):
+        request_of(["softtriple/table1"], None, number, None)
+
+
+def test_a_number_of_seeds_means_the_first_ones() -> None:
+    assert request_of(["softtriple/table1"], None, "1000", None).seeds == tuple(range(1000))
 
 
 def test_the_form_offers_names_with_descriptions_and_the_deployments_fit_it() -> None:
