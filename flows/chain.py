@@ -30,7 +30,7 @@ from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
-from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
+from tasks.data import dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, prefect_server
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.remote_images.reading import push_ranges
@@ -44,6 +44,7 @@ from tasks.runs.records import (
     RunReport,
     ScoreRecord,
     StepRecord,
+    check_unchanged,
     describe_folder,
     hash_of_files,
     read_scores,

@@ -120,19 +120,6 @@ def read_packed(folder: Path, name: str) -> DatasetRecord:
     return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
 
 
-def check_unchanged(dataset: DatasetRecord) -> None:
-    """Check that a dataset was not prepared again with other content since a flow began: the flow's runs use the former images.
-
-    Raises:
-        DataError: the content changed, or the dataset was removed.
-    """
-    digest = read_info(Path(dataset.folder)).fingerprint
-    if digest != dataset.digest:
-        raise DataError(
-            f"{dataset.folder}: was prepared again during the run (digest {digest}, before {dataset.digest}); rerun the command"
-        )
-
-
 def update_dataset(project: Project, name: str) -> DatasetRecord:
     """Update a prepared dataset through DVC, and return its record.
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dml_core.errors import StoreError
+from dml_core.data.store.info import read_info
+from dml_core.errors import DataError, StoreError
 
 METRICS_FILE, CLASSES_FILE, BY_EPOCH_FILE = "metrics.json", "class_recalls.json", "recall_by_epoch.json"
 FIGURES_FOLDER = "figures"  # next to them
@@ -32,7 +33,7 @@ class FileRecord(Record):
 
 
 class DatasetRecord(Record):
-    """A prepared dataset: `digest` is the content's fingerprint (DVC's if DVC tracks it); `counts` are images per role."""
+    """A prepared dataset: `digest` is the content's fingerprint; `counts` are images per role."""
 
     name: str
     folder: str
@@ -144,6 +145,18 @@ def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
             f"{folder}: the step left no file here; check that all processes of the run reach this folder, and rerun the command"
         )
     return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in files)
+
+
+def check_unchanged(dataset: DatasetRecord) -> None:
+    """Check that a dataset was not prepared again with other content since a run began: the run uses the former images.
+
+    Raises:
+        DataError: the content changed, or the dataset was removed.
+    """
+    digest = read_info(Path(dataset.folder)).fingerprint
+    if digest != dataset.digest:
+        change = f"digest {digest}, before {dataset.digest}"
+        raise DataError(f"{dataset.folder}: was prepared again during the run ({change}); rerun the command that trains on it")
 
 
 def hash_of_files(records: Iterable[StepRecord]) -> str:

@@ -28,7 +28,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from dml_core.errors import DmlError, TrackingError
 from dml_core.training.history import Progress, read_history
 from tasks.locks import alone
-from tasks.runs.records import ComparisonReport, RunReport, read_scores
+from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run
@@ -254,12 +254,18 @@ class Tracker:
                 self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
 
     def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
+        """Log the network, described by the dataset's present files, and return the model's id; that of an earlier attempt if it has one.
+
+        Raises:
+            DataError: the dataset was prepared again with other content, or removed.
+        """
         from tasks.tracking.models import log_model
         from tasks.tracking.registered import find_model
 
         model_id = find_model(self._client, self._client.get_run(run_id))
         if model_id is not None:
             return model_id
+        check_unchanged(report.dataset)
         checkpoint = self._store.pull(report.checkpoint.key)
         with _model_lock, database_lock(self.uri, self._state)():
             return log_model(self.uri, run_id, report, checkpoint, num_steps)

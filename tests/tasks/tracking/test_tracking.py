@@ -24,6 +24,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking._model_registry import utils as registry_utils
 from werkzeug.serving import make_server
 
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
@@ -34,13 +36,13 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.validation import scorers
+from tasks.data import read_packed
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.comparable import UNKNOWN, settings_identity
 from tasks.runs.embeddings import load_embeddings, save_kept_epoch
 from tasks.runs.records import (
     CheckpointRecord,
     ComparisonReport,
-    DatasetRecord,
     EmbeddingRecord,
     MetricRecord,
     RunReport,
@@ -77,7 +79,7 @@ from tasks.tracking.registered import Registry, find_model, register_best
 from tasks.tracking.tracker import LiveCurves, Tracker
 from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
-from tests.conftest import ROOT, small_training
+from tests.conftest import ROOT, SYNTHETIC_OPTIONS, small_training
 from tests.damage import DAMAGE, as_format, cut, flip
 from tests.training.test_kept_epochs import KEEPING, checkpoint_of
 
@@ -113,7 +115,7 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
     return RunReport(
         comparison=COMPARISON,
         identity=f"identity-of-{key}",
-        dataset=DatasetRecord(name="d", folder=str(packed), digest="0123456789abcdef", counts={"train": 36}, source="synthetic"),
+        dataset=read_packed(packed, "d"),
         variant=spec.variant,
         seed=0,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
@@ -607,12 +609,13 @@ def test_a_comparison_that_holds_out_no_classes_registers_no_model(tracker: Trac
 
 
 def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_view(tracker: Tracker, report: RunReport) -> None:
-    newer = report.model_copy(update={"dataset": report.dataset.model_copy(update={"digest": "fedcba"})})
+    before, newer = report.dataset.model_copy(update={"digest": "fedcba"}), report
+    older = report.model_copy(update={"dataset": before, "scores_only": True})
     longer = newer.model_copy(update={"parameters": {**report.parameters, "training": {**report.parameters["training"], "num_epochs": 9}}})
     measured = newer.model_copy(update={"parameters": {**report.parameters, "measurements": {"pair_cosines": {"epsilon": 0.5}}}})
     made = {  # name -> (the run it copies, variant, seed, recall, validation)
-        "old-0": (report, "a", 0, 0.9, 0.9),
-        "old-1": (report, "b", 1, 0.8, 0.8),
+        "old-0": (older, "a", 0, 0.9, 0.9),
+        "old-1": (older, "b", 1, 0.8, 0.8),
         "new-1": (newer, "a", 1, 0.5, 0.5),
         "new-2": (newer, "b", 0, 0.4, 0.4),
         "longer": (longer, "b", 2, 0.7, 0.95),
@@ -620,8 +623,8 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
     }
     for identity, (of, *values) in made.items():
         tracker.publish(other(tracker, of, identity, *values))
-    settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], "fedcba", {})
-    today = {"digest": "fedcba", "settings": {"a": settings, "b": settings}, "is_one_protocol": True}
+    settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], report.dataset.digest, {})
+    today = {"digest": report.dataset.digest, "settings": {"a": settings, "b": settings}, "is_one_protocol": True}
     tracker.publish(comparison().model_copy(update=today))
     client, parent = client_of(tracker), parent_of(tracker)
     note = parent.data.tags["mlflow.note.content"]
@@ -635,7 +638,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
         assert line in note
     of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
     assert client.get_model_version_by_alias("dml-d", "best").run_id == of_run["a", 1]
-    tracker.publish(comparison().model_copy(update=today | {"settings": {"a": settings}, "digest": "0123456789abcdef"}))
+    tracker.publish(comparison().model_copy(update=today | {"settings": {"a": settings}, "digest": "fedcba"}))
     assert variants_in_view(tracker) == {}, "b has no mean; of the digest of before a has other settings than those of today"
 
 
@@ -765,6 +768,29 @@ def test_a_run_whose_packed_data_is_gone_keeps_no_other_from_being_delivered(tra
     assert "\n" not in str(caught.value)
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == variants[2:]
     assert len(list(tracker.outbox.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("head", ["linear", "two_layer"])
+def test_a_network_is_not_published_with_the_description_of_a_dataset_that_was_prepared_again(
+    tracker: Tracker, store: Store, tmp_path: Path, head: str
+) -> None:
+    folder, options = tmp_path / "packed", SYNTHETIC_OPTIONS
+    materialise("synthetic", options, tmp_path / "raw")
+    prepare("synthetic", tmp_path / "raw", folder, options)
+    model = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": head, "embedding_dim": 8}}
+    report = made(folder, store, f"before-{head}", small_training("softmax", model=model), EvaluationConfig())
+    keep_report(tracker.outbox, report)
+    keep_report(tracker.outbox, other(tracker, report, "of-scores", "contrastive", 3, 0.4).model_copy(update={"scores_only": True}))
+    options = options | {"num_classes": 14}
+    materialise("synthetic", options, tmp_path / "raw-14")
+    shutil.rmtree(folder)
+    prepare("synthetic", tmp_path / "raw-14", folder, options)
+    for num_delivered in (1, 0):
+        with pytest.raises(TrackingError, match=rf"^{num_delivered} records delivered, 1 failed: .*packed: was prepared again"):
+            tracker.sync()
+    assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["contrastive"]
+    experiment = client_of(tracker).get_experiment_by_name(experiment_name("d"))
+    assert client_of(tracker).search_logged_models([experiment.experiment_id]) == []
 
 
 def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: RunReport, tmp_path: Path) -> None:
