@@ -64,6 +64,7 @@ class ShownCell(Record):
         is_equal: whether the mean equals the published value within the tolerance.
         says: the verdict in words.
         num_queries, num_classes: numbers behind the values, if the scores have them.
+        same_as: variant of an earlier line of the row that has the same settings on the dataset; the cell is not compared then.
     """
 
     values: dict[int, float]
@@ -77,6 +78,7 @@ class ShownCell(Record):
     says: str = ""
     num_queries: int | None = None
     num_classes: int | None = None
+    same_as: str | None = None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -124,7 +126,8 @@ class ShownLine(Record):
         cells: one per column; None where nothing was measured.
         runs: by dataset and seed.
         older_code: files that differ from those that made some of its runs, which were kept nevertheless.
-        system: name in comparisons: the row, with the variant if the row has several lines, and the epoch if it is not the last.
+        system: name in comparisons: the row, with the variant if the row has several lines or it is not the row's first, and the epoch if
+            it is not the last.
     """
 
     variant: str
@@ -151,10 +154,17 @@ class ShownLine(Record):
 
     @property
     def label(self) -> str:
-        """The line in words: variant, epoch, numbers of seeds and of imported runs, and whether older code made it."""
+        """The line in words: variant, epoch, numbers of seeds and of imported runs, whether older code made it, and what it repeats."""
         variant = "common track, not judged" if self.variant == COMMON else self.variant
         older = "made by older code" if self.older_code else ""
-        return ", ".join(filter(None, [variant, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older]))
+        return ", ".join(filter(None, [variant, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older, self.repeated]))
+
+    @property
+    def repeated(self) -> str:
+        """That the line has the settings of an earlier one, on all datasets or on some, and is not compared there; empty if it has not."""
+        variants = [cell.same_as for cell in self.cells if cell is not None]
+        same = next((variant for variant in variants if variant is not None), None)
+        return "" if same is None else f"settings of {same}{' on some datasets' if None in variants else ''}: not compared"
 
 
 class ShownRow(Record):

@@ -86,12 +86,17 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
     """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
 
-    `printed` is the epoch of the published values.
+    A line has no cell on a dataset on which an earlier line of its row has the same settings: it is the same system. `printed` is the epoch
+    of the published values.
     """
     epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
     lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
     systems = [line.system for line in lines.get(reference or "", ())]
-    return [line for of_row in lines.values() for line in of_row], next(iter(systems), None)
+    return [_without_repeated(line) for of_row in lines.values() for line in of_row], next(iter(systems), None)
+
+
+def _without_repeated(line: ShownLine) -> ShownLine:
+    return line.model_copy(update={"cells": tuple(None if cell is None or cell.same_as else cell for cell in line.cells)})
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
@@ -233,20 +238,23 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
     by_line: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         by_line[run.variant, run.epoch].append(run)
+    is_only = len(by_line) == 1
     variants = [*row.variants, *sorted({variant for variant, _ in by_line} - {*row.variants})]
-    lines = []
+    lines, first_with = [], dict[tuple[str, str | None], str]()  # (dataset, settings) -> first variant with them
     for variant, epoch in sorted(by_line, key=lambda line: (variants.index(line[0]), EPOCHS.index(line[1]))):
         of_line = by_line[variant, epoch]
+        first = {dataset: first_with.setdefault((dataset, settings), variant) for dataset, settings in _settings(of_line)}
+        same_as = {dataset: other for dataset, other in first.items() if other != variant}
         # published values apply neither to the common track nor to other epochs
         printed = row.published if variant != COMMON and epoch == printed_epoch(name) else (None,) * len(row.published)
         line = ShownLine(
             variant=variant,
             epoch=epoch,
             seeds=tuple(sorted({run.seed for run in of_line})),
-            cells=tuple(_cell(table, row, index, value, of_line) for index, value in enumerate(printed)),
+            cells=tuple(_cell(table, row, index, value, of_line, same_as) for index, value in enumerate(printed)),
             runs=tuple(map(_shown_run, of_line)),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
-            system=", ".join(filter(None, [system, variant if len(by_line) > 1 else "", EPOCH_NOTES[epoch]])),
+            system=", ".join(filter(None, [system, "" if is_only and variant in row.variants[:1] else variant, EPOCH_NOTES[epoch]])),
         )
         lines.append(line)
     return tuple(lines)
@@ -257,7 +265,14 @@ def _shown_run(run: MeasuredRun) -> ShownRun:
     return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=has_other_code)
 
 
-def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
+def _settings(runs: Sequence[MeasuredRun]) -> list[tuple[str, str | None]]:
+    """Return (dataset, settings identity) of a line's runs, which share their settings on each dataset."""
+    return [(dataset, run.facts.settings) for dataset, run in {run.dataset: run for run in runs}.items()]
+
+
+def _cell(
+    table: TableFile, row: Row, index: int, printed: Value, runs: Sequence[MeasuredRun], same_as: Mapping[str, str]
+) -> ShownCell | None:
     column = table.flat_columns[index]
     measured = [run for run in runs if run.dataset == column.dataset and column.metric in run.scores]
     if not measured:
@@ -266,7 +281,7 @@ def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence
     mean, half_width = mean_and_half_width(list(values.values()))
     tolerance = table.tolerance_of(row, column)
     tested = tested_on(measured[0].scores)
-    cell = ShownCell(values=values, mean=mean, half_width=half_width, **tested)
+    cell = ShownCell(values=values, mean=mean, half_width=half_width, same_as=same_as.get(column.dataset), **tested)
     if printed is None or tolerance is None:
         return cell
     num_queries = tested["num_queries"] if metric_info(column.metric).is_share_of_queries else None

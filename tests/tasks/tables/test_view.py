@@ -254,6 +254,39 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     assert json.loads(table.model_dump_json())["comparisons"][0]["sentence"] == found.sentence
 
 
+def test_a_tuned_line_with_the_row_s_own_settings_is_shown_and_is_no_second_system():
+    """A search that confirmed nothing leaves the settings as they are. What is measured twice would be a tie for the best."""
+
+    def measured(row: str, variant: str, score: float, *, own: bool, dataset: str = "cub200") -> list:
+        runs = [run(row, seed, dataset, variant=variant, recall_at_1=score + seed**2 / 1000) for seed in range(3)]
+        return [one.model_copy(update={"training": {"of": "own" if own else variant}}) for one in runs]
+
+    everything = [*measured("ours", "as_published", 0.6, own=True), *measured("wide", "as_published", 0.5, own=True)]
+    table = shown(*everything, *measured("ours", "tuned", 0.61, own=True), *measured("wide", "tuned", 0.55, own=False))
+    (found,) = table.comparisons
+    assert list(found.means) == ["Ours, as_published", "Wide, tuned", "Wide, as_published"]
+    published, tuned = rows(table)["ours"].lines
+    assert (published.label, tuned.label) == ("as_published, 3 seeds", "tuned, 3 seeds, settings of as_published: not compared")
+    assert tuned.cells[0].mean == pytest.approx(61 + 5 / 30)
+    assert not table.is_bold(tuned, 0)
+    elsewhere = [{"dataset": "sop", "metrics": ["recall@1", "nmi"]}, {"dataset": "cub200", "metrics": ["recall@1"]}]
+    both = [
+        *everything,
+        *measured("wide", "tuned", 0.55, own=True),
+        *(one for variant in ("as_published", "tuned") for one in measured("wide", variant, 0.5, own=False, dataset="sop")),
+    ]
+    table = shown(*both, file=FILE | {"columns": elsewhere})
+    assert [(found.dataset, len(found.means)) for found in table.comparisons] == [("sop", 2), ("cub200", 2)], "settings are of a dataset"
+    assert rows(table)["wide"].lines[1].label == "tuned, 3 seeds, settings of as_published on some datasets: not compared"
+
+
+def test_a_lone_line_is_named_by_its_variant_if_that_is_not_the_row_s_first():
+    runs = [run("ours", seed, variant="tuned", recall_at_1=0.6 + seed**2 / 1000) for seed in range(3)]
+    table = shown(*runs, *seeds("wide", recall_at_1=0.5), file=FILE | {"reference": "ours"})
+    (found,) = table.comparisons
+    assert (list(found.means), found.reference) == (["Ours, tuned", "Wide"], "Ours, tuned")
+
+
 @pytest.mark.parametrize(("name", "is_oracle"), [("softtriple/table1", False), ("tuplet_margin/table1", True)])
 def test_systems_are_compared_at_the_printed_epoch_alone(name: str, is_oracle: bool) -> None:
     """Others are the same trainings; one chosen on the test classes would always be the best."""
