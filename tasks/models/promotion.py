@@ -159,8 +159,9 @@ def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecall
     frozen = registry.frozen(network)
     if frozen is None:
         raise ConfigError(
-            f"no run of '{FROZEN}' has scored its pretrained weights on these images, so the gain of its training is unknown; "
-            f"dml reproduce --dataset {network.data['name']} --variant {FROZEN}, or a table's row of that name; or --force with --reason"
+            f"no run of '{FROZEN}' has scored its pretrained weights on the same views of the same images, so the gain of its training is "
+            f"unknown; dml reproduce --dataset {network.data['name']} --variant {FROZEN}, or a table's row of that name, with the same "
+            "--set; or --force with --reason"
         )
     gain = gain_by_class(recalls, class_recalls(registry, frozen, folder))
     reason = f"{gain.describe(LEVEL)}, against the pretrained network without training"
@@ -189,11 +190,11 @@ def _compared(
     what = f"version {holder.number} of {holder.name}"
     if current is None:
         raise ConfigError(f"{what}: its run is no longer in MLflow, so it cannot be compared; --force with --reason skips the comparison")
-    if current.data["digest"] != network.data["digest"]:
-        raise ConfigError(
-            f"{what} was tested on other images ({current.data['digest']}, this one {network.data['digest']}); "
-            "run its variant on these, or --force with --reason"
-        )
+    for where, old, new in (("images", current.digest, network.digest), ("held-out classes", current.held_out, network.held_out)):
+        if old != new:
+            raise ConfigError(
+                f"{what} was tested on other {where} ({old}, this one {new}); run its variant on these, or --force with --reason"
+            )
     gain = gain_by_class(recalls, class_recalls(registry, current, folder))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)

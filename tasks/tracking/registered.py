@@ -41,6 +41,7 @@ LOCK_TAG, HOLDER_TAG = "dml.locked_until", "dml.locked_by"
 LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
 CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
 EMBEDDINGS = "steps/embed"
+TEST_VIEW = ("crop_to_box", "test_resize", "interpolation", "crop_size", "scaling", "decoder")  # settings of a transform's test views
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
 
 
@@ -61,6 +62,17 @@ class LoggedNetwork:
     tags: dict[str, str]
     metrics: dict[str, float]
     data: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the dataset's content; MLflow's of its input for a run without the tag."""
+        return self.tags.get(DIGEST_TAG) or str(self.data.get("digest", ""))
+
+    @property
+    def held_out(self) -> dict[str, Any] | None:
+        """Split of the training classes, if the scored classes depend on it; each split numbers its classes from 0."""
+        split = self.parameters["training"].get("validation")
+        return None if self.parameters["evaluation"]["role"] == "test" else split
 
 
 class Registry:
@@ -165,7 +177,7 @@ class Registry:
         return None
 
     def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
-        """Return a run of a network's pretrained backbone without training, scored on the same images; None if MLflow has none."""
+        """Return a run of a network's pretrained backbone without training, scored on the same views of the same images, or None."""
         with one_line_errors(self.uri):
             for run in self._runs(DIGEST_TAG, network.tags.get(DIGEST_TAG, "")):
                 model_id = find_model(self._client, run) if run.data.tags[VARIANT_TAG].split()[0] == FROZEN else None
@@ -301,10 +313,17 @@ def _if_exists(query: Callable[[str], Any], name: str) -> Any:
 
 
 def _is_without_training(candidate: LoggedNetwork, network: LoggedNetwork) -> bool:
-    """Return whether a run was not trained, has a network's backbone, and was scored on the same kind of classes."""
+    """Return whether a run was not trained, has a network's backbone, and was scored on the same views of the same classes."""
     ours, other = candidate.parameters, network.parameters
     same_backbone = ours["training"]["model"]["backbone"] == other["training"]["model"]["backbone"]
-    return not ours["training"]["num_epochs"] and same_backbone and ours["evaluation"]["role"] == other["evaluation"]["role"]
+    same_role = ours["evaluation"]["role"] == other["evaluation"]["role"]
+    same_images = same_role and candidate.held_out == network.held_out and _test_view(candidate) == _test_view(network)
+    return not ours["training"]["num_epochs"] and same_backbone and same_images
+
+
+def _test_view(network: LoggedNetwork) -> list[Any]:
+    transform = network.parameters["training"]["transform"]
+    return [transform.get(name) for name in TEST_VIEW]
 
 
 def register(

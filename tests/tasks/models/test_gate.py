@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError
 from dml_core.evaluation.evaluator import ClassRecall
 from tasks.models import promotion
 from tasks.models.promotion import class_recalls, gain_by_class, promote
-from tasks.tracking.child_run import VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork
+from tasks.tracking.child_run import DIGEST_TAG, VARIANT_TAG
+from tasks.tracking.registered import TEST_VIEW, LoggedNetwork, _is_without_training
 from tasks.tracking.versions import Version
 from tests.tasks.models.test_card import NETWORK
 
@@ -152,12 +153,71 @@ def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
     ("old", "message"),
     [
         (None, "version 1 of dml-own: its run is no longer in MLflow"),
-        (replace(OLD, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
+        (replace(OLD, tags=OLD.tags | {DIGEST_TAG: "d2"}), r"was tested on other images \(d2, this one d1\)"),
+        (replace(OLD, tags={}, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
     ],
 )
 def test_a_champion_that_cannot_be_compared_with_is_refused(gate: Any, old: LoggedNetwork | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         gate(Registry(old=old))
+
+
+def test_the_same_images_are_the_same_under_another_digest_of_mlflow_s_input(gate: Any) -> None:
+    """DVC's digest covers options that leave the images unchanged, and is missing outside a checkout."""
+    assert gate(Registry(old=replace(OLD, data=OLD.data | {"digest": "d41d8cd98f00b204.dir"}))).version.number == "2"
+
+
+def held_out(network: LoggedNetwork, split: dict[str, Any] | None, role: str = "validation") -> LoggedNetwork:
+    """Return the network with this split, scored on this role."""
+    parameters = network.parameters
+    training, evaluation = parameters["training"] | {"validation": split}, parameters["evaluation"] | {"role": role}
+    return replace(network, parameters={"training": training, "evaluation": evaluation})
+
+
+def test_other_held_out_classes_are_not_paired_by_their_numbers(gate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every split numbers its classes from 0; test classes are the same for every split."""
+    splits: list[dict[str, Any]] = [{"share": 0.2, "seed": seed} for seed in (0, 1)]
+    for split, role, is_paired in ((splits[0], "validation", True), (splits[1], "validation", False), (splits[1], "test", True)):
+        registry = Registry(old=held_out(OLD, split, role))
+        monkeypatch.setattr(registry, "logged", lambda tag, value, role=role: held_out(NEW, splits[0], role))
+        monkeypatch.setattr(registry, "promoting", lambda name: nullcontext())
+        if is_paired:
+            assert gate(registry).version.number == "2"
+        else:
+            with pytest.raises(
+                ConfigError, match=r"tested on other held-out classes \({'share': 0.2, 'seed': 1}, this one {'share': 0.2, "
+            ):
+                gate(registry)
+
+
+def test_the_reference_of_fine_tuning_saw_the_same_views_of_the_same_classes() -> None:
+    """Settings of training views may differ."""
+    split: dict[str, Any] = {"share": 0.2, "seed": 0}
+
+    def with_training(network: LoggedNetwork, transform: dict[str, Any] | None = None, **changes: Any) -> LoggedNetwork:
+        training = network.parameters["training"]
+        changes["transform"] = training["transform"] | (transform or {})
+        return replace(network, parameters=network.parameters | {"training": training | changes})
+
+    frozen = with_training(held_out(OLD, split), num_epochs=0)
+    network = held_out(NEW, split)
+    assert _is_without_training(frozen, network)
+    assert _is_without_training(with_training(frozen, {"flip": True, "train_resize": 300}), network)
+    for other in (
+        with_training(frozen, num_epochs=1),
+        with_training(frozen, {"crop_size": 12}),
+        with_training(frozen, {"test_resize": 300}),
+        with_training(frozen, validation={"share": 0.2, "seed": 1}),
+        held_out(frozen, split, "test"),
+    ):
+        assert not _is_without_training(other, network)
+    assert _is_without_training(held_out(frozen, None, "test"), held_out(NEW, split, "test")), "the test classes are the same"
+
+
+def test_every_setting_of_a_transform_is_of_training_views_or_of_test_views() -> None:
+    of_training = {"train_resize", "crop", "crop_area", "crop_ratio", "padding", "flip", "jitter", "jitter_first"}
+    assert {*TEST_VIEW} | of_training == TransformConfig.model_fields.keys()
+    assert not {*TEST_VIEW} & of_training
 
 
 def test_other_classes_are_not_paired() -> None:
