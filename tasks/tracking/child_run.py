@@ -264,11 +264,11 @@ def cost_metrics(report: RunReport) -> dict[str, float]:
 
 
 def dataset_input(report: RunReport) -> dict[str, str]:
-    """Return the fields of MLflow's dataset; its digest is DVC's if DVC tracks the data."""
+    """Return the fields of MLflow's dataset."""
     dataset = report.dataset
     return {
         "name": dataset.name,
-        "digest": report.dvc_digest or dataset.digest,
+        "digest": dataset.digest,
         "source_type": "local",
         "source": json.dumps({"uri": dataset.folder}),
         "profile": json.dumps(dataset.counts),

@@ -206,7 +206,7 @@ def test_a_published_run_holds_everything_once(
     assert run.data.tags["mlflow.source.name"] == "dml reproduce"
     assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
     assert run.data.metrics["detail/num_queries"] == report.scores.metrics["num_queries"]
-    assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "ffff.dir")]
+    assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "0123456789abcdef")]
     assert [item.path for item in client.list_artifacts(run_id)] == [
         "class_recalls.json",
         "config.yaml",
@@ -289,7 +289,7 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
         for name, value in report.scores.metrics.items()
         if name in ("map@r", "r_precision", "nmi") or name.removeprefix("recall@").isdigit()
     }
-    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", "ffff.dir")}
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", "0123456789abcdef")}
 
 
 def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
