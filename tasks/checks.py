@@ -45,11 +45,13 @@ class Sizes:
     Attributes:
         num_images, num_classes: training images and classes that are not held out.
         num_retrieved: images that a query is compared with.
+        has_tested: whether there are test images, or queries.
     """
 
     num_images: int
     num_classes: int
     num_retrieved: int
+    has_tested: bool
 
 
 def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> Path | None:
@@ -114,15 +116,16 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
     if role == "test" and not {"test", "gallery"} & set(info.roles):
         raise ConfigError("evaluation.role is 'test', but the dataset has only training images")
     # In a role whose queries are also its gallery, a query is not compared with itself.
+    has_tested = not {"test", "query"}.isdisjoint(info.roles)
     searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
-        return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched)
+        return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched, has_tested)
     images = _images_by_class(packed)
     held_out = held_out_classes(list(images), validation)
     num_held_out = sum(images[name] for name in held_out)
     num_trained = train.num_images - num_held_out
     retrieved = {"test": searched, "validation": num_held_out - 1, "train": num_trained - 1}
-    return Sizes(num_trained, len(images) - len(held_out), retrieved[role])
+    return Sizes(num_trained, len(images) - len(held_out), retrieved[role], has_tested)
 
 
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
@@ -267,6 +270,13 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
         memory = run.training.cross_batch_memory
         if memory is not None and memory.size < num_first:
             raise ConfigError(f"cross_batch_memory: size {memory.size} is less than a batch of {num_first}: raise it")
+    if not sizes.has_tested:
+        for setting, scores_test, remedy in (
+            ("recall_every_epochs", run.training.recall_every_epochs is not None, "set it to null"),
+            ("keep_epochs: oracle", "oracle" in run.training.keep_epochs, "remove oracle"),
+        ):
+            if scores_test:
+                raise ConfigError(f"{setting} scores test images, and the dataset has none: {remedy}")
     largest = run.evaluation.recall_at[-1]
     if largest > sizes.num_retrieved:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")

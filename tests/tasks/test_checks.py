@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
+from dml_core.data.store.info import MANIFEST_FILE, read_info, write_info
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, DataError, StoreError
@@ -167,6 +168,24 @@ def test_sizes_are_those_that_a_run_sees(packed: Path) -> None:
     sizes = read_sizes(packed, split, "validation")
     assert (sizes.num_images, sizes.num_classes, sizes.num_retrieved) == (len(train), len(train.class_names), len(held_out) - 1)
     assert read_sizes(packed, split, "test").num_retrieved == len(open_role(packed, "test", None)) - 1
+
+
+def test_a_dataset_without_test_images_trains_only_if_nothing_scores_them(tmp_path: Path, packed: Path) -> None:
+    info = read_info(packed)
+    write_info(info.model_copy(update={"roles": {"train": info.roles["train"]}}), tmp_path)
+    (tmp_path / MANIFEST_FILE).symlink_to(packed / MANIFEST_FILE)
+
+    def checked(*settings: str) -> None:
+        of_validation = ["evaluation={role: validation, recall_at: [1]}", "comparison.protocol.validation={share: 0.5}"]
+        params = load_params(ROOT / "params.yaml", [*of_validation, *settings])
+        check_settings(comparison_runs(params, "synthetic", ["softmax"], tuned=False), params.scale, tmp_path)
+
+    without_curve = "comparison.protocol.recall_every_epochs=null"
+    checked(without_curve, "comparison.protocol.keep_epochs=[best_validation]")
+    with pytest.raises(ConfigError, match="recall_every_epochs scores test images, and the dataset has none: set it to null"):
+        checked()
+    with pytest.raises(ConfigError, match="keep_epochs: oracle scores test images, and the dataset has none: remove oracle"):
+        checked(without_curve, "comparison.protocol.keep_epochs=[oracle]")
 
 
 def make_project(root: Path, packed: Path | None = None, **more: str) -> Project:
