@@ -156,16 +156,16 @@ def move_damaged(path: Path) -> Path:
         raise StoreError(f"{path}: damaged, and cannot be renamed ({error.strerror or error}); move it away") from None
 
 
-def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content]) -> None:
+def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content], remedy: str = "free space, or change DML_STATE") -> None:
     """Write a sealed file, replacing an existing one.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: it cannot be written; the message ends with the remedy.
     """
     try:
         write_whole(path, seal(kind.dump_json(content).decode()))
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from None
 
 
 def _sha256(text: Any) -> str:

@@ -102,7 +102,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
         logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
     runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
     exported = TableResult(name=name, runs=runs, made=result.made)
-    write_sealed(path, exported, RESULT)
+    write_sealed(path, exported, RESULT, "choose another file with -o, or free space")
     return exported
 
 

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 from dml_core.config import parse
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, DataError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, present_digest, spec_settings
 from tasks.runs.identity import step_identities
@@ -16,7 +16,7 @@ from tasks.tables.runs import named_dataset, present_run
 
 
 def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
-    """Return digests and settings of the measured datasets and lines, without those unprepared or no longer in the file.
+    """Return digests and settings of the measured datasets and lines, without those unprepared, damaged or no longer in the file.
 
     Settings on a dataset that is not prepared are those on the content of most of its runs, which `select` uses then.
     """
@@ -57,9 +57,9 @@ def is_of_other_code(run: MeasuredRun) -> bool:
 def _digest(project: Project, params: Params, name: str, table: TableFile, dataset: str) -> str | None:
     try:
         own = dataset if name == STANDING else named_dataset(params, dataset, table.dataset_options(dataset))
-    except ConfigError:
-        return None
-    return None if own is None else present_digest(project, own)
+        return None if own is None else present_digest(project, own)
+    except (ConfigError, DataError):
+        return None  # what prepares or reads the dataset reports it; the measured values do not depend on it
 
 
 def spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:

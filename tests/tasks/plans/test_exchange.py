@@ -8,7 +8,8 @@ from statistics import mean
 import pytest
 from typer.testing import CliRunner
 
-from dml_core.errors import ConfigError, DmlError
+from dml_core.data.store.info import INFO_FILE
+from dml_core.errors import ConfigError, DmlError, StoreError
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
 from tasks.environment import Project
@@ -173,6 +174,22 @@ def test_runs_that_are_no_longer_in_the_table_are_not_exported(
     assert [run.seed for run in export_result(other, TABLE, path).runs] == [0]
     assert f"{TABLE}: left out 1 run whose row, variant or dataset is no longer in the table" in caplog.text
     assert import_result(project, path).num_added == 1
+
+
+def test_a_file_that_cannot_be_written_is_reported_with_its_own_remedy(project: Project, theirs: Path) -> None:
+    """The file is the user's, not in the project's state."""
+    import_result(project, theirs)
+    with pytest.raises(StoreError, match=r"cannot be written \(.+\); choose another file with -o, or free space$"):
+        export_result(project, TABLE, theirs / "runs.json")
+
+
+def test_a_damaged_dataset_does_not_hide_the_measured_values(project: Project, theirs: Path) -> None:
+    import_result(project, theirs)
+    before = values(project)
+    (project.packed("cub200") / INFO_FILE).write_text("{")
+    assert values(project) == before
+    result = CliRunner().invoke(app, ["tables", "show", TABLE])
+    assert (result.exit_code, "61.0" in result.output) == (0, True)
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
