@@ -3,13 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.index.index import Index
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
@@ -164,18 +163,41 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
 
     Raises:
         ConfigError: the model is not the index's, or it is not here.
+        DmlError: the index's own model could not be opened, neither by its identity nor by its name, for another reason.
     """
     if named is not None:
         folder, trained = _open_model(named, device)
         index.check_model(trained.identity, trained.weights_sha256)
         return folder, trained
+    errors: list[DmlError] = []
     for text in filter(None, (index.model_identity, index.info.model_source)):
-        with suppress(ConfigError):
-            folder, trained = _open_model(text, device)
-            if trained.identity == index.model_identity:
-                return folder, trained
+        try:
+            own = _own_model(index, text, device)
+        except DmlError as error:
+            errors.append(error)
+            continue
+        if own is not None:
+            return own
+    if errors:
+        raise errors[0]
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
+
+
+def _own_model(index: Index, text: str, device: str | None) -> "tuple[Path, TrainedModel] | None":
+    """Return an index's model with its folder; None if the text names none, or another one.
+
+    Raises:
+        DmlError: it cannot be opened, or was trained again since.
+    """
+    try:
+        folder, trained = _open_model(text, device)
+    except ConfigError:
+        return None
+    if trained.identity != index.model_identity:
+        return None
+    index.check_model(trained.identity, trained.weights_sha256)
+    return folder, trained
 
 
 def _print_index(index: Index) -> None:

@@ -39,6 +39,7 @@ from tasks.runs.embeddings import (
     MANIFEST_FILE,
     PLAN_FILE,
     SINGLE_FILES,
+    Part,
     RoleEntry,
     open_embedded,
     save_array,
@@ -190,7 +191,8 @@ def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
     """
     if not (out.exists() or out.is_symlink()):
         return
-    identity, parts = "", []
+    identity: str = ""
+    parts: list[Part] = []
     with suppress(EvaluationError):
         identity, parts = open_embedded(out)
     if not identity:

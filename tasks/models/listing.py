@@ -62,10 +62,7 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
         ConfigError: as `trained_runs_of_table`.
     """
     store, is_table = open_store(project), is_table_name(name)
-    if is_table:
-        runs = trained_runs_of_table(project, str(name))
-    else:
-        runs = [run for run in trained_runs(project) if name in (None, run.spec.dataset)]
+    runs = trained_runs_of_table(project, str(name)) if is_table else trained_runs(project, name)
     by_dataset: dict[str, dict[str, BySeed]] = {}
     for run in runs:
         variants = by_dataset.setdefault(run.spec.dataset, {})

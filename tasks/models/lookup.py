@@ -114,12 +114,18 @@ def find_run(project: Project, text: str) -> TrainedRun:
 def network_of(project: Project, identity: str) -> Path:
     """Return the folder of the network with this identity, or of the epoch that a training's run scores.
 
+    A network that is no longer a run's, because its images or settings have changed, is in `state/models` or fetched from MLflow.
+
     Raises:
         ConfigError: no run here has it.
+        TrackingError: MLflow does not answer.
     """
     run = run_of(project, identity)
     if run is not None:
         return package(project, run)
+    folder = project.state / "models" / identity
+    if intact_description(folder) is not None:
+        return folder
     fetched = None
     if project.is_tracked:
         from tasks.tracking.registered import Registry

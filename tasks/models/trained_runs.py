@@ -1,9 +1,11 @@
 """Trained runs of the standing comparison and of tables in the store, found by their identities. Nothing here loads torch."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dml_core.data.store.info import INFO_FILE
+from dml_core.errors import DmlError
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.plans.results import load_result
@@ -15,6 +17,8 @@ from tasks.storage import Store, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,12 @@ class TrainedRun:
         return network_identity(self.trained, self.spec.evaluation.epoch)
 
 
-def trained_runs(project: Project) -> list[TrainedRun]:
-    """Return every trained run of the standing comparison, in the order of `params.yaml`."""
+def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRun]:
+    """Return every trained run of the standing comparison, or those on one dataset of it, in the order of `params.yaml`."""
     params = load_params(project.params_file)
-    prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
-    return [run for name in prepared for run in trained_among(project, runnable_runs(params, name), read_dataset(project, name))]
+    names = [name for name in params.comparison.datasets if dataset in (None, name)]
+    records = [(name, record) for name in names if (record := _readable(project, name)) is not None]
+    return [run for name, record in records for run in trained_among(project, runnable_runs(params, name), record)]
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
@@ -51,8 +56,19 @@ def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
     if not seeds:
         return []
     chosen = chosen_runs(load_params(project.params_file), (name,), Choice(seeds=tuple(seeds)))
-    prepared = [specs for specs in chosen.runs if (project.packed(specs[0].dataset) / INFO_FILE).is_file()]
-    return [run for specs in prepared for run in trained_among(project, specs, read_dataset(project, specs[0].dataset))]
+    records = [(specs, record) for specs in chosen.runs if (record := _readable(project, specs[0].dataset)) is not None]
+    return [run for specs, record in records for run in trained_among(project, specs, record)]
+
+
+def _readable(project: Project, dataset: str) -> DatasetRecord | None:
+    """Return the record of a dataset; None if it is not prepared, or with a warning if it is damaged: others are still listed."""
+    if not (project.packed(dataset) / INFO_FILE).is_file():
+        return None
+    try:
+        return read_dataset(project, dataset)
+    except DmlError as error:
+        logger.warning("%s; its runs are left out", error)
+        return None
 
 
 def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:

@@ -20,18 +20,20 @@ from dml_core.config import merge
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.epochs import RECALL
-from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.errors import ConfigError, DataError, StoreError, TrackingError
 from dml_core.files import SEAL, sealed
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, add_items, build_index
 from dml_core.training.checkpoints.file import load_checkpoint, save_checkpoint
 from dml_core.training.loop import fit
+from flows.cli.search import open_index_model
 from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import lookup
+from tasks.models.listing import list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
 from tasks.runs.embeddings import load_embeddings
@@ -188,6 +190,66 @@ def test_a_damaged_network_is_extracted_again(project: Project, tmp_path: Path, 
         (folder / name).unlink()
     assert load_model(resolve_model("own/good/0", own)).title == "own / good / seed 0"
     assert (folder / name).read_bytes() == whole
+
+
+def test_an_index_opens_its_network_after_that_is_no_longer_a_run_s(
+    project: Project, dataset: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images were added since, and MLflow does not answer."""
+    away = replace(project, root=tmp_path, state=tmp_path / "state", tracking_uri="http://127.0.0.1:9")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    monkeypatch.setattr("flows.cli.search.open_project_of", lambda _: away)
+    folder = tmp_path / "copy"
+    shutil.copytree(resolve_model("own/good/0", project), folder)
+    model = load_model(folder)
+    batch = Batch(model.embed(dataset.raw_bytes(0)), [Item("a")])
+    indexes = [build_index(tmp_path / f"{n}", [batch], model.identity, "cosine", None, name) for n, name in enumerate((str(folder), None))]
+    assert open_index_model(indexes[0], None)[0] == folder
+    with pytest.raises(TrackingError):
+        open_index_model(indexes[1], None)
+    shutil.copytree(folder, away.state / "models" / model.identity)
+    assert open_index_model(indexes[1], None)[0] == away.state / "models" / model.identity
+
+
+def test_an_index_opens_its_former_network_by_its_folder(
+    project: Project, dataset: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = tmp_path / "former"
+    shutil.copytree(resolve_model("own/good/0", project), former)
+    old = load_model(former)
+    again = trained_again(project, tmp_path, monkeypatch)
+    monkeypatch.setattr("flows.cli.search.open_project_of", lambda _: again)
+    batch = Batch(old.embed(dataset.raw_bytes(0)), [Item("a")])
+    for source in (str(former), "own/good/0"):
+        index = build_index(tmp_path / "index", [batch], old.identity, "cosine", None, source, True, old.weights_sha256)
+        if source == str(former):
+            assert open_index_model(index, None)[0] == former
+        else:
+            with pytest.raises(ConfigError, match="trained again since"):
+                open_index_model(index, None)
+
+
+@pytest.mark.parametrize("content", ["{", None])
+def test_a_dataset_that_cannot_be_read_hides_only_its_own_runs(
+    project: Project, tmp_path: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets = {"damaged": PARAMS["datasets"]["own"] | {"raw": "data/raw/damaged"}, "own": PARAMS["datasets"]["own"]}
+    comparison = PARAMS["comparison"] | {"datasets": {"damaged": {}, "own": {}}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"datasets": datasets, "comparison": comparison}))
+    own = replace(project, root=tmp_path, state=tmp_path / "state")
+    own.packed("own").parent.mkdir(parents=True)
+    own.packed("own").symlink_to(project.packed("own"))
+    if content is not None:
+        own.packed("damaged").mkdir()
+        (own.packed("damaged") / "dataset.json").write_text(content)
+    run = find_run(project, "own/good/0")
+    assert load_model(resolve_model(run.trained, own)).identity == run.trained
+    names = {model.run.split("/")[0] for name in (None, "own") for model in list_models(own, name, every_seed=False).models}
+    assert names == {"own"}
+    assert list_models(own, "damaged", every_seed=False).models == ()
+    warned = [record.getMessage() for record in caplog.records]
+    assert all("dataset.json" in line and line.endswith("; its runs are left out") for line in warned)
+    assert len(warned) == (0 if content is None else 3)
 
 
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
