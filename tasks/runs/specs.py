@@ -345,7 +345,9 @@ def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
         before = flatten(values)
         values = override(values, _set_value(values, setting))
         after = flatten(values)
-        gone = [f"{name}: {value}" for name, value in before.items() if name not in after and f"{name.rpartition('.')[0]}.name" in after]
+        others = [part for part in after if part.endswith(f".{PART}") and part in before and before[part] != after[part]]
+        parts = tuple(part.removesuffix(PART) for part in others)  # each with the dot before its options
+        gone = [f"{name}: {value}" for name, value in before.items() if name not in after and name.startswith(parts)]
         lines += [f"--set {setting} drops {', '.join(gone)}"] if gone else []
     return lines
 

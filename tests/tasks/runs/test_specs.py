@@ -193,6 +193,13 @@ def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
     both = [f"{model}={{name: resnet18, weights: imagenet}}", f"{model}.name=resnet34"]
     assert dropped_options(path, both)[1] == f"--set {model}.name=resnet34 drops {model}.weights: imagenet"
     assert dropped_options(path, [f"{model}.width=8", f"{model}.name=small_cnn", "comparison.protocol.num_epochs=2"]) == []
+    (line,) = dropped_options(path, ["comparison.protocol.optimiser.name=adamw"])
+    assert "comparison.protocol.optimiser.groups.loss.learning_rate: 0.01" in line, "options within options too"
+    loss = "comparison.variants.sgsl.loss"
+    assert dropped_options(path, [f"{loss}={{name: softmax}}"]) == [
+        f"--set {loss}={{name: softmax}} drops {loss}.options.label_smoothing: 0.1"
+    ]
+    assert dropped_options(path, [f"{loss}.options=null"]) == [], "requested"
 
 
 def documented_settings() -> dict[str, list[str]]:
