@@ -41,7 +41,7 @@ class EvaluationConfig(Config):
         role: "test" scores the dataset's test classes (query against gallery if it has those); "validation" the training classes held out
             by the run, for choosing settings without the test classes; "train" the training images, which shows what the network has
             learned but not how well it retrieves unseen classes.
-        epoch: epoch whose weights are scored: the last, or one that the run also keeps (`training.keep_epochs`).
+        epoch: epoch whose weights are scored: the last, or one that the run also keeps (`training.keep_epochs`), chosen by cosines.
         recall_at: the K of Recall@K.
         metric: "cosine" (angles) or "euclidean" (distances of unchanged embeddings).
         clustering: run k-means and report NMI, AMI and F1.
@@ -72,4 +72,10 @@ class EvaluationConfig(Config):
     def _no_oracle_beside_validation(self) -> "EvaluationConfig":
         if self.role == "validation" and self.epoch == "oracle":
             raise ValueError("epoch 'oracle' is the best on the test classes, which role 'validation' does not look at; use role: test")
+        return self
+
+    @model_validator(mode="after")
+    def _no_epoch_chosen_by_another_metric(self) -> "EvaluationConfig":
+        if self.metric != "cosine" and self.epoch != "last":
+            raise ValueError(f"epoch '{self.epoch}' is chosen by cosines, whatever the metric is; use metric: cosine, or epoch: last")
         return self

@@ -28,7 +28,7 @@ class Best:
     def __str__(self) -> str:
         return (
             f"best run: {self.variant}, seed {self.seed}: {RULE} "
-            f"(validation Recall@1: mean {100 * self.mean:.1f}, this seed {100 * self.score:.1f})"
+            f"(validation Recall@1 by cosine: mean {100 * self.mean:.1f}, this seed {100 * self.score:.1f})"
         )
 
 

@@ -163,12 +163,13 @@ def _runs_of_row(name: str, table: TableFile, row: str, dataset: str, evaluation
     measurements = override(table.measurements, entry.measurements)
     variant, training, epochs = _training(name, table, row, dataset, choice)
     for epoch, seed in product(epochs, choice.seeds or (0,)):
+        scored = {"role": entry.role or table.role, "epoch": epoch}
         yield RunSpec(
             dataset=dataset,
             variant=variant,
             seed=seed,
             training=training,
-            evaluation=evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
+            evaluation=parse_overridden(EvaluationConfig, f"{name}: {row}: evaluation", evaluation.model_dump(mode="json"), scored),
             table=name,
             row=row,
             column=dataset,

@@ -233,3 +233,13 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], said: 
 def test_an_oracle_is_not_scored_on_validation_classes() -> None:
     with pytest.raises(ConfigError, match="'oracle' is the best on the test classes, which role 'validation' does not look at"):
         parse(EvaluationConfig, {"role": "validation", "epoch": "oracle"}, "test")
+
+
+@pytest.mark.parametrize("epoch", ["oracle", "best_validation"])
+def test_an_epoch_chosen_by_cosines_is_not_scored_by_distances(epoch: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"epoch '{epoch}' is chosen by cosines, whatever the metric is; use metric: cosine, or epoch: last"
+    ):
+        parse(EvaluationConfig, {"metric": "euclidean", "epoch": epoch}, "test")
+    parse(EvaluationConfig, {"metric": "euclidean"}, "test")
+    parse(EvaluationConfig, {"epoch": epoch}, "test")

@@ -28,7 +28,7 @@ def test_one_lucky_seed_does_not_make_a_variant_the_best() -> None:
     found = best_run({"steady": {0: 0.5, 1: 0.6}, "lucky": {0: 0.9, 1: 0.1}})
     assert found is not None
     assert (found.variant, found.seed) == ("steady", 1)
-    assert str(found).endswith("(validation Recall@1: mean 55.0, this seed 60.0)")
+    assert str(found).endswith("(validation Recall@1 by cosine: mean 55.0, this seed 60.0)")
 
 
 def test_without_scores_a_variant_means_its_lowest_seed() -> None:

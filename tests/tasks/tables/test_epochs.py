@@ -53,6 +53,14 @@ def test_last_and_oracle_are_one_training(smoke: bool) -> None:
         assert (last.training.num_epochs, last.training.keep_epochs) == (1, ("oracle",))
 
 
+def test_epochs_chosen_by_cosines_are_not_scored_by_distances() -> None:
+    values = load_table(TML).model_dump(mode="json", exclude_defaults=True)
+    table = parse(TableFile, merge(values, {"evaluation": {"metric": "euclidean"}}), TML)
+    with pytest.raises(ConfigError, match=f"{TML}: tml: evaluation: epoch 'oracle' is chosen by cosines"):
+        tml_runs(table)
+    assert {spec.evaluation.metric for spec in tml_runs(table, epochs=("last",))} == {"euclidean"}
+
+
 def test_a_choice_scores_those_epochs_and_trains_what_it_would_without() -> None:
     assert labels(seeds=(0, 1)) == ["tml as_published", "tml as_published", "tml as_published oracle", "tml as_published oracle"]
     assert labels(epochs=("last",)) == ["tml as_published"]

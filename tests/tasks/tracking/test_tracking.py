@@ -579,7 +579,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     assert {place for link, place in links.items() if link in note} == {("a", 1), ("b", 0), ("c", 0)}, "each variant's, by the same rule"
     assert page.startswith("Best mean R@1"), page
     assert note.startswith(told.sentence.partition(". ")[0])
-    said = f"est run: b, seed 0: {RULE} (validation Recall@1: mean 70.0, this seed 80.0)"
+    said = f"est run: b, seed 0: {RULE} (validation Recall@1 by cosine: mean 70.0, this seed 80.0)"
     assert said in note
     assert said in page
     assert "report.md" in [item.path for item in client.list_artifacts(parent_id)]
