@@ -208,8 +208,11 @@ def _compared(
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
     match = NETWORK_IDENTITY.fullmatch(text)
-    tag, value = (TRAINED_TAG, match[1]) if match else (IDENTITY_TAG, find_run(project, text).scored)
-    network = registry.logged(tag, value) if value is not None else None
+    if match:
+        network = registry.logged(TRAINED_TAG, match[1])
+    else:
+        run = find_run(project, text)
+        network = None if run.scored is None else registry.logged(IDENTITY_TAG, run.scored, run.spec.dataset)
     if network is None:
         raise ConfigError(f"{text}: MLflow at {registry.uri} has no such run with a network; dml reproduce publishes it, or dml sync")
     return network

@@ -6,6 +6,7 @@ separate name, which the server creates only once; hosts that share an MLflow se
 """
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREA
 
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
-from dml_core.trained import write_folder
+from dml_core.trained import intact_description, write_folder
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE
@@ -43,6 +44,8 @@ CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
 EMBEDDINGS = "steps/embed"
 TEST_VIEW = ("crop_to_box", "test_resize", "interpolation", "crop_size", "scaling", "decoder")  # settings of a transform's test views
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Registry:
     def _fetch(self, model_id: str, cache: Path) -> Path:
         folder = cache / f"mlflow-{model_id}"
         with alone(cache / ".lock"):
-            if not folder.exists():
+            if intact_description(folder) is None:
                 model = self._client.get_logged_model(model_id)
                 with tempfile.TemporaryDirectory() as temporary:
                     problem = f"model {model_id} has no network of this project"
@@ -162,18 +165,20 @@ class Registry:
 
     # ------------------------------------------------------------ runs
 
-    def logged(self, tag: str, value: str) -> LoggedNetwork | None:
+    def logged(self, tag: str, value: str, dataset: str | None = None) -> LoggedNetwork | None:
         """Return the complete run with this identity, of its training or as published, with its network; None if MLflow has none.
 
         Args:
             tag: `IDENTITY_TAG` or `TRAINED_TAG`.
             value: the identity.
+            dataset: the run's dataset: two names of the same images have runs with equal identities. None is any.
         """
         with one_line_errors(self.uri):
             for run in self._runs(tag, value):
                 model_id = find_model(self._client, run)
-                if model_id is not None:
-                    return self._logged(run, model_id)
+                network = self._logged(run, model_id) if model_id is not None else None
+                if network is not None and dataset in (None, network.data.get("name")):
+                    return network
         return None
 
     def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
@@ -261,8 +266,11 @@ class Registry:
         """
         lock = f"{name}{LOCK_SUFFIX}"
         with one_line_errors(self.uri):
-            while not self._take(lock):
-                time.sleep(LOOK_SECONDS)
+            if not self._take(lock):
+                minutes = f"{LOCK_SECONDS / 60:.0f} minutes"
+                logger.warning("%s: another promotion is under way; this one waits for it, at most %s if it was killed", name, minutes)
+                while not self._take(lock):
+                    time.sleep(LOOK_SECONDS)
         try:
             yield
         finally:

@@ -215,10 +215,29 @@ def test_a_run_is_found_by_its_training(fresh: Project) -> None:
     assert load_model(folder).title == "own / good / seed 1"
 
 
-def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project) -> None:
+def test_a_run_is_registered_under_the_name_of_its_own_dataset(fresh: Project, tmp_path: Path) -> None:
+    """The same images have runs of equal identities under two names; those of the other name were published later."""
+    report = make_run(fresh, comparison_runs(load_params(fresh.params_file), "own", ("good",), (0,))[0])
+    other = report.model_copy(update={"dataset": report.dataset.model_copy(update={"name": "other"}), "comparison": "other"})
+    assert Tracker(fresh.tracking_uri, tmp_path, Store(fresh.store, tmp_path / "cache")).publish(other) is not None
+    assert promote(fresh, "own/good/0").version.name == NAME
+
+
+def test_a_downloaded_network_that_was_damaged_is_downloaded_again(fresh: Project) -> None:
+    version = promote(fresh, "own/good/0").version
+    folder = resolve_model(f"models:/{NAME}@champion", fresh)
+    whole = (folder / "network.pt").read_bytes()
+    (folder / "network.pt").write_bytes(whole[:-9])
+    assert resolve_model(f"models:/{NAME}/{version.number}", fresh) == folder
+    assert (folder / "network.pt").read_bytes() == whole
+
+
+def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project, caplog: pytest.LogCaptureFixture) -> None:
     client = MlflowClient(fresh.tracking_uri)
     client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() - 1)})
     assert promote(fresh, "own/good/0").version.number == "1"
+    waited = [record.getMessage() for record in caplog.records if record.name == "tasks.tracking.registered"]
+    assert waited == [f"{NAME}: another promotion is under way; this one waits for it, at most 10 minutes if it was killed"]
     assert [model.name for model in client.search_registered_models()] == [NAME]
 
 
