@@ -15,9 +15,8 @@ from tasks.tracking.registered import LoggedNetwork
 NOT_KNOWN = "not known"
 # Licences stated by the publishers, by the reader's name.
 DATA_LICENCES = {
-    "fashion-mnist": "MIT (Zalando SE)",
+    "fashion_mnist": "MIT (Zalando SE)",
     "synthetic": "drawn by this package, Apache-2.0",
-    "drawn": "drawn by this package, Apache-2.0",
 }
 STARTS = {"none": "random weights", "imagenet": "the published ImageNet weights"}
 

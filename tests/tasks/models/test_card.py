@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.models.card import model_card
+from dml_core.data.registry import DATASETS
+from tasks.models.card import DATA_LICENCES, model_card
 from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork
 from tests.conftest import small_training
@@ -79,3 +80,8 @@ def test_held_out_classes_and_a_network_without_a_head_are_named() -> None:
     text = card(with_training(validation={"share": 0.25}, model={**TRAINING["model"], "head": head}))
     assert "- held out of training to choose settings: share 0.25" in text
     assert "An image in, as many as the backbone has features numbers out" in text
+
+
+def test_licences_are_those_of_readers() -> None:
+    assert DATA_LICENCES.keys() <= DATASETS.keys()
+    assert "MIT (Zalando SE)" in card(reader="fashion_mnist")
