@@ -20,7 +20,7 @@ from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
-from tasks.runs.specs import Params, RunSpec, dropped_options, load_params, standing_runs
+from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides, load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
@@ -183,6 +183,8 @@ def _standing(
         say(f"note: {line}")
     seeds = request.seeds if request.until is None else (0,)
     by_dataset = standing_runs(params, request.datasets, request.variants, seeds, request.overrides, request.whole)
+    for line in limited_overrides(params, by_dataset, request.overrides):
+        say(f"note: {line}")
     if request.changed_only:
         changed = changed_datasets(project, params, list(by_dataset))
         say(f"changed since they were prepared: {', '.join(changed) or 'none'}")

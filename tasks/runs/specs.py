@@ -436,18 +436,44 @@ def standing_runs(
 
     runs = {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
     for name, specs in runs.items():
-        _check_effects(params, name, list(dict.fromkeys(spec.variant for spec in specs)), overrides)
+        for setting in overrides:
+            places = _overriding_places(params, name, specs, setting).values()
+            if places and None not in places:
+                ((place, _),) = Counter(places).most_common(1)
+                raise ConfigError(f"--set {setting} has no effect on {name}: {place} overrides it; change that instead")
     return runs
 
 
-def _check_effects(params: Params, dataset: str, variants: Iterable[str], overrides: Sequence[str]) -> None:
-    """Check that no override of the protocol is itself overridden for all these variants: it would only be in the comparison's title."""
-    for setting in overrides:
-        values = flatten(_within(_nested(setting), ["comparison", "protocol"]))
-        places = [_overriding(params, dataset, variant, values) for variant in variants] if values else []
-        if places and None not in places:
-            ((place, _),) = Counter(places).most_common(1)
-            raise ConfigError(f"--set {setting} has no effect on {dataset}: {place} overrides it; change that instead")
+def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
+    """Return a line for each override of the protocol that is itself overridden for some of these runs, which names their variants.
+
+    Args:
+        params, overrides: as in `standing_runs`.
+        runs: what it returned.
+    """
+    lines = []
+    for setting, (dataset, specs) in product(overrides, runs.items()):
+        by_place: dict[str, list[str]] = {}
+        for variant, place in _overriding_places(params, dataset, specs, setting).items():
+            if place is not None:
+                by_place.setdefault(place, []).append(variant)
+        lines += [
+            f"--set {setting} does not apply to {', '.join(variants)} on {dataset}: {place} overrides it"
+            for place, variants in by_place.items()
+        ]
+    return lines
+
+
+def _overriding_places(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:
+    """Return variant of the runs -> place of the settings that override this one of the protocol, or None; empty for other settings.
+
+    Beside trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
+    """
+    values = flatten(_within(_nested(setting), ["comparison", "protocol"]))
+    num_epochs = {run.variant: run.training.num_epochs for run in runs} if values else {}
+    if any(num_epochs.values()) and not any(name.startswith(("model.", "transform.")) for name in values):
+        num_epochs = {variant: number for variant, number in num_epochs.items() if number > 0}
+    return {variant: _overriding(params, dataset, variant, values) for variant in num_epochs}
 
 
 def _overriding(params: Params, dataset: str, variant: str, values: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,7 @@
 """Requests for runs: names of their flow runs on Prefect's pages, and the parameters that deployments may set."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -7,7 +9,8 @@ from dml_core.errors import ConfigError
 from flows import reproduce, verify
 from flows.cli.table_options import request_of
 from flows.reproduce import flow_run_name
-from flows.request import Request
+from flows.request import Request, requested_runs
+from tasks.environment import Project
 from tasks.tables.file import table_names
 from tests.conftest import ROOT
 
@@ -70,3 +73,18 @@ def test_the_form_offers_names_with_descriptions_and_the_deployments_fit_it() ->
         getattr(flows[module], name).validate_parameters(deployment.get("parameters", {}))
     assert deployments["weekly"]["parameters"]["request"]["prepared_only"]
     assert deployments["weekly"]["schedules"]
+
+
+def test_what_a_setting_drops_and_does_not_reach_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.request.check_before", lambda *_: None)
+    monkeypatch.setattr("flows.request.check_parts", lambda *_: None)
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    settings = ("comparison.protocol.model.head.kind=linear", "comparison.protocol.model.backbone.name=resnet18")
+    request = Request(datasets=("synthetic",), variants=("softmax", "discriminative"), overrides=settings)
+    lines: list[str] = []
+    requested_runs(Project(tmp_path, tmp_path / "state", store="s", tracking_uri="sqlite:///x.db"), request, lines.append)
+    kind, name = settings
+    assert [line for line in lines if line.startswith("note: ")] == [
+        f"note: --set {name} drops comparison.protocol.model.backbone.width: 16",
+        f"note: --set {kind} does not apply to discriminative on synthetic: comparison.variants.discriminative overrides it",
+    ]

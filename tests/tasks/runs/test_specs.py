@@ -20,6 +20,7 @@ from tasks.runs.specs import (
     comparison_title,
     dropped_options,
     is_whole,
+    limited_overrides,
     load_params,
     standing_runs,
     variants_on,
@@ -183,6 +184,30 @@ def test_a_setting_of_the_protocol_that_reaches_no_run_is_refused(tmp_path: Path
     monkeypatch.setattr("tasks.runs.specs.read_tuned", lambda *_: SimpleNamespace(training={"num_epochs": 9}))
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
         asked("synthetic", three, "comparison.datasets.synthetic.tuned=true", variants=["softmax"])
+
+
+def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_softtriple(*place: str) -> SimpleNamespace:
+        return SimpleNamespace(training={"optimiser": {"learning_rate": 0.1}} if "softtriple" in place else {})
+
+    def lines(setting: str, *variants: str) -> list[str]:
+        settings = [setting, "comparison.datasets.synthetic.tuned=true"]
+        params = overridden(tmp_path, *settings)
+        return limited_overrides(params, standing_runs(params, ["synthetic"], variants, [0], settings), settings)
+
+    monkeypatch.setattr("tasks.runs.specs.read_tuned", of_softtriple)
+    rate = "comparison.protocol.optimiser.learning_rate=1e-4"
+    assert lines(rate, "untrained", "softmax", "softtriple") == [
+        f"--set {rate} does not apply to softtriple on synthetic: comparison.datasets.synthetic.tuned overrides it"
+    ]
+    assert lines("comparison.protocol.num_epochs=3", "untrained", "softmax") == [], "an untrained variant reads no settings of training"
+    assert lines(rate, "softmax") == lines("evaluation.clustering=false", "softtriple") == []
+    kind = "comparison.protocol.model.head.kind=linear"
+    assert lines(kind, "untrained", "discriminative") == [
+        f"--set {kind} does not apply to discriminative on synthetic: comparison.variants.discriminative overrides it"
+    ]
+    with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
+        lines(rate, "untrained", "softtriple")
 
 
 def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
