@@ -26,7 +26,9 @@ def evaluate(
     query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
     query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
     k: Annotated[str, typer.Option("--k", help="Values of K for Recall@K, separated by commas.")] = "1,2,4,8",
-    metric: Annotated[Metric, typer.Option(help="Similarity of two embeddings.")] = "cosine",
+    metric: Annotated[
+        Metric | None, typer.Option(help="Similarity of two embeddings. Default: the network's, as `dml embed` records it, else cosine.")
+    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Hold one shard at a time in memory; computes only the retrieval metrics.")
     ] = False,
@@ -40,15 +42,17 @@ def evaluate(
 ) -> None:
     """Score embeddings from files with every metric.
 
-    Prints retrieval and clustering metrics as fractions, as JSON.
+    Prints the metric of the similarities and the retrieval and clustering metrics, as fractions, as JSON.
     """
+    from tasks.runs.embeddings import recorded_metric
     from tasks.scores.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
-    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": metric}, "dml evaluate")
+    used = metric or recorded_metric(embeddings)
+    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": used}, "dml evaluate")
     approximation = None if approximate is None else approximation_of(approximate, index_option or [])
     metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)
     if approximate is not None:
@@ -60,7 +64,7 @@ def evaluate(
             f"over {metrics['num_sampled_queries']} sampled queries; MAP@R, R-precision and the clustering metrics are not estimated",
             file=sys.stderr,
         )
-    text = json.dumps(metrics, indent=2)
+    text = json.dumps({"metric": used} | metrics, indent=2)
     if output is not None:
         write_whole(output, f"{text}\n")
     print(text)

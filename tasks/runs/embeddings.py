@@ -159,6 +159,26 @@ def open_embedded(path: Path) -> tuple[str, list[Part]]:
         return (_open_folder if path.is_dir() else _open_npz if path.suffix == ".npz" else _open_parquet)(path)
 
 
+def recorded_metric(path: Path) -> str:
+    """Return the metric of the network of `dml embed`'s output (a folder, `.npz` or `.parquet`); cosine if `path` records none.
+
+    Raises:
+        EvaluationError: the file is damaged.
+    """
+    with _readable(path):
+        if (path / PLAN_FILE).is_file():
+            return str(json.loads(read_regular(path / PLAN_FILE)).get("metric", "cosine"))
+        if path.suffix == ".npz" and path.exists():
+            check_regular(path)
+            with np.load(path, allow_pickle=False) as file:
+                return str(file["metric"]) if "metric" in file else "cosine"
+        if path.suffix == ".parquet" and path.exists():
+            from pyarrow import parquet
+
+            return str((parquet.read_schema(path).metadata or {}).get(b"metric", b"cosine").decode())
+    return "cosine"
+
+
 def _open_folder(folder: Path) -> tuple[str, list[Part]]:
     from pyarrow import parquet
 
@@ -224,6 +244,7 @@ def _save_npz(folder: Path, file: IO[bytes]) -> None:
         "embeddings": np.concatenate([part.load() for part in parts]),
         "names": np.array([*chain.from_iterable(part.names or () for part in parts)]),
         "model_identity": np.array(identity),
+        "metric": np.array(recorded_metric(folder)),
     }
     if parts[0].labels is not None:
         columns["labels"] = np.array([*chain.from_iterable(part.labels or () for part in parts)])
@@ -238,7 +259,8 @@ def _save_parquet(folder: Path, file: IO[bytes]) -> None:
     identity, parts = open_embedded(folder)
     num_dimensions = parts[0].load().shape[1]
     fields = [("name", pa.string()), ("label", pa.string()), ("embedding", pa.list_(pa.float32(), num_dimensions))]
-    schema = pa.schema([field for field in fields if parts[0].labels is not None or field[0] != "label"], {"model_identity": identity})
+    network = {"model_identity": identity, "metric": recorded_metric(folder)}
+    schema = pa.schema([field for field in fields if parts[0].labels is not None or field[0] != "label"], network)
     with parquet.ParquetWriter(file, schema) as writer:
         for part in parts:
             if part.names:  # else all images of the shard were bad

@@ -14,13 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
 from flows.cli.app import app
+from tasks.runs.embeddings import SINGLE_FILES
 from tasks.tables.file import STANDING, table_names
 from tests import forked
 from tests.conftest import ROOT
@@ -149,6 +152,31 @@ def test_an_unreadable_image(project: Path) -> None:
 @pytest.mark.slow
 def test_a_state_folder_that_cannot_be_written(project: Path) -> None:
     refused(dml("reproduce", cwd=project, DML_STATE="/proc/nowhere"), "/proc/nowhere", "DML_STATE")
+
+
+@pytest.mark.parametrize("suffix", ["", ".npz", ".parquet"])
+def test_evaluate_uses_the_metric_of_the_network_that_embedded(suffix: str, tmp_path: Path) -> None:
+    """The classes differ by their norms alone, so cosines are useless."""
+    folder, labels = tmp_path / "embedded", np.repeat(np.arange(4), 5)
+    folder.mkdir()
+    noise = np.random.default_rng(0).normal(0, 0.01, (20, 2))
+    np.save(folder / "images-0.npy", ((1 + labels)[:, None] + noise).astype(np.float32))
+    np.save(folder / "images-labels.npy", np.array([f"class {label}" for label in labels]))
+    items = {"path": [f"{number}.png" for number in range(20)], "label": [f"class {label}" for label in labels]}
+    parquet.write_table(pa.table(items), folder / "items.parquet")
+    entry = {"rows": 20, "dimensions": 2, "shards": ["images-0.npy"], "labels": "images-labels.npy"}
+    (folder / "manifest.json").write_text(json.dumps({"images": entry}))
+    (folder / "plan.json").write_text(json.dumps({"model": "m", "metric": "euclidean"}))
+    path = folder
+    if suffix:
+        path = tmp_path / f"embedded{suffix}"
+        with path.open("wb") as file:
+            SINGLE_FILES[suffix](folder, file)
+    for options, metric, is_perfect in (([], "euclidean", True), (["--metric", "cosine"], "cosine", False)):
+        ran = CliRunner().invoke(app, ["evaluate", "--embeddings", str(path), *options])
+        assert ran.exit_code == 0, ran.output
+        shown = json.loads(ran.stdout)
+        assert (shown["metric"], shown["recall@1"] == 1.0) == (metric, is_perfect)
 
 
 @pytest.mark.slow
