@@ -53,6 +53,18 @@ def test_role_folders_are_the_roles(tmp_path: Path) -> None:
     assert roles("folder", tmp_path) == {path: path.split("/")[0] for path in paths}
 
 
+@pytest.mark.parametrize("place", ["", "train/", "query/", "gallery/"])
+def test_an_image_outside_the_classes_is_refused_in_any_part(tmp_path: Path, place: str) -> None:
+    for path in ("train/a/1.png", "train/a/2.png", "query/b/1.png", "gallery/b/2.png"):
+        image_file(tmp_path / path)
+    (tmp_path / place / "notes.txt").write_text("")
+    (tmp_path / place / "._1.png").write_text("macOS")
+    assert len(roles("folder", tmp_path)) == 4
+    image_file(tmp_path / place / "unsorted.png")
+    with pytest.raises(DataError, match=f"/{place}unsorted.png: an image outside the folders of the classes; move it into one, or away"):
+        roles("folder", tmp_path)
+
+
 def test_a_class_that_is_called_train_is_a_class(tmp_path: Path) -> None:
     for path in ("train/1.png", "train/2.png", "plane/1.png", "plane/2.png"):
         image_file(tmp_path / path)
@@ -120,6 +132,7 @@ def test_parquet_without_roles(tmp_path: Path) -> None:
         ("path\n1.png\n", "column 'label' is missing"),
         ("path,label,label\n1.png,a,b\n", "column 'label' appears twice; remove one"),
         ("path,label\n1.png,\n", "column 'label' is missing or has empty cells"),
+        ("path,label\n1.png,cat\n2.png,cat \n", "row 2 has the label 'cat ', which begins or ends with white space; remove it"),
         ("path,label\n1.png\n", "not readable as a table"),
         ("", "not readable as a table"),
         ("path,label\n", "no images"),

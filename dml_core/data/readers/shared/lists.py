@@ -52,6 +52,9 @@ def read_list(path: Path, is_dataset: bool) -> list[Entry]:
         raise DataError(f"{path}: a box needs all of the columns {', '.join(BOX_COLUMNS)}")
     cells = {name: table[name].to_pylist() if name in table.column_names else [None] * len(table) for name in COLUMNS}
     sides = zip(*(cells[name] for name in BOX_COLUMNS), strict=True)
+    for number, label in enumerate(cells["label"], start=1):
+        if label is not None and str(label) != str(label).strip():
+            raise DataError(f"{path}: row {number} has the label '{label}', which begins or ends with white space; remove it")
     rows = zip(cells["path"], cells["label"], cells["role"], sides, strict=True)
     return [
         Entry(name, None if label is None else str(label), role, _box(box, name, path, number))
