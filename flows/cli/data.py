@@ -91,6 +91,9 @@ def data_add(
         added = add_images(project, name, path, reader, progress, pretrained)
     print(added.diff)
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
+    for note in added.notes:
+        more = ", ..." if note.num_found > len(note.examples) else ""
+        print(f"note: {note.what}: {note.num_found} images ({', '.join(note.examples)}{more})")
     _print_next(project, name, added.counts)
 
 

@@ -28,7 +28,7 @@ from tasks.own_images.settings import fitted_settings
 from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
 
 if TYPE_CHECKING:
-    from dml_core.data.check import CheckReport
+    from dml_core.data.check import CheckReport, Finding
 
 _MIN_CLASSES = 2
 _LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller, so that no epoch decodes them in full size
@@ -36,11 +36,19 @@ _LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller, so t
 
 @dataclass(frozen=True)
 class Added:
-    """The added dataset: its parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
+    """The added dataset.
+
+    Attributes:
+        spec: its parameters.
+        counts: its images and classes per role.
+        diff: the change of `params.yaml` as a unified diff.
+        notes: what the check of the images found that prevents no training.
+    """
 
     spec: DatasetSpec
     counts: dict[str, Counts]
     diff: str
+    notes: "tuple[Finding, ...]" = ()
 
 
 def add_images(
@@ -74,9 +82,11 @@ def add_images(
     report = _check_images(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         images = trained_on(backbone.name) if backbone is not None else None
-        stored = max(_STORED_PIXELS, images.resize if images is not None else 0)
-        spec = spec.model_copy(update={"options": spec.options | {"stored_size": stored}})
-    return Added(spec, report.counts, write_dataset(project, name, spec, report, backbone))
+        as_stored: dict[str, Any] = {"stored_size": max(_STORED_PIXELS, images.resize if images is not None else 0)}
+        if images is not None:
+            as_stored["stored_interpolation"] = images.interpolation  # of the backbone's own resize, which this is the first part of
+        spec = spec.model_copy(update={"options": spec.options | as_stored})
+    return Added(spec, report.counts, write_dataset(project, name, spec, report, backbone), tuple(report.notes))
 
 
 def check_new_name(name: str, params: Params) -> None:

@@ -115,6 +115,8 @@ def test_the_whole_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     draw_classes(tmp_path / "birds")
+    for number in range(3):  # another file of the same pixels
+        Image.open(tmp_path / f"birds/c/{number}.png").save(tmp_path / f"birds/d/{number}.png", compress_level=1)
     torch.save(build_backbone(BackboneConfig(name="resnet18")).state_dict(), project.root / "resnet18.pth")
     monkeypatch.chdir(project.root)
     monkeypatch.setattr(sys, "argv", ["dml", "data", "add", "birds", "../birds", *options])
@@ -125,6 +127,7 @@ def test_the_whole_command(
     assert ended.value.code == 0
     assert "+    raw: " in printed
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
+    assert re.search(r"^note: same pixels in two classes: 6 images \([^\n]*[cd]/0\.png", printed, re.MULTILINE)
     commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
     assert commands == [
         ("a first look, 2 variants with 1 seed", f"--dataset birds --variant {initial} --variant softtriple --seed 0"),
@@ -217,12 +220,20 @@ def test_a_fine_tuned_backbone_sees_images_as_it_was_trained(name: str, side: in
 
 
 @pytest.mark.parametrize(
-    ("name", "stored"), [(None, 256), ("timm:resnet50", 256), ("timm:vit_base_patch16_384", 384)], ids=["no backbone", "resnet50", "vit"]
+    ("name", "stored"),
+    [
+        (None, {"stored_size": 256}),
+        ("resnet50", {"stored_size": 256, "stored_interpolation": "bilinear"}),
+        ("timm:tf_efficientnet_lite0", {"stored_size": 256, "stored_interpolation": "bicubic"}),
+        ("timm:vit_base_patch16_384", {"stored_size": 384, "stored_interpolation": "bicubic"}),
+    ],
 )
-def test_photographs_are_stored_as_large_as_the_backbone_needs(name: str | None, stored: int, project: Project, tmp_path: Path) -> None:
+def test_photographs_are_stored_by_the_resize_of_the_backbone(
+    name: str | None, stored: dict[str, Any], project: Project, tmp_path: Path
+) -> None:
     raw = draw_classes(tmp_path / "raw", num_images=2, width=600, height=600)
     backbone = None if name is None else BackboneConfig(name=name, weights="imagenet")
-    assert add_images(project, "photographs", raw, backbone=backbone).spec.options == {"stored_size": stored}
+    assert add_images(project, "photographs", raw, backbone=backbone).spec.options == stored
 
 
 @pytest.mark.slow
