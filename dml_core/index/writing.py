@@ -202,7 +202,7 @@ def _write(folder: Path, version: str, parts: Iterable[Part]) -> tuple[int, int]
 def _replace(old: Index, version: str, parts: Iterable[Part], num_unchanged: int) -> Index:
     """Replace an index by one of `parts`, of which the first `num_unchanged` rows are all of the old one's."""
     num_items, _ = _write(old.folder, version, parts)
-    info = old.info.model_copy(update={"version": version, "num_items": num_items})
+    info = old.info.model_copy(update={"version": version, "num_items": num_items, "reason": _reason(old.info, num_items)})
     if info.kind != "exact":
         approximate = read_approximate(old.info.path(old.folder, APPROXIMATE), mapped=False)
         if num_unchanged == 0:
@@ -212,6 +212,16 @@ def _replace(old: Index, version: str, parts: Iterable[Part], num_unchanged: int
             approximate.add(np.ascontiguousarray(new_rows_ND[rows]))
         _save(approximate, info.path(old.folder, APPROXIMATE))
     return _finish(old.folder, info)
+
+
+def _reason(info: IndexInfo, num_items: int) -> str | None:
+    """Return the reason for an index's kind when it has another number of items; None if the kind was requested."""
+    if info.reason is None:
+        return None
+    fitting = choose("auto", num_items, info.num_dimensions)
+    if fitting.kind == info.kind:
+        return fitting.reason
+    return f"for another number of items; build it again with --force as {fitting.kind}: {fitting.reason}"
 
 
 def _finish(folder: Path, info: IndexInfo) -> Index:

@@ -10,6 +10,7 @@ import typer
 
 from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.index.index import Index
+from dml_core.index.items import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
@@ -44,7 +45,7 @@ def build(
         typer.Option(help="Search approximately: faster, but misses some neighbours. Default: exact."),
     ] = None,
     images: Images = None,
-    thumbnail: Pixels = 160,
+    thumbnail: Pixels = THUMBNAIL_PIXELS,
     skip_bad: SkipBad = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
@@ -68,7 +69,7 @@ def add(
     source: Source,
     model: ModelOption = None,
     images: Images = None,
-    thumbnail: Pixels = 160,
+    thumbnail: Pixels = THUMBNAIL_PIXELS,
     skip_bad: SkipBad = False,
 ) -> None:
     """Embed images with an index's model, and add them."""

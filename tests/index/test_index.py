@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.config import Metric
-from dml_core.index import layout, writing
+from dml_core.index import choosing, layout, writing
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index
 from dml_core.index.items import Item, as_table
@@ -311,6 +311,25 @@ def test_the_kind_goes_by_size() -> None:
         choose("annoy", 10, 64)
 
 
+def test_the_reason_for_a_kind_is_of_the_present_number_of_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "index"
+    assert (build_index(folder, batches(rows(10)), MODEL, approximate="auto").info.reason or "").startswith(
+        "10 items of 16 dimensions are "
+    )
+    more = add_items(folder, batches(rows(20), first=10), MODEL)
+    assert (more.info.reason or "").startswith("30 items of 16 dimensions are ")
+    monkeypatch.setattr(choosing, "EXACT_BYTES", 4 * 16 * 40)
+    for number in (1, 2):
+        grown = add_items(folder, batches(rows(20, seed=number), first=100 * number), MODEL)
+        assert grown.kind == "exact"
+        said = f"for another number of items; build it again with --force as ivf: {30 + 20 * number} items of 16 dimensions are "
+        assert (grown.info.reason or "").startswith(said)
+    fewer = remove_items(folder, [name for name in grown.names() if int(name.removesuffix(".png")) >= 100])
+    assert (fewer.info.reason or "").startswith("30 items of 16 dimensions are ")
+    built(tmp_path / "requested", rows(30))
+    assert remove_items(tmp_path / "requested", ["0.png"]).info.reason is None
+
+
 # ---------------------------------------------------------------- interruptions and concurrency
 
 
@@ -318,7 +337,7 @@ SLOW = """
     import sys, time
     from pathlib import Path
     import numpy as np
-    from dml_core.index import layout, writing
+    from dml_core.index import choosing, layout, writing
     from dml_core.index.items import Item
     def stop(*arguments):
         print("here", flush=True)
