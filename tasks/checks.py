@@ -17,6 +17,7 @@ from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
+from dml_core.data.views.transform_config import check_training_crop
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import file_sha256
 from dml_core.losses.registry import build_loss
@@ -78,6 +79,8 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
     for run in _one_of_each_variant(runs):
         with located(run.where):
             _check_weights(run.training)
+            if run.training.num_epochs > 0:
+                check_training_crop(run.training.transform)
             if packed is not None:
                 _check_sizes(run, scale, read_sizes(packed, run.training.validation, run.evaluation.role))
 

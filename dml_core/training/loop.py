@@ -27,6 +27,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
+from dml_core.data.views.transform_config import check_training_crop
 from dml_core.epochs import RECALL, KeptEpoch
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.float32 import without_tf32
@@ -197,6 +198,8 @@ def fit(
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_decoder(config.transform, device)
+    if config.num_epochs > 0:
+        check_training_crop(config.transform)
     identity = _derived_identity(config, dataset, seed) if identity is None else identity
     arithmetic = without_tf32() if config.precision == "float32" else contextlib.nullcontext()
     with arithmetic, contextlib.closing(Loader(dataset, num_loader_workers, device)) as loader:

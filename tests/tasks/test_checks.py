@@ -73,6 +73,10 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             "transform.scaling is 'zero-one', but timm:tf_efficientnet_lite0 was trained with 'minus-one-one': set that",
         ),
         (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
+        (
+            of_variant(transform={"crop": "none", "padding": None}),
+            "crop is 'none', so crop_size would crop only test images: choose a crop",
+        ),
         (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
         (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
@@ -102,6 +106,11 @@ def test_weights_with_their_hash_and_a_timm_model_with_its_scaling_pass(tmp_path
     timm_model = {"backbone": {"name": "timm:tf_efficientnet_lite0", **weights}}
     check(tmp_path, packed, **of_variant(model=timm_model, transform={"scaling": "minus-one-one"}))
     check(tmp_path, packed, **of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0"}}))  # random weights take any scaling
+
+
+def test_an_untrained_network_needs_no_crop_of_training_images(tmp_path: Path, packed: Path) -> None:
+    check(tmp_path, packed, **of_variant(transform={"crop": "none", "padding": None}, num_epochs=0))
+    check(tmp_path, packed, **of_variant(transform={"crop": "none", "padding": None, "crop_size": None}))
 
 
 def test_a_memory_that_fits_passes(tmp_path: Path, packed: Path) -> None:

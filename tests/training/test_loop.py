@@ -119,6 +119,13 @@ def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkp
     assert len(read_history(tmp_path)) == 15
 
 
+def test_a_crop_size_of_test_images_alone_is_refused(packed: Path, tmp_path: Path) -> None:
+    transform = small_training().transform.model_copy(update={"crop": "none", "padding": 0})
+    with pytest.raises(ConfigError, match="crop is 'none', so crop_size would crop only test images"):
+        train(small_training(transform=transform), packed, tmp_path)
+    train(small_training(transform=transform, num_epochs=0), packed, tmp_path)
+
+
 def test_a_loss_that_needs_classes_in_batches_refuses_a_shuffled_sampler(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"k_by_n"):
         train(small_training("tuplet_margin"), packed, tmp_path)

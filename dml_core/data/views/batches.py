@@ -248,7 +248,9 @@ def _stacked(views: Iterator[Tensor], num_images: int) -> Tensor:
         part = [*islice(rest, len(places))]
         for pixels in part:
             if pixels.shape != first.shape:
-                raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop_size or a fixed resize")
+                raise ConfigError(
+                    f"views of one batch are {tuple(first.shape)} and {tuple(pixels.shape)}; set crop and crop_size, or a fixed resize"
+                )
         if part:
             torch.stack(part, out=places)
     return images

@@ -6,6 +6,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from dml_core.config import Config
 from dml_core.data.store.sizes import MAX_SIDE, Interpolation, Resize, Side
+from dml_core.errors import ConfigError
 
 Scaling = Literal["rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"]
 
@@ -29,7 +30,7 @@ class TransformConfig(Config):
         crop: training crop. "random" takes a crop_size square anywhere, "random_exclusive" anywhere except at the last offset of each
             axis (heated-up softmax's released code: 0 to 31 of 0 to 32), "random_resized" a part of the image resized to crop_size,
             "padded" a crop_size square after padding with black (small images).
-        crop_size: side of the input in pixels; a test view is the centre square of this size.
+        crop_size: side of the input in pixels; a test view is the centre square of this size. Training with crop "none" needs null.
         crop_area, crop_ratio: area as a share of the image, and width divided by height, of a random_resized crop.
         padding: pixels on every side for "padded".
         flip: mirror a training view left to right with probability 0.5.
@@ -80,3 +81,15 @@ class TransformConfig(Config):
         if self.decoder == "nvjpeg" and self.interpolation == "lanczos":
             raise ValueError("interpolation 'lanczos' is computed by Pillow on the CPU; with decoder 'nvjpeg' choose bilinear or bicubic")
         return self
+
+
+def check_training_crop(config: TransformConfig) -> None:
+    """Reject a crop size that only the test views would have; called before training.
+
+    Raises:
+        ConfigError: `crop` is "none", and there is a `crop_size`.
+    """
+    if config.crop == "none" and config.crop_size is not None:
+        raise ConfigError(
+            "transform: crop is 'none', so crop_size would crop only test images: choose a crop for training, or set crop_size to null"
+        )

@@ -41,7 +41,7 @@ def test_loader_workers_change_nothing(packed_synthetic: Path) -> None:
 def test_views_of_different_sizes_are_refused(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "test")
     view = batches_module.TestView(TransformConfig(crop_to_box=True))
-    with pytest.raises(ConfigError, match="set crop_size or a fixed resize"):
+    with pytest.raises(ConfigError, match="set crop and crop_size, or a fixed resize"):
         list(Loader(dataset).batches([np.arange(15)], view))
 
 
@@ -123,7 +123,7 @@ def test_loading_draws_nothing_from_torch_s_stream(packed_synthetic: Path, num_l
 
 def test_a_user_s_mistake_is_one_line_from_a_loader_process_too(packed_synthetic: Path) -> None:
     dataset, view = PackedDataset(packed_synthetic, "test"), batches_module.TestView(TransformConfig(crop_to_box=True))
-    with pytest.raises(ConfigError, match=r"^views of one batch are .* set crop_size or a fixed resize$"):
+    with pytest.raises(ConfigError, match=r"^views of one batch are .* set crop and crop_size, or a fixed resize$"):
         list(Loader(dataset, 1).batches([np.arange(15)], view))
 
 
