@@ -183,7 +183,9 @@ class Tracker:
                 report.scores.metrics,
             )
         run_id = str(run.info.run_id)
-        if run.data.tags.get(PUBLISHED_TAG) != "true":
+        if run.data.tags.get(PUBLISHED_TAG) == "true":
+            self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
+        else:
             report = self._checked(report)
             history = read_history(self._store.pull(report.checkpoint.key))
             self._log_facts(run, report)

@@ -206,7 +206,7 @@ def test_a_published_run_holds_everything_once(
     assert run.data.tags["mlflow.source.name"] == "dml reproduce"
     assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
     assert run.data.metrics["detail/num_queries"] == report.scores.metrics["num_queries"]
-    assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "0123456789abcdef")]
+    assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", report.dataset.digest)]
     assert [item.path for item in client.list_artifacts(run_id)] == [
         "class_recalls.json",
         "config.yaml",
@@ -289,7 +289,7 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
         for name, value in report.scores.metrics.items()
         if name in ("map@r", "r_precision", "nmi") or name.removeprefix("recall@").isdigit()
     }
-    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", "0123456789abcdef")}
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", report.dataset.digest)}
 
 
 def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +466,17 @@ def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(track
         publish_again()
     client.delete_experiment(client.get_experiment_by_name(experiment_name("d")).experiment_id)
     publish_again()
+
+
+def test_a_deleted_run_whose_settings_are_used_again_supersedes_its_successor(tracker: Tracker, report: RunReport) -> None:
+    first = report.model_copy(update={"scores_only": True})
+    deleted = tracker.publish(first)
+    client_of(tracker).delete_run(deleted)
+    successor = tracker.publish(first.model_copy(update={"identity": "identity-of-y"}))
+    assert tracker.publish(first) == deleted
+    assert current_identities(tracker) == {first.identity}
+    assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [successor]
+    assert tracker.publish(comparison()) is not None
 
 
 def test_an_alarm_stays_in_the_description_when_the_comparison_is_published_again(tracker: Tracker, tmp_path: Path) -> None:
