@@ -1,9 +1,11 @@
 """Records that MLflow has not accepted yet: one sealed file each; a damaged one is renamed and never overwritten."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from dml_core.errors import StoreError
 from tasks.runs.records import ComparisonReport, RunReport
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 
@@ -37,3 +39,11 @@ def read_report(path: Path) -> Report:
         raise DamagedError(f"{error}, kept as {move_damaged(path).name}; `dml reproduce` publishes it again") from None
     assert report is not None, "its lock is held"
     return report
+
+
+def comparison_of(path: Path) -> str | None:
+    """Return the comparison of a report in the outbox, or None if it was delivered meanwhile or cannot be read."""
+    with suppress(StoreError):
+        report = read_sealed(path, REPORT)
+        return None if report is None else report.comparison
+    return None

@@ -47,7 +47,7 @@ from tasks.tracking.child_run import (
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
-from tasks.tracking.outbox import OUTBOX, keep_report, read_report
+from tasks.tracking.outbox import OUTBOX, comparison_of, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
 SUPERSEDED = "superseded"  # a deleted run's PUBLISHED_TAG, so that it is completed and made current when it is restored
@@ -98,7 +98,7 @@ class Tracker:
         report = report.model_copy(update={"tags": report.tags | child_run.source_tags()})
         with alone(self._locks / report.outbox_name):
             waiting = keep_report(self.outbox, report)
-            if isinstance(report, ComparisonReport) and self._runs_wait():
+            if isinstance(report, ComparisonReport) and self._runs_wait(report.comparison):
                 return None
             try:
                 run_id = self._deliver(report)
@@ -121,11 +121,16 @@ class Tracker:
                 if not path.exists():  # another process delivered it meanwhile
                     continue
                 try:
-                    self._deliver(read_report(path))
+                    report = read_report(path)
+                except DmlError as error:
+                    faults.append(str(error))  # it names the file
+                    continue
+                try:
+                    self._deliver(report)
                 except TrackingError:
                     raise
                 except DmlError as error:
-                    faults.append(str(error))
+                    faults.append(f"{path}: {error}")
                     continue
                 path.unlink()
                 num_delivered += 1
@@ -152,12 +157,13 @@ class Tracker:
         with one_line_errors(self.uri):
             self._log_points(self._client.get_run(run_id), points)
 
-    def _runs_wait(self) -> bool:
-        """Return whether a run's record waits in the outbox, after any deliveries in progress."""
+    def _runs_wait(self, comparison: str) -> bool:
+        """Return whether a record of the comparison's runs waits in the outbox, after any deliveries of them in progress."""
         for path in sorted(self.outbox.glob("[!~]*.json")):  # a comparison's begins with ~
-            with alone(self._locks / path.name):
-                if path.exists():
-                    return True
+            if comparison_of(path) == comparison:
+                with alone(self._locks / path.name):
+                    if path.exists():
+                        return True
         return False
 
     # ------------------------------------------------------------ delivery

@@ -804,6 +804,26 @@ def test_a_network_is_not_published_with_the_description_of_a_dataset_that_was_p
     assert client_of(tracker).search_logged_models([experiment.experiment_id]) == []
 
 
+@pytest.mark.parametrize("damage", [None, cut], ids=["its dataset is gone", "damaged"])
+def test_a_record_that_cannot_be_delivered_holds_back_no_other_comparison(
+    tracker: Tracker, report: RunReport, tmp_path: Path, damage: Callable[[Path], None] | None
+) -> None:
+    nowhere = report.dataset.model_copy(update={"name": "former", "folder": str(tmp_path / "gone")})
+    stuck = keep_report(tracker.outbox, report.model_copy(update={"comparison": "comparison on former", "dataset": nowhere}))
+    if damage is not None:
+        damage(stuck)
+    assert tracker.publish(report.model_copy(update={"scores_only": True})) is not None
+    assert tracker.publish(comparison()) is not None
+    of_former = ComparisonReport(comparison="comparison on former", dataset="former", role="test", folder=None, tags={})
+    assert (tracker.publish(of_former) is None) == (damage is None), "it waits with its run"
+    assert stuck.exists()
+    with pytest.raises(TrackingError, match=rf"1 failed: \S*{stuck.name}"):  # the user finds the file, and may delete it
+        tracker.sync()
+    stuck.unlink(missing_ok=True)
+    assert tracker.sync() == 0
+    assert not list(tracker.outbox.glob("*.json"))
+
+
 def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: RunReport, tmp_path: Path) -> None:
     path = keep_report(tmp_path, report)
     DAMAGE["cut"](path)
