@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import yaml
 from mlflow import MlflowClient
@@ -347,13 +349,23 @@ class Tracker:
         """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location.
 
         If a user has deleted it, it is restored: MLflow allows no other experiment with its name.
+
+        Raises:
+            TrackingError: a local database would write to another folder, because the project was moved.
         """
         name = experiment_name(dataset)
         experiment = self._client.get_experiment_by_name(name)
+        folder = (self._state / "mlartifacts" / dataset).absolute() if self.uri.startswith(SQLITE) else None
         if experiment is None:
-            location = (self._state / "mlartifacts" / dataset).absolute().as_uri() if self.uri.startswith(SQLITE) else None
+            location = None if folder is None else folder.as_uri()
             tags = experiment_tags(comparison_title(dataset, "test"))
             return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
+        used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
+        if folder is not None and used.resolve() != folder.resolve():
+            raise TrackingError(
+                f"MLflow's database {self.uri.removeprefix(SQLITE)} writes the files of {name} to {used}, not to {folder}: the project was "
+                "moved; move it back, or move the database away and publish again with dml reproduce"
+            )
         if experiment.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_experiment(experiment.experiment_id)
             for run in runs_in(self._client, [experiment.experiment_id], {PUBLISHED_TAG: SUPERSEDED}):  # restored with the others

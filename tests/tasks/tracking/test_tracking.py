@@ -824,6 +824,36 @@ def test_a_record_that_cannot_be_delivered_holds_back_no_other_comparison(
     assert not list(tracker.outbox.glob("*.json"))
 
 
+def test_in_a_project_that_was_moved_records_wait_until_mlflow_has_another_database(
+    report: RunReport, store: Store, migrated: Path, tmp_path: Path
+) -> None:
+    before, after = tmp_path / "before/state", tmp_path / "after/state"
+    before.mkdir(parents=True)
+    shutil.copy(migrated, before / "mlflow.db")
+    first, second = (
+        other(Tracker("", before, store), report, f"moved-{seed}", "a", seed, 0.5).model_copy(update={"scores_only": True})
+        for seed in (0, 1)
+    )
+    assert Tracker(f"sqlite:///{before / 'mlflow.db'}", before, store).publish(first) is not None
+    (tmp_path / "linked").symlink_to(tmp_path / "before")
+    linked = Tracker(f"sqlite:///{tmp_path / 'linked/state/mlflow.db'}", tmp_path / "linked/state", store)
+    assert linked.publish(first.model_copy(update={"variant": "b"})) is not None, "a link to the project is no other place"
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    moved = Tracker(f"sqlite:///{after / 'mlflow.db'}", after, store)
+    assert moved.publish(second) is None
+    assert moved.publish(comparison()) is None
+    with pytest.raises(
+        TrackingError, match=rf"to {before}/mlartifacts/d, not to {after}/mlartifacts/d: the project was moved; move it back"
+    ):
+        moved.sync()
+    assert not before.exists()
+    shutil.copy(migrated, after / "new.db")
+    anew = Tracker(f"sqlite:///{after / 'new.db'}", after, store)
+    assert anew.publish(first) is not None
+    assert anew.sync() == 2
+    assert all(client_of(anew).list_artifacts(run.run_id) for run in published_runs(anew.uri, "d", COMPARISON))
+
+
 def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: RunReport, tmp_path: Path) -> None:
     path = keep_report(tmp_path, report)
     DAMAGE["cut"](path)
