@@ -209,6 +209,30 @@ def test_what_the_table_could_have_shown_is_found_as_often_as_it_says() -> None:
     assert found.limits == f"This comparison detects differences of {found.smallest:.1f} points with 80 % power (one pair)."
 
 
+def test_the_smallest_difference_is_in_the_unit_of_the_scores() -> None:
+    """Points are per cent: shares and metrics without points have a number alone."""
+    scores = {"a": {n: float(value) for n, value in enumerate((3, 5, 4, 7, 6))}, "b": dict.fromkeys(range(5), 1.0)}
+    for points, expected in (
+        (1.0, "differences of 2.66 points with"),
+        (0.01, "differences of 2.66 with"),
+        (None, "differences of 2.66 with"),
+    ):
+        limits = compared(scores, points=points, decimals=2).limits
+        assert limits is not None
+        assert expected in limits
+
+
+def test_a_pair_is_read_from_either_side() -> None:
+    found = compared(HAND)
+    assert found.pair("a", "b") == found.pairs[0]
+    assert found.pair("b", "a") == found.pairs[0].reversed
+    assert [[pair and (pair.system, pair.other) for pair in row] for _, row in found.matrix] == [
+        [None, ("a", "b"), ("a", "c")],
+        [("b", "a"), None, ("b", "c")],
+        [("c", "a"), ("c", "b"), None],
+    ]
+
+
 def test_the_seeds_that_are_needed_show_a_point_as_often_as_promised() -> None:
     found = compared(drawn({"a": 50, "b": 48}, 6, deviation=0.6))
     (needed,), (pair,) = found.needed, found.pairs

@@ -68,13 +68,43 @@ def test_groups_are_the_largest_within_the_critical_difference_by_hand() -> None
     assert alike(ranks, 9.0) == (("a", "b", "c", "d", "e"),)
 
 
+def test_two_seeds_of_one_dataset_decide_nothing() -> None:
+    """Twelve systems in the same order twice would be a significant difference (Friedman, p = 0.04)."""
+    two = [[90 - k, 90.5 - k] for k in range(12)]
+    assert rank_systems("recall@1", {"d": scores_of(two)}) is None
+    assert rank_systems("recall@1", {"d": scores_of([[*of, of[0]] for of in two])}) is not None
+    assert rank_systems("recall@1", {"d": scores_of(two), "e": scores_of(two)}) is not None, "datasets are blocks, not seeds"
+
+
+def test_systems_that_share_the_lowest_rank_are_all_first() -> None:
+    high, low = [60.0 + seed for seed in range(6)], [50.0 + seed for seed in range(6)]
+    for matrix, says in (
+        ([high, high, high], "over 6 seeds of one dataset, all are equal (mean rank 2); Friedman's test finds no significant difference"),
+        ([low, high, high], ", s1 and s2 are first (mean rank 1.5); systems differ (Friedman, p = 0.0025), and the other lies more than"),
+        ([high, low, high, low], ", s0 and s2 are first (mean rank 1.5); systems differ (Friedman, p = 0.00044), and 2 of the other 2 lie"),
+    ):
+        found = rank_systems("recall@1", {"d": scores_of(matrix)})
+        assert found is not None
+        assert says in found.sentence
+
+
+def test_a_dataset_of_few_systems_takes_no_ranks_from_the_others() -> None:
+    full = {f"d{n}": scores_of([[80.0 - 5 * k] for k in range(5)]) for n in range(3)}
+    found = rank_systems("recall@1", full)
+    assert found is not None
+    assert len(found.mean_ranks) == 5
+    assert rank_systems("recall@1", {"more": scores_of([[90.0]])} | full) == found
+    assert rank_systems("recall@1", {"more": scores_of([[90.0], [80.0]])} | full) == found
+    assert rank_systems("recall@1", {"more": scores_of([[90.0]]), "d": full["d0"]}) is None, "one dataset remains"
+
+
 def test_fewer_than_three_systems_or_two_blocks_have_no_ranks() -> None:
     assert rank_systems("nmi", {"d": scores_of([[1, 2], [2, 3]])}) is None
     assert rank_systems("nmi", {"d": scores_of([[1], [2], [3]])}) is None
     assert rank_systems("nmi", {}) is None
-    found = rank_systems("nmi", {"d": scores_of([[1, 2], [2, 3], [3, 4], [9]])})
+    found = rank_systems("nmi", {"d": scores_of([[1, 2, 3], [2, 3, 4], [3, 4, 5], [9, 9]])})
     assert found is not None
-    assert "s3" not in found.mean_ranks, "one seed of one dataset is no block for the others"
+    assert "s3" not in found.mean_ranks, "fewer seeds of one dataset are no blocks for the others"
     without = {"d": scores_of([[1, 2], [2, 3], [3, 4]]), "e": scores_of([[1, 2], [2, 3]])}
     assert rank_systems("nmi", without) is None, "only systems that every dataset has are ranked"
 

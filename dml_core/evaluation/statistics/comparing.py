@@ -12,6 +12,7 @@ correction: each family of tests and intervals has a familywise level of 0.05.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from statistics import median
 from typing import TypedDict
@@ -145,7 +146,8 @@ class Comparison:
         if not self.smallest:
             return None
         pairs = f"over all {self.num_tests} pairs" if self.num_tests > 1 else "one pair"
-        return f"This comparison detects differences of {self.smallest:.{self.decimals}f} points with {100 * POWER:.0f} % power ({pairs})."
+        amount = f"{self.smallest:.{self.decimals}f}" + (" points" if self.points == 1 else "")
+        return f"This comparison detects differences of {amount} with {100 * POWER:.0f} % power ({pairs})."
 
     @property
     def heading(self) -> str:
@@ -181,8 +183,12 @@ class Comparison:
 
     def pair(self, system: str, other: str) -> Pair:
         """Return the system minus the other, from `pairs`."""
-        pair = next(pair for pair in self.pairs if {pair.system, pair.other} == {system, other})
-        return pair if pair.system == system else pair.reversed
+        return self._by_names[system, other]
+
+    @cached_property
+    def _by_names(self) -> dict[tuple[str, str], Pair]:
+        """Every pair in both directions."""
+        return {(pair.system, pair.other): pair for one in self.pairs for pair in (one, one.reversed)}
 
 
 class Tested(TypedDict):
@@ -340,8 +346,7 @@ def _sentence(comparison: Comparison, scores: Scores) -> str:
     highest = comparison.means[comparison.best]
     leaders = [name for name, value in comparison.means.items() if abs(value - highest) <= SAME * max(1.0, abs(value))]
     where = f" on these {comparison.num_classes} classes" if comparison.num_classes is not None else ""
-    led_by = _names(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
-    sentences = [f"Best mean {title}{where}: {led_by}, {highest:.{comparison.decimals}f}."]
+    sentences = [f"Best mean {title}{where}: {leaders_named(leaders)}, {highest:.{comparison.decimals}f}."]
     if not comparison.to_best:
         return f"{sentences[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
     sentences.append(_who_may_be_best(comparison))
@@ -391,6 +396,11 @@ def _seeds(scores: Scores) -> str:
     if len(seeds) > 1:
         return "Systems differ in their seeds; each pair is compared over those that it shares."
     return f"{len(next(iter(seeds)))} seeds."
+
+
+def leaders_named(leaders: Sequence[str]) -> str:
+    """Join the names of equal systems, or name the first and count the others if there are many."""
+    return _names(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
 
 
 def _names(names: Sequence[str], most: int = MOST_NAMES) -> str:

@@ -2,7 +2,7 @@
 
 Scores of different datasets have different scales, ranks do not. A block is a dataset with the means over the seeds that all systems have
 of it: pairs of dataset and seed are not independent blocks, because a dataset's seeds share its peculiarities. For a single dataset the
-blocks are the seeds, and the result holds only for seeds of that dataset.
+blocks are the seeds, and the result holds only for seeds of that dataset. Two seeds may agree by chance, so it needs MIN_SEEDS.
 
 Shapes: K systems, B blocks.
 """
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.metric_info import metric_info
-from dml_core.evaluation.statistics.comparing import LEVEL, Scores
+from dml_core.evaluation.statistics.comparing import LEVEL, Scores, leaders_named
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
+MIN_SYSTEMS = 3
 DECIMALS = 10  # means of the same values in another order differ after more
 
 
@@ -47,17 +49,20 @@ class Ranking:
 
 
 def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
-    """Rank the systems present in every dataset, or with two seeds of the only one; None for fewer than three systems or two blocks.
+    """Rank the systems that every dataset has, or that have MIN_SEEDS seeds of the only one; None without enough systems or blocks.
+
+    Of several datasets, those with fewer than MIN_SYSTEMS systems are left out, and two must remain.
 
     Args:
         metric: metric of the scores; higher is better.
         scores: dataset -> system -> seed -> score.
     """
-    least = 1 if len(scores) > 1 else 2
-    systems = [name for name in next(iter(scores.values()), {}) if all(len(of.get(name, ())) >= least for of in scores.values())]
     over: Literal["datasets", "seeds"] = "datasets" if len(scores) > 1 else "seeds"
-    blocks = _datasets(scores, systems) if over == "datasets" else _seeds(next(iter(scores.values()), {}), systems)
-    if len(systems) < 3 or len(blocks) < 2:
+    least, least_blocks = (1, 2) if over == "datasets" else (MIN_SEEDS, MIN_SEEDS)
+    used = {dataset: of for dataset, of in scores.items() if sum(len(by_seed) >= least for by_seed in of.values()) >= MIN_SYSTEMS}
+    systems = [name for name in next(iter(used.values()), {}) if all(len(of.get(name, ())) >= least for of in used.values())]
+    blocks = _datasets(used, systems) if over == "datasets" else _seeds(next(iter(used.values()), {}), systems)
+    if len(systems) < MIN_SYSTEMS or len(blocks) < least_blocks:
         return None
     ranks_K, p_value, critical_difference = compare_ranks(np.array(list(blocks.values())))
     mean_ranks = dict(sorted(zip(systems, ranks_K.tolist(), strict=True), key=lambda item: item[1]))
@@ -130,11 +135,16 @@ def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:
 
 
 def _sentence(metric: str, over: str, num_blocks: int, mean_ranks: Mapping[str, float], p_value: float, critical_difference: float) -> str:
-    (first, best), *others = mean_ranks.items()
+    best = min(mean_ranks.values())
+    leaders = [name for name, rank in mean_ranks.items() if rank - best < 10**-DECIMALS]
     where = f"{num_blocks} {over}" + (" of one dataset" if over == "seeds" else "")
-    ranked = f"By ranks of {metric_info(metric).title} over {where}, {first} is first (mean rank {best:.2g})"
+    led_by = f"{leaders_named(leaders)} {'is' if len(leaders) == 1 else 'are'} first" if len(leaders) < len(mean_ranks) else "all are equal"
+    ranked = f"By ranks of {metric_info(metric).title} over {where}, {led_by} (mean rank {best:.2g})"
     if p_value >= LEVEL:
         return f"{ranked}; Friedman's test finds no significant difference (p = {p_value:.2g})."
-    behind = sum(rank - best > critical_difference for _, rank in others)
-    nemenyi = f"{behind} of the other {len(others)} lie more than the critical difference, {critical_difference:.2g}, behind it (Nemenyi)"
+    behind, num_others = sum(rank - best > critical_difference for rank in mean_ranks.values()), len(mean_ranks) - len(leaders)
+    lie = f"{behind} of the other {num_others} lie" if num_others > 1 else f"the other {'lies' if behind else 'does not lie'}"
+    nemenyi = (
+        f"{lie} more than the critical difference, {critical_difference:.2g}, behind {'it' if len(leaders) == 1 else 'them'} (Nemenyi)"
+    )
     return f"{ranked}; systems differ (Friedman, p = {p_value:.2g}), and {nemenyi}."
