@@ -186,7 +186,7 @@ def _rows(summaries: Summaries, comparison: Comparison | None, older_code: Mappi
 
 
 def _write_differences(title: str, runs: Scored, comparison: Comparison | None, over_classes: Mapping[str, str], folder: Path) -> None:
-    """Write every pair of variants and, for at least three variants and two seeds, their ranks over the seeds."""
+    """Write every pair of variants and, for at least three variants and three seeds, their ranks over the seeds."""
     folder.mkdir(exist_ok=True)
     (folder / RANKS_FILE).unlink(missing_ok=True)
     tables: dict[str, list[list[str]]] = {}
@@ -208,7 +208,8 @@ def _difference_tables(comparison: Comparison, over_classes: Mapping[str, str]) 
         is_bold = [pair is not None and pair.is_significant for pair in row]
         pairs.append([system, *(f"**{text}**" if bold else text for text, bold in zip(differences, is_bold, strict=True))])
     posteriors = [["system", "P(better)", "P(practically equal)", "P(worse)"]]
-    classes = [["system", f"on these {comparison.num_classes or 'test'} classes", "over seeds and classes"]]
+    of_queries = f"on these {comparison.num_classes or 'test'} classes, mean over queries"
+    classes = [["system", of_queries, "over seeds and classes, mean over classes"]]
     for pair in comparison.against:
         if pair.posterior is not None:
             posteriors.append([pair.system, *(f"{share:.2f}" for share in pair.posterior)])
@@ -246,4 +247,5 @@ def _other_classes(comparison: Comparison, over_classes: Mapping[str, str]) -> s
     lead = comparison.best if comparison.reference != comparison.best else next(iter(over_classes), comparison.best)
     if lead not in over_classes:
         return None
-    return f"For other classes of the same kind (interval over seeds and classes): {lead} - {comparison.reference} = {over_classes[lead]}."
+    how = "mean over classes, each with equal weight; interval over seeds and classes"
+    return f"For other classes of the same kind ({how}): {lead} - {comparison.reference} = {over_classes[lead]}."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dml_core.evaluation.config import EvaluationConfig
-from tasks.reports import compare
+from tasks.reports import compare, kit
 from tasks.reports.compare import write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
@@ -143,13 +143,46 @@ def test_intervals_for_other_classes_are_listed_with_those_on_these_classes(tmp_
             )
     text = write_report("title", runs, tmp_path, reference="b")
     assert text.splitlines()[2].startswith("Best mean R@1 on these 12 classes: a, 60.1.")
-    assert " For other classes of the same kind (interval over seeds and classes): a - b = +20.1 ± 6.6. This " in text
+    assert (
+        " For other classes of the same kind (mean over classes, each with equal weight; interval over seeds and classes): a - b = +20.1"
+        in text
+    )
     differences = (tmp_path / "differences/differences.md").read_text()
     # standard deviation of the classes' differences 10.45 over sqrt(12), t(11) = 2.201: 6.6; over seeds 0.129 / 2, t(3) = 3.182: 0.2
-    assert "| a      | +20.1 ± 0.2         | +20.1 ± 6.6            |" in differences
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in differences.splitlines() if line.startswith("| ")]
+    assert rows[-2:] == [
+        ["system", "on these 12 classes, mean over queries", "over seeds and classes, mean over classes"],
+        ["a", "+20.1 ± 0.2", "+20.1 ± 6.6"],
+    ]
     counted = [record.model_copy(update={"metrics": record.metrics | {"num_query_classes": 5.0}}) for _, record in runs]
     text = write_report("title", [(spec, record) for (spec, _), record in zip(runs, counted, strict=True)], tmp_path)
     assert " No conclusion about other classes: 5 test classes are too few. " in text
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2, 3])
+def test_pairs_are_shown_only_if_some_were_tested(num_seeds: int, tmp_path: Path) -> None:
+    runs = [run(variant, seed, SEEDS[variant][seed]) for variant in SEEDS for seed in range(num_seeds)]
+    write_report("title", runs, tmp_path)
+    comparison = compare.compare_runs([(spec, record.metrics) for spec, record in runs])
+    template = kit._environment().from_string(
+        '{% from "parts.html" import differences with context %}{{ differences([], [one], none, none) }}'
+    )
+    for text in (template.render(one=comparison), (tmp_path / "differences/differences.md").read_text()):
+        assert "None" not in text
+        assert " 0 pairs" not in text
+        assert ("corrected" in text) == ("This comparison detects" in text) == (num_seeds == 3)
+
+
+def test_scores_that_do_not_vary_have_no_limit_beside_their_pairs(tmp_path: Path) -> None:
+    runs = [run(variant, seed, recall) for variant, recall in (("a", 0.5), ("b", 0.25)) for seed in range(3)]
+    runs = [(spec, record.model_copy(update={"metrics": {"nmi": record.metrics["recall@1"]}})) for spec, record in runs]
+    comparison = compare.compare_runs([(spec, record.metrics) for spec, record in runs])
+    assert comparison is not None
+    assert comparison.limits is None
+    template = kit._environment().from_string(
+        '{% from "parts.html" import differences with context %}{{ differences([], [one], none, none) }}'
+    )
+    assert '<p class="small">Each cell is the row minus the column' in template.render(one=comparison)
 
 
 @pytest.mark.parametrize(("reference", "num_tests"), [("c", 2), (None, 3)])
