@@ -6,6 +6,7 @@ choices of the form; a server refuses other values, and a flow started otherwise
 
 from collections.abc import Callable
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
-from tasks.tables.runs import at_scale, chosen_runs
+from tasks.tables.runs import at_scale, chosen_runs, with_own_command
 from tasks.tables.seeds_auto import FIRST_SEEDS, MOST_SEEDS, Resolve
 from tasks.wording import counted
 
@@ -152,7 +153,12 @@ def requested_runs(
     table_runs = chosen_runs(params, names, request)
     if not request.smoke:
         starting = [runs[0] for runs in table_runs.runs if not request.prepared_only or is_prepared(project, params, runs[0].dataset)]
-        params = at_scale(params, {name: load_table(name) for name in {str(spec.table): None for spec in starting}}, say)
+        tables = {name: load_table(name) for name in {str(spec.table): None for spec in starting}}
+        for name in with_own_command(tables):
+            say(f"{name}: omitted: it requests resources of its own; run it with: dml reproduce {name}")
+            del tables[name]
+            table_runs = replace(table_runs, runs=[runs for runs in table_runs.runs if runs[0].table != name])
+        params = at_scale(params, tables) if tables else params
     runs = check_tables(project, params, table_runs, request, before_first)
     for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")

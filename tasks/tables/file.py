@@ -194,7 +194,7 @@ class TableFile(Config):
         reference: row that the others are compared with, in its first variant; by default the best by the scores.
         role: images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
         search: dotted name -> range that `dml tune` searches for every row, in addition to the ranges of the loss's own options.
-        scale: resources of its runs and of all that run with them, overriding `scale` of `params.yaml`; changes no score.
+        scale: resources of its runs, overriding `scale` of `params.yaml`; changes no score. They run with a command of their own.
         note: remark on the whole table for readers.
     """
 

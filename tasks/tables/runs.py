@@ -1,7 +1,7 @@
 """The runs of a table's rows, with their settings."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -354,24 +354,26 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> s
     return own or next(iter(named), None)
 
 
-def at_scale(params: Params, tables: Mapping[str, TableFile], say: Callable[[str], None] = lambda line: None) -> Params:
-    """Return the parameters with the resources that a table requests: they apply to all tables that run with it, and `say` reports that.
+def at_scale(params: Params, tables: Mapping[str, TableFile]) -> Params:
+    """Return the parameters with the resources that the tables request, if one of them requests any; all must request the same.
 
     Raises:
         ConfigError: a request is invalid, or tables request different resources.
     """
-    requests = {name: table.scale for name, table in tables.items() if table.scale}
-    if not requests:
-        return params
-    name, requested = next(iter(requests.items()))
-    other = next((other for other, scale in requests.items() if scale != requested), None)
+    name, table = next(iter(tables.items()))
+    other = next((other for other, file in tables.items() if file.scale != table.scale), None)
     if other is not None:
         raise ConfigError(f"{name} and {other} request different resources (scale); run them with separate commands")
-    if len(requests) < len(tables):
-        what = ", ".join(f"{key} {value}" for key, value in requested.items())
-        say(f"{name} requests {what}: this applies to all {len(tables)} tables; without it, the others have the resources of params.yaml")
-    scale = parse_overridden(ScaleSpec, f"{name}: scale", params.scale.model_dump(), requested)
+    if not table.scale:
+        return params
+    scale = parse_overridden(ScaleSpec, f"{name}: scale", params.scale.model_dump(), table.scale)
     return params.model_copy(update={"scale": scale})
+
+
+def with_own_command(tables: Mapping[str, TableFile]) -> list[str]:
+    """Return the tables that request resources (`scale`) if others do not: with them, what they time would be wrong or the others slow."""
+    requesting = [name for name, table in tables.items() if table.scale]
+    return requesting if len(requesting) < len(tables) else []
 
 
 def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:

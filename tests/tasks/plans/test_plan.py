@@ -97,24 +97,27 @@ def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
     assert dataset_need(project, load_params(project.params_file), "cars196", {}) is None, "to be prepared, and nothing for a person to do"
 
 
-def test_resources_of_a_requested_table_apply_to_the_plan_and_the_runs_unless_none_of_its_rows_starts(project: Project) -> None:
-    timed, own = "discriminative/table7", load_params(project.params_file).scale
-    tables = [timed, "softtriple/table1"]
+def test_a_table_that_requests_resources_is_neither_run_nor_planned_with_others(project: Project) -> None:
+    timed, other = tables = ["discriminative/table7", "softtriple/table1"]
 
-    def requested(**choice: object) -> tuple[int, bool]:
-        """Return how many runs train at a time, and whether that is reported."""
+    def requested(*tables: str, **choice: object) -> tuple[int, set[str | None], bool]:
+        """Return how many runs train at a time, of which tables, and whether it is reported that the timed one is omitted."""
         lines: list[str] = []
         request = REQUEST.validate_python({"tables": tables, "datasets": ["cub200"], **choice})
-        params, _ = requested_runs(project, request, lines.append)
-        return params.scale.concurrent_runs, any(f"{timed} requests" in line for line in lines)
+        params, runs = requested_runs(project, request, lines.append)
+        return params.scale.concurrent_runs, {run.table for run in runs}, any(line.startswith(f"{timed}: omitted:") for line in lines)
 
-    assert own.concurrent_runs > 1
-    assert requested(rows=["discriminative", "softtriple"]) == (1, True)
-    assert requested(rows=["softtriple"]) == (own.concurrent_runs, False)
-    assert requested(rows=["discriminative", "softtriple"], smoke=True) == (own.concurrent_runs, False), "smoke runs are not timed"
+    own = load_params(project.params_file).scale.concurrent_runs
+    assert own > 1
+    assert requested(timed, other, rows=["discriminative", "softtriple"]) == (own, {other}, True)
+    assert requested(timed, rows=["discriminative"]) == (1, {timed}, False)
+    assert requested(timed, other, rows=["softtriple"]) == (own, {other}, False)
+    assert requested(timed, other, rows=["discriminative", "softtriple"], smoke=True) == (own, {timed, other}, False), "nothing is timed"
     plan = ["plan", *tables, "-d", "cub200", "--row", "softtriple"]
-    assert f"{timed} requests" not in CliRunner().invoke(app, plan).stderr
-    assert f"{timed} requests num_workers 1" in CliRunner().invoke(app, [*plan, "--row", "discriminative"]).stderr
+    assert "omitted" not in CliRunner().invoke(app, plan).stderr
+    result = CliRunner().invoke(app, [*plan, "--row", "discriminative"])
+    assert f"{timed}: omitted: it requests resources of its own; plan it with: dml plan {timed}" in result.stderr
+    assert timed not in result.stdout
 
 
 def test_reproduce_names_everything_that_is_missing(project: Project) -> None:

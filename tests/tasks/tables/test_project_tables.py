@@ -17,7 +17,7 @@ from tasks.runs.specs import RunSpec, load_params, variants_on
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
 from tasks.tables.result import TableResult
-from tasks.tables.runs import at_scale, chosen_runs, named_dataset
+from tasks.tables.runs import at_scale, chosen_runs, named_dataset, with_own_command
 from tasks.tables.view import shown_table
 from tests.conftest import ROOT
 
@@ -142,18 +142,15 @@ def load_others(blocks: dict[str, dict[str, str]]) -> dict[str, object]:
     return {name: type(PARAMS.datasets["synthetic"])(**block) for name, block in blocks.items()}
 
 
-def test_resources_that_a_table_requests_apply_to_all_that_run_with_it() -> None:
+def test_a_table_that_requests_resources_runs_with_a_command_of_its_own() -> None:
     timed, plain = "discriminative/table7", "sgsl/table1"
     ours, theirs = load_table(timed), load_table(plain)
-    lines: list[str] = []
-    scale = at_scale(PARAMS, {timed: ours}, lines.append).scale
+    scale = at_scale(PARAMS, {timed: ours}).scale
     assert (scale.num_workers, scale.concurrent_runs) == (1, 1)
     assert scale.device == PARAMS.scale.device
-    assert at_scale(PARAMS, {plain: theirs}, lines.append).scale == PARAMS.scale
-    assert lines == []
-    assert at_scale(PARAMS, {plain: theirs, timed: ours}, lines.append).scale == scale
-    assert len(lines) == 1
-    assert lines[0].startswith(f"{timed} requests num_workers 1, concurrent_runs 1: this applies to all 2 tables")
+    assert at_scale(PARAMS, {plain: theirs}).scale == PARAMS.scale
+    assert with_own_command({plain: theirs, timed: ours}) == [timed]
+    assert with_own_command({timed: ours}) == with_own_command({plain: theirs}) == []
     with pytest.raises(ConfigError, match="table7: scale: unknown key 'num_worker'; did you mean 'num_workers'"):
         at_scale(PARAMS, {timed: ours.model_copy(update={"scale": {"num_worker": 1}})})
     with pytest.raises(ConfigError, match=f"{timed} and {plain} request different resources"):
