@@ -80,7 +80,7 @@ class Chain:
         self.network_key = f"train/{planned.train.of.identity}"
         self._older_code, published_id = planned.older_code, planned.published_id
         must_publish = services.must_publish(spec, planned.is_in) or bool(self._older_code)
-        checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services, anew=self._force)
+        checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services)
         embeddings = self._submit(embed, planned.embed, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, planned.evaluate, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
@@ -92,14 +92,14 @@ class Chain:
             self._publishing.append(services.submitted[key])
         self._futures = [future for future in (*self._steps.values(), *self._publishing) if not isinstance(future, StepRecord)]
 
-    def _submit(self, step: Any, planned: PlannedStep, *inputs: Any, **options: Any) -> Any:
+    def _submit(self, step: Any, planned: PlannedStep, *inputs: Any) -> Any:
         """Return a finished step's record; else submit it, whose lock is released when its record is stored, once in this flow."""
         submitted, key = self._services.submitted, planned.of.identity
         if planned.record is not None:
             submitted.setdefault(key, planned.record)
         if key not in submitted:
             lock = self._locks[step.name] = StepLock(step, planned.of, self.spec.title, self._services, self._force)
-            submitted[key] = step.with_options(task_run_name=f"{step.name} {{spec.short}}").submit(key, *inputs, lock=lock, **options)
+            submitted[key] = step.with_options(task_run_name=f"{step.name} {{spec.short}}").submit(key, *inputs, lock=lock)
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
 
@@ -243,18 +243,16 @@ def prepare(project: Project, dataset: str) -> DatasetRecord:
 
 
 @task(**_STEP_OPTIONS)
-def train(
-    identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock, anew: bool = False
-) -> CheckpointRecord:
-    """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or `anew` from the initial weights."""
+def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock) -> CheckpointRecord:
+    """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or anew from the initial weights."""
     services.check_going_on()
     key = f"train/{identity}"
     store = services.store
 
     def work(group: WorkerGroup) -> CheckpointRecord:
-        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), anew, waits=True) as meter:
+        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), lock.anew, waits=True) as meter:
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
-            store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
+            store.clear(key, keep=() if lock.anew else (CHECKPOINT_FILE,))
 
             def watch(message: Progress) -> None:
                 if message.note is not None:
@@ -286,7 +284,7 @@ def embed(
 
     def work(group: WorkerGroup) -> EmbeddingRecord:
         store.clear(key)
-        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), waits=True) as meter:
+        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.anew, waits=True) as meter:
             with _of_same_data(dataset, store, key):
                 job = _job("embed", spec, dataset, checkpoint.key, key, services)
                 facts = group.run(job, lambda message: None, meter.workers)
@@ -314,7 +312,7 @@ def evaluate(
     store = services.store
 
     def work(_: object) -> ScoreRecord:
-        with services.meter.step("evaluate", identity) as meter:
+        with services.meter.step("evaluate", identity, is_forced=lock.anew) as meter:
             # scikit-learn, matplotlib: only if something is scored
             from tasks.scores.drawing import Drawing, titled
             from tasks.scores.evaluation import evaluate_run, limit_threads

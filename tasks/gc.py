@@ -25,6 +25,7 @@ from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
 from tasks.plans.plan import LocalState, plan_tables
+from tasks.runs.costs import journal_file
 from tasks.runs.finished import forget_provenance, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in, step_identities
 from tasks.runs.records import RunReport
@@ -121,6 +122,7 @@ def delete(project: Project, usage: Usage) -> int:
             if record.is_dir():
                 move_damaged(record)
             record.unlink(missing_ok=True)
+            journal_file(project.state, step.step, step.identity).unlink(missing_ok=True)
             shutil.rmtree(step.folder)
         except OSError as error:
             raise StoreError(f"{step.folder}: cannot be removed ({error.strerror or error})") from None

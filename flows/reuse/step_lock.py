@@ -35,11 +35,13 @@ class StepLock:
         anew: run the step even if it is finished.
 
     Attributes:
+        anew: as given.
         taken_over: whether another process had finished the step before this one got the lock.
     """
 
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
-        self._step, self._of, self._title, self._services, self._anew = step, of, title, services, anew
+        self._step, self._of, self._title, self._services = step, of, title, services
+        self.anew = anew
         self._path = services.store.step_lock(step.name, of.identity)
         self._lock = FileLock(self._path)
         self._has_said = False
@@ -76,7 +78,7 @@ class StepLock:
     def _do(self, work: Callable[[], AnyRecord], inputs: Sequence[StepRecord]) -> AnyRecord:
         try:
             finished: Any = None
-            if not self._anew:  # damage was reported when the step was submitted
+            if not self.anew:  # damage was reported when the step was submitted
                 finished = finished_record(self._step.name, self._of.identity, self._services.store, self._title, inputs, warn=False)
             self.taken_over = finished is not None
             record = work() if finished is None else finished

@@ -4,7 +4,8 @@ A flow's `Meter` measures its steps. What steps share (processor time and bytes 
 wall clock) is divided evenly among those that are active, so that sums over steps add up. Costs are facts of a step's record: they belong
 to no identity and to no score.
 
-A step's cost so far is in `state/costs/` until the step has finished. If its process is killed, the next one adds it to its own.
+A step's cost so far is in `state/costs/` until the step has finished. If its process is killed, the next one adds it to its own, unless
+the step has a newer record: then it is the cost of a finished step.
 """
 
 import threading
@@ -154,14 +155,28 @@ class StepMeter:
             return _Journal(cost=_rounded(cost.model_copy(update=fields)), positions=tuple(self._positions))
 
 
+def journal_file(state: Path, step: str, identity: str) -> Path:
+    """Return the file of a step's cost so far."""
+    return state / COSTS / f"{step}-{identity}.json"
+
+
+def _has_ended(journal: Path) -> bool:
+    """Return whether a step's record is as new as its cost so far: it has finished, and no later attempt has begun."""
+    record = finished_records() / journal.stem.partition("-")[2]
+    try:
+        return record.stat().st_mtime_ns >= journal.stat().st_mtime_ns
+    except OSError:
+        return False
+
+
 class Meter:
     """Measures the steps of a flow, and divides what they share; costs so far are in the project's state folder."""
 
     def __init__(self, state: Path, powercap: Path = POWERCAP) -> None:
-        self._folder = state / COSTS
+        self._state = state
         self._process = psutil.Process()
         self._energy = EnergyCounter(powercap)
-        self._active: dict[str, StepMeter] = {}  # path stem of a step's cost -> its meter
+        self._active: dict[Path, StepMeter] = {}  # file of a step's cost so far -> its meter
         self._phases: Counter[str] = Counter()  # kind -> number in progress: publications mostly wait for each other
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -183,16 +198,16 @@ class Meter:
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
             waits: the step waits for free workers first.
         """
-        path = self._folder / f"{kind}-{identity}.json"
+        path = journal_file(self._state, kind, identity)
         before = None
         with suppress(StoreError, OSError):  # costs are optional: without one the step runs all the same
-            if is_forced:
+            if is_forced or _has_ended(path):
                 path.unlink(missing_ok=True)
             before = read_or_set_aside(path, _JOURNAL)
         meter = StepMeter(kind, before, predicted_seconds, waits)
         self._share_out()
         with self._lock:
-            self._active[path.stem] = meter
+            self._active[path] = meter
             if self._ticking is None:
                 self._ticking = threading.Thread(target=self._tick, name="costs", daemon=True)
                 self._ticking.start()
@@ -200,12 +215,12 @@ class Meter:
             yield meter
         except BaseException:
             self._share_out()
-            self._write_journal(path.stem, meter)
+            _write_journal(path, meter)
             raise
         finally:
             self._share_out()
             with self._lock:
-                self._active.pop(path.stem, None)
+                self._active.pop(path, None)
 
     @contextmanager
     def phase(self, kind: str) -> Iterator[None]:
@@ -235,20 +250,16 @@ class Meter:
     def close(self) -> None:
         """Stop measuring, and remove the costs so far of steps that have a record."""
         self._ended.set()
-        for path in self._folder.glob("*.json"):
-            if (finished_records() / path.stem.partition("-")[2]).is_file():
+        for path in (self._state / COSTS).glob("*.json"):
+            if _has_ended(path):
                 path.unlink(missing_ok=True)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             self._share_out()
             with self._lock:
-                for key, meter in self._active.items():
-                    self._write_journal(key, meter)
-
-    def _write_journal(self, key: str, meter: StepMeter) -> None:
-        with suppress(StoreError):
-            write_sealed(self._folder / f"{key}.json", meter.journal(), _JOURNAL)
+                for path, meter in self._active.items():
+                    _write_journal(path, meter)
 
     def _share_out(self) -> None:
         """Divide what was used since the last call among the active steps."""
@@ -271,6 +282,11 @@ class Meter:
         """Return the wall clock and the processor time of this process, both in seconds, and the bytes that it moved."""
         times = self._process.cpu_times()
         return time.monotonic(), times.user + times.system, moved_bytes(self._process)
+
+
+def _write_journal(path: Path, meter: StepMeter) -> None:
+    with suppress(StoreError):
+        write_sealed(path, meter.journal(), _JOURNAL)
 
 
 class EnergyCounter:

@@ -36,14 +36,14 @@ from flows.services import WORKERS_LIMIT, ensure_limit
 from tasks.environment import Project
 from tasks.plans import results
 from tasks.runs import identity
-from tasks.runs.costs import Meter
+from tasks.runs.costs import _JOURNAL, Cost, Meter, _Journal, journal_file
 from tasks.runs.finished import Code, finished_scores
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing, figures
 from tasks.scores.earlier_figures import EarlierFigures
-from tasks.sealed import seal, unseal
+from tasks.sealed import seal, unseal, write_sealed
 from tasks.start_times import StartTimes
 from tasks.storage import Store
 from tasks.tracking.child_run import PublishedRun
@@ -262,18 +262,24 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
 ) -> None:
     paths = sorted(path for path in (place.state / "store").rglob("*") if path.is_file() and not path.name.startswith("."))
     before = {path: path.stat() for path in paths}
+    costs_so_far = [journal_file(place.state, step, step_identities(SPEC, place.dataset)[step]) for step in STEPS]
+    for path in costs_so_far:  # of killed attempts
+        write_sealed(path, _Journal(cost=Cost(wall_seconds=1e6)), _JOURNAL)
     outcome = place.run(force=True)
     assert isinstance(outcome, Outcome)
     assert outcome.ran == dict.fromkeys(STEPS, True)
     assert place.workers.num_epochs == 2
     assert place.files() == undisturbed.files()
     assert all(path.stat().st_mtime_ns > before[path].st_mtime_ns for path in paths)
+    assert max(cost.wall_seconds for cost in outcome.costs.values()) < 1e6
     assert str(place.run(force=True, stop_after=0)) == "stopped"
+    assert [path.exists() for path in costs_so_far] == [True, False, False]
     assert place.files() != undisturbed.files()
     outcome = place.run()
     assert isinstance(outcome, Outcome)
     assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
     assert place.workers.num_epochs == 2 + 1 + 1  # forced; forced and stopped; its remaining epoch
+    assert not any(path.exists() for path in costs_so_far)
     assert place.files() == undisturbed.files()
 
 

@@ -13,10 +13,12 @@ from mlflow import MlflowClient
 from dml_core.errors import ConfigError, StoreError
 from dml_core.files import set_aside
 from tasks.environment import Project, find_project, finished_records
+from tasks.files import write_whole
 from tasks.gc import Usage, delete, find_unused
 from tasks.locks import FileLock, running
 from tasks.plans.plan import LocalState, plan_tables
 from tasks.plans.results import load_result
+from tasks.runs.costs import journal_file
 from tasks.runs.finished import record_provenance, steps_before
 from tasks.runs.identity import StepIdentity, identity_in, step_identities
 from tasks.runs.specs import load_params
@@ -194,10 +196,13 @@ def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
     record = project.state / "prefect" / "storage" / "r1-train"
     record.parent.mkdir(parents=True)
     record.write_text("{}")
+    cost = journal_file(project.state, "train", "r1-train")
+    write_whole(cost, "so far")
     measured(project, "r2")
     found: Usage = find_unused(project, 7.0)
     assert delete(project, found) == sum(step.num_bytes for step in found.unused) > 6000
     assert not record.exists()
+    assert not cost.exists()
     assert set(steps_before(project.state)) == {"r2-embed", "r2-evaluate"}
     assert unused(project) == set()
 

@@ -135,6 +135,31 @@ def test_the_next_process_adds_what_a_killed_one_used(clock: Clock, tmp_path: Pa
         assert meter.elapsed == 0
 
 
+def test_the_cost_of_a_finished_step_is_added_to_no_later_one(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is killed after a step's record was stored, and the step runs again; or a forced attempt is interrupted and resumed."""
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "records"))
+    record = tmp_path / "records/abc"
+    record.parent.mkdir()
+
+    def interrupted() -> None:
+        with Meter(tmp_path, tmp_path).step("embed", "abc"):
+            clock.now += 30
+            raise KeyboardInterrupt
+
+    for is_finished, before in ((True, 0), (False, 30)):
+        record.touch()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        if is_finished:
+            record.touch()
+        journal = costs.journal_file(tmp_path, "embed", "abc")
+        assert journal.is_file()
+        with Meter(tmp_path, tmp_path).step("embed", "abc") as meter:
+            assert meter.elapsed == before
+        Meter(tmp_path, tmp_path).close()
+        assert journal.is_file() == (not is_finished)
+
+
 def test_a_killed_process_leaves_its_cost_so_far(tmp_path: Path) -> None:
     """The real clock and the real tick, ended by SIGKILL."""
     program = (

@@ -61,7 +61,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
         embeddings = EmbeddingRecord(step="embed", identity=title, key=f"embed/{title}", files=())
         dataset = DatasetRecord(name="d", folder=str(tmp_path), digest="0", counts={}, source="synthetic")
         services: Any = SimpleNamespace(begin=lambda *_: None, store=Store(str(tmp_path), tmp_path / "cache"), meter=Meter(tmp_path))
-        lock: Any = SimpleNamespace(run_once=lambda work, *_: work(True))
+        lock: Any = SimpleNamespace(anew=False, run_once=lambda work, *_: work(True))
         chain.evaluate.fn(title, spec, dataset, checkpoint, embeddings, services, lock)
         if title == "first":
             first_ended.set()
