@@ -26,7 +26,7 @@ from flows.reuse.step_cache import forget_failure
 from flows.services import Services
 from tasks.checks import bring_weights, check_devices
 from tasks.environment import Project, open_project
-from tasks.locks import alone
+from tasks.locks import FileLock
 from tasks.runs.identity import step_identities
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
@@ -104,8 +104,14 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     name = search.identity(dataset)
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
     scores = Scores(search, dataset, services)
-    with alone(lock_of(search, project)):
+    lock = FileLock(lock_of(search, project))
+    if not lock.acquire(wait=False):
+        say(f"another dml ({lock.holder()}) searches {search.title}; waiting for it")
+        lock.acquire()
+    try:
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
+    finally:
+        lock.release()
     file = tuned_file(search, name, dataset, result, services.tags, num_trials)
     tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")

@@ -1,7 +1,10 @@
 """What a search shares with others and what it leaves in the store, without training."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +12,10 @@ import pytest
 
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
+from flows import tune
 from flows.tune import Scores, lock_of
 from tasks.environment import Project
+from tasks.locks import FileLock
 from tasks.runs.identity import step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params
@@ -50,3 +55,31 @@ def test_searches_of_one_row_and_dataset_that_differ_in_the_metric_wait_for_each
     assert lock_of(recall, project) == lock_of(precision, project)
     others = [replace(recall, dataset="glyphs"), replace(recall, row="softmax"), replace(recall, table="softtriple/table1")]
     assert len({lock_of(search, project) for search in (recall, *others)}) == 4
+
+
+def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, lines, has_said = Project(ROOT, tmp_path, "", ""), list[str](), Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "waiting" in line:
+            has_said.set()
+
+    search: Any = SimpleNamespace(table="t", row="r", dataset="d", title="t r on d", identity=lambda dataset: "0" * 64)
+    search.on, search.space, search.guesses, search.draw, search.fits = lambda folder: search, (), (), None, None
+    services: Any = SimpleNamespace(project=project, display=SimpleNamespace(say=say))
+    monkeypatch.setattr(tune, "training_rows", lambda *_: DATASET)
+    monkeypatch.setattr(tune, "check_on", lambda *_: None)
+    monkeypatch.setattr(tune.halving, "search", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    first = FileLock(lock_of(search, project))
+    first.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(tune._tune, search, DATASET, 16, None, services)
+        is_told = has_said.wait(30)
+        first.release()
+        with suppress(KeyboardInterrupt):
+            second.result(60)
+    assert is_told
+    assert lines[1:] == [f"another dml ({first.holder()}) searches t r on d; waiting for it"]
+    assert first.acquire(wait=False), "an interrupted search leaves no lock"
+    first.release()
