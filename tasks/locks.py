@@ -26,18 +26,18 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def acquire(self, wait: bool = True) -> bool:
         """Take the lock, and return True once it is held; without `wait`, return False if another holder has it.
 
         Raises:
-            StoreError: the lock's file cannot be written.
+            StoreError: the lock's file cannot be created or opened.
         """
         while True:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                file = self._path.open("a")
+                file = self._path.open("ab", buffering=0)
             except OSError as error:
                 raise StoreError(
                     f"{self._path}: cannot be locked ({error.strerror or error}); make it a file that can be written"
@@ -49,10 +49,10 @@ class FileLock:
                 return False
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
-                    file.truncate(0)
-                    file.write(str(os.getpid()))
-                    file.flush()
                     self._file = file
+                    with suppress(OSError):  # a full disk: the content is only for messages
+                        file.truncate(0)
+                        file.write(str(os.getpid()).encode())
                     return True
             file.close()  # its holder has removed it: another may have created a new one
 
@@ -65,10 +65,10 @@ class FileLock:
             self._file = None
 
     def holder(self) -> str:
-        """Return the process that took the lock last, as text for messages."""
+        """Return the process that took the lock last, as text for messages, if its number is known."""
         try:
             return f"process {int(self._path.read_bytes())}"
-        except (OSError, ValueError):  # just being taken, or damaged: the content is only for messages
+        except (OSError, ValueError):  # just being taken, damaged, or taken while the disk was full
             return "another process"
 
 

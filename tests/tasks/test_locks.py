@@ -51,6 +51,21 @@ def test_what_the_file_says_is_for_people_only(tmp_path: Path) -> None:
         assert not FileLock(path).acquire(wait=False)
 
 
+def test_a_lock_is_taken_although_the_disk_has_no_room_for_its_holder_s_number(tmp_path: Path) -> None:
+    program = """
+import pathlib, resource, signal, sys
+from tasks.locks import FileLock
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # every write fails, as on a full disk
+lock, other = (FileLock(pathlib.Path(sys.argv[1])) for _ in range(2))
+print(lock.acquire(wait=False), other.acquire(wait=False), other.holder())
+lock.release()
+print(other.acquire(wait=False))
+"""
+    printed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], check=True, capture_output=True, text=True)
+    assert printed.stdout.splitlines() == ["True False another process", "True"]
+
+
 def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
     inside: list[int] = []
     most = 0
