@@ -255,23 +255,32 @@ def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
 
 
 def _set_up(stack: Stack, name: str) -> None:
-    """Set up a service that answers: the bucket of the S3 server, and once a service's own commands."""
+    """Set up a service that answers: the bucket of the S3 server, and once a service's own commands.
+
+    Raises:
+        StackError: a command fails or takes too long; the next `up` runs all again.
+    """
     if name == S3:
         _make_bucket(stack)
     service, done = stack.file.services[name], stack.folder / name / "set-up"
     for command in () if done.exists() else service.setup:
-        with stack.log(name).open("a") as log:
-            ran = subprocess.run(
-                shlex.split(command),
-                cwd=stack.root,
-                env=stack.environment | service.environment,
-                stdout=log,
-                stderr=log,
-                timeout=SETUP_SECONDS,
-                check=False,
-            )
-        if ran.returncode != 0:
-            raise StackError(f"{name}: '{command}' failed; see {stack.log(name)}")
+        try:
+            with stack.log(name).open("a") as log:
+                subprocess.run(
+                    shlex.split(command),
+                    cwd=stack.root,
+                    env=stack.environment | service.environment,
+                    stdout=log,
+                    stderr=log,
+                    timeout=SETUP_SECONDS,
+                    check=True,
+                )
+        except subprocess.CalledProcessError:
+            raise StackError(f"{name}: '{command}' failed; see {stack.log(name)}") from None
+        except subprocess.TimeoutExpired:
+            raise StackError(
+                f"{name}: '{command}' took longer than {SETUP_SECONDS} s; rerun dml stack up, or see {stack.log(name)}"
+            ) from None
     done.touch()
 
 

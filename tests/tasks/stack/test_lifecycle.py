@@ -86,3 +86,18 @@ def test_a_server_that_does_not_start_is_named(project: Project, command: str, m
     assert states(project)["s3"].state == "up", "what runs is left for a look"
     assert states(project)["web"].state in ("dead", "down")
     assert not (project.state / "stack/env").exists()
+
+
+def test_a_setup_command_that_takes_too_long_is_named_and_runs_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    web = STACK["services"]["web"]
+    setup = ["{python} -c 'from pathlib import Path; import time; time.sleep(0 if Path(\"again\").exists() else 60)'"]
+    slow = STACK | {"services": STACK["services"] | {"web": web | {"setup": setup}}}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(slow))
+    seconds = lifecycle.SETUP_SECONDS
+    monkeypatch.setattr(lifecycle, "SETUP_SECONDS", 1)
+    with pytest.raises(StackError, match=r"web: '.*' took longer than 1 s; rerun dml stack up, or see .*web/log"):
+        up(project, print)
+    monkeypatch.setattr(lifecycle, "SETUP_SECONDS", seconds)
+    assert {server.state for server in states(project).values()} == {"up"}
+    (project.root / "again").touch()
+    up(project, print)
