@@ -54,9 +54,9 @@ def test_lines_without_three_shared_seeds_are_not_compared() -> None:
 def test_ranks_are_over_the_datasets_of_the_first_metric_that_several_have() -> None:
     columns = [Column("a", "nmi"), Column("b", "recall@1"), Column("c", "recall@1"), Column("d", "recall@1")]
     shown = lines(
-        x=[(1.0, 2.0), (50.0, 51.0), (50.0, 52.0), None],
-        y=[(2.0, 3.0), (40.0, 42.0), (40.0, 43.0), None],
-        z=[(3.0, 4.0), (30.0, 32.0), (30.0, 33.0), None],
+        x=[(1.0, 2.0, 3.0), (50.0, 51.0), (50.0, 52.0), None],
+        y=[(2.0, 3.0, 4.0), (40.0, 42.0), (40.0, 43.0), None],
+        z=[(3.0, 4.0, 5.0), (30.0, 32.0), (30.0, 33.0), None],
     )
     ranks = rank_lines(columns, shown)
     assert ranks is not None
