@@ -251,7 +251,11 @@ def _check_weights(training: TrainingConfig) -> None:
     if not path.is_file():
         raise ConfigError(f"model.backbone.weights: {weights}: no such file")
     status = path.stat()
-    sha256 = backbone.weights_sha256 and _sha256(path, status.st_size, status.st_mtime_ns)
+    sha256 = _sha256(path, status.st_size, status.st_mtime_ns)
+    if backbone.weights_sha256 is None:
+        raise ConfigError(
+            f"model.backbone: weights_sha256 is missing, and {weights} could be replaced unnoticed: add weights_sha256: {sha256}"
+        )
     if sha256 != backbone.weights_sha256:
         raise ConfigError(
             f"model.backbone.weights: {weights} has SHA-256 {sha256}, weights_sha256 is {backbone.weights_sha256}: "

@@ -30,6 +30,7 @@ from dml_core.data.views.samplers import check_sampler, epoch_batches, first_bat
 from dml_core.data.views.transform_config import check_training_crop
 from dml_core.epochs import RECALL, KeptEpoch
 from dml_core.errors import ConfigError, TrainingError
+from dml_core.files import file_sha256
 from dml_core.float32 import without_tf32
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
@@ -177,7 +178,7 @@ def fit(
         num_loader_workers: processes that load images for this worker during the run; 0 loads in this process.
         report: called on rank 0, about twice a second and at every epoch's end.
         identity: identity of the run; a checkpoint with another identity is not resumed. None derives it from the configuration, the seed,
-            and the dataset's class names and labels.
+            a file of weights, and the dataset's class names and labels.
         validate: called on every worker with the model after each epoch; its result is added to the epoch's metrics and its last step's row
             of the history. It must not change the model or the random streams.
         score_test: the same on the test classes, after epochs that `config.keep_epochs` checks. It selects only the oracle.
@@ -230,8 +231,11 @@ def fit(
 def _derived_identity(config: TrainingConfig, dataset: PackedDataset, seed: int) -> str:
     """Return a hash of all that the result depends on but the images' pixels, which would take long to read."""
     settings = config.model_dump(mode="json", exclude={"checkpoint_every_epochs"})
-    parts = json.dumps([settings, seed, dataset.class_names, dataset.labels.tolist()])
-    return hashlib.sha256(parts.encode()).hexdigest()
+    parts = [settings, seed, dataset.class_names, dataset.labels.tolist()]
+    backbone = config.model.backbone
+    if backbone.weights not in ("none", "imagenet") and backbone.weights_sha256 is None and Path(backbone.weights).is_file():
+        parts.append(file_sha256(Path(backbone.weights)))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _check_fit(config: TrainingConfig, dataset: PackedDataset, system: TrainingSystem) -> None:

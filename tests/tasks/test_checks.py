@@ -35,6 +35,7 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
 }
 
 
+OWN_WEIGHTS = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
 OTHER_FILE = f"weights: {__file__}, weights_sha256: {'a' * 64}"
 BIRDS = {"datasets": {"birds": {"reader": "folder", "raw": "gone"}}, "comparison": {"datasets": {"birds": {}}}}
 
@@ -67,9 +68,10 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             "a relative path, which workers do not find; write an absolute one",
         ),
         (of_variant(model={"backbone": {"weights": "imagenet"}}), "'small_cnn' has no ImageNet weights"),
+        (of_variant(model={"backbone": {"weights": __file__}}), f"add weights_sha256: {OWN_WEIGHTS['weights_sha256']}"),
         (of_variant(model={"backbone": {"weights": __file__, "weights_sha256": "0" * 64}}), "the file is damaged, or another one"),
         (
-            of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0", "weights": __file__}}),
+            of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0", **OWN_WEIGHTS}}),
             "transform.scaling is 'zero-one', but timm:tf_efficientnet_lite0 was trained with 'minus-one-one': set that",
         ),
         (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
@@ -101,9 +103,8 @@ def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, pac
 
 
 def test_weights_with_their_hash_and_a_timm_model_with_its_scaling_pass(tmp_path: Path, packed: Path) -> None:
-    weights = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
-    check(tmp_path, packed, **of_variant(model={"backbone": weights}))
-    timm_model = {"backbone": {"name": "timm:tf_efficientnet_lite0", **weights}}
+    check(tmp_path, packed, **of_variant(model={"backbone": OWN_WEIGHTS}))
+    timm_model = {"backbone": {"name": "timm:tf_efficientnet_lite0", **OWN_WEIGHTS}}
     check(tmp_path, packed, **of_variant(model=timm_model, transform={"scaling": "minus-one-one"}))
     check(tmp_path, packed, **of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0"}}))  # random weights take any scaling
 

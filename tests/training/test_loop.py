@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dml_core.config import merge
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
+from dml_core.models.backbones.registry import build_backbone
 from dml_core.training import loop
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, Saving
@@ -117,6 +119,19 @@ def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkp
     assert len(read_history(tmp_path)) == 5
     train(config, packed, tmp_path)  # training resumes at the schedule's own rate
     assert len(read_history(tmp_path)) == 15
+
+
+def test_without_an_identity_another_file_of_weights_at_its_path_is_another_run(packed: Path, tmp_path: Path) -> None:
+    def trained_from(seed: int, folder: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        torch.save(build_backbone(config.model.backbone).state_dict(), weights)
+        return train(started, packed, tmp_path / folder)
+
+    config, weights = small_training(num_epochs=1), tmp_path / "weights.pth"
+    model = merge(config.model.model_dump(), {"backbone": {"weights": str(weights)}})
+    started = small_training(num_epochs=1, model=model)
+    trained_from(1, "shared")
+    assert same(trained_from(2, "shared"), trained_from(2, "fresh"))
 
 
 def test_a_crop_size_of_test_images_alone_is_refused(packed: Path, tmp_path: Path) -> None:

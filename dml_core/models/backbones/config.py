@@ -14,7 +14,7 @@ class BackboneConfig(Config):
         name: a key of `BACKBONES`, or `timm:<model>`.
         weights: "none" (random, seeded), "imagenet" (published), the path of a state dict saved by torch, or its http(s) or s3
             address.
-        weights_sha256: the file's SHA-256; required for an address, optional for a path.
+        weights_sha256: the file's SHA-256; required for an address, and by a project's runs for a path.
         width: channels of the first layer of `small_cnn`; other backbones have their published widths.
         last_stride: stride of a ResNet's last stage; 1 (SGSL's released code) doubles the resolution of its maps.
         rbr: omit a ResNet's last BatchNorm and ReLU (SGSL, "remove the last ReLU and BN"). "published" removes these two; "released"
