@@ -3,11 +3,12 @@
 Every line is a fact of the run from MLflow. Unknown facts are marked as such.
 """
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dml_core.config import parse
 from dml_core.evaluation.metric_info import table_columns
-from dml_core.evaluation.statistics.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.confidence import interval_over_units
 from dml_core.training.config import TrainingConfig
 from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_name
 from tasks.tracking.registered import LoggedNetwork
@@ -32,7 +33,8 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
     """
     training = parse(TrainingConfig, network.parameters["training"], "the published run")
     metrics = {plain_name(name): value for name, value in network.metrics.items()}
-    mean, half_width = mean_over_seeds(list(recalls.values()))
+    of_classes = np.array([*recalls.values()])[:, None]
+    low, high = (float(end[0]) for end in interval_over_units(of_classes, np.arange(len(recalls))))
     weights = training.model.backbone.weights
     held_out = {} if training.validation is None else training.validation.model_dump(mode="json")
     environment = Environment(  # no escapes: the card is Markdown
@@ -52,7 +54,7 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         held_out=", ".join(f"{name} {value}" for name, value in held_out.items()) or "nothing",
         metrics=[(name, metrics[name]) for name in table_columns(metrics)],
         recalls=recalls,
-        mean=mean,
-        half_width=half_width,
+        mean=float(of_classes.mean()),
+        interval=(low, high) if low < high else None,  # NaN for one class, or classes with the same recall
         gate=gate,
     )

@@ -1,5 +1,6 @@
 """A model card contains MLflow's data of the run, and "not known" for missing data."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,12 @@ NETWORK = LoggedNetwork(
     metrics={"recall_at_1": 0.625, "nmi": 0.5},
     data={"name": "own", "digest": "d1", "counts": {"train": 36, "test": 30}},
 )
-RECALLS = {4: 0.5, 5: 0.75}  # mean 0.625; half of the 95 % interval: 12.706 * 0.1768 / sqrt(2) = 1.5883
+# mean 0.625, standard error 0.1768 / sqrt(2) = 0.125; logit 0.5108 ± 12.706 * 0.125 / (0.625 * 0.375) = 6.777: -6.266 and 7.288
+RECALLS = {4: 0.5, 5: 0.75}
 
 
-def card(network: LoggedNetwork = NETWORK, reader: str | None = "synthetic") -> str:
-    return model_card(network, RECALLS, "better: by 3 points", reader)
+def card(network: LoggedNetwork = NETWORK, reader: str | None = "synthetic", recalls: dict[int, float] = RECALLS) -> str:
+    return model_card(network, recalls, "better: by 3 points", reader)
 
 
 def with_training(**changes: Any) -> LoggedNetwork:
@@ -47,11 +49,26 @@ def test_every_fact_stands_in_the_card() -> None:
         "On 2 classes that it was not trained on, role `test`.",
         "| recall@1 | 0.6250 |",
         "| nmi | 0.5000 |",
-        "| recall@1, mean of the classes | 0.6250, 95 % interval [-0.9633, 2.2133] |",
+        "| recall@1, mean of the classes | 0.6250, 95 % interval [0.0019, 0.9993] |",
         "| worst class's recall@1 | 0.5000 |",
         "better: by 3 points",
     ):
         assert f"\n{line}\n" in f"\n{text}", line
+
+
+def test_an_interval_stays_within_0_and_1() -> None:
+    text = card(recalls=dict.fromkeys(range(9), 1.0) | {9: 0.8})
+    low, high = map(float, re.findall(r"95 % interval \[(.*), (.*)\] \|", text)[0])
+    assert 0 < low < 0.98 < high < 1
+    assert "\nThe interval is the jackknife's over the classes, Student's t on the logit.\n" in text
+
+
+@pytest.mark.parametrize("recalls", [{0: 0.9}, {0: 0.9, 1: 0.9}])
+def test_one_class_or_equal_classes_have_no_interval(recalls: dict[int, float]) -> None:
+    text = card(recalls=recalls)
+    assert "\n| recall@1, mean of the classes | 0.9000 |\n" in text
+    assert "nan" not in text
+    assert "The interval" not in text
 
 
 def test_scores_on_other_classes_and_kept_epochs_are_called_so() -> None:
