@@ -16,7 +16,8 @@ class Progress:
     """A progress message.
 
     Attributes:
-        note: a line for the user; the other fields of such a message are meaningless.
+        note: a line for the user, that a checkpoint is rejected and training begins anew; the other fields of such a message are
+            meaningless.
     """
 
     epoch: int

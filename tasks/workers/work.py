@@ -21,7 +21,7 @@ from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.checkpoints.writing import Saving
-from dml_core.training.history import Report
+from dml_core.training.history import Progress, Report
 from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, world_size
 from dml_core.training.pulse import patient
@@ -63,6 +63,12 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     with patient():
         folder = from_rank_zero(lambda: store.pull(job.train_key))
     taken_up = (folder / CHECKPOINT_FILE).exists()
+
+    def reported(progress: Progress) -> None:
+        nonlocal taken_up
+        taken_up &= progress.note is None  # the note of a rejected checkpoint
+        report(progress)
+
     if rank() == 0:
         _remove_unfinished(folder)
         if validation is not None:
@@ -77,7 +83,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         stop_wanted=stop_wanted,
     )
     with stopping.training():
-        system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, report, _identity(job), *epoch_scorers, saving)
+        system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, reported, _identity(job), *epoch_scorers, saving)
     epoch_scorers.close()
     with patient():
         if rank() == 0:

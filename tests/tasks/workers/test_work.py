@@ -22,6 +22,16 @@ def job_for(packed: Path, tmp_path: Path) -> Job:
     return Job("", spec, "", str(packed), "train/x", "embed/x", str(tmp_path / "store"), str(tmp_path / "cache"), 0)
 
 
+def test_a_run_whose_checkpoint_was_rejected_is_not_counted_as_resumed(packed: Path, tmp_path: Path) -> None:
+    job, checkpoint = job_for(packed, tmp_path), tmp_path / "store/train/x/checkpoint.pt"
+    assert not work.train(job, CPU, lambda message: None)["taken_up"]
+    assert work.train(job, CPU, lambda message: None)["taken_up"]
+    checkpoint.write_bytes(b"damaged")
+    notes: list[str | None] = []
+    assert not work.train(job, CPU, lambda message: notes.append(message.note))["taken_up"]
+    assert "training begins from the initial weights" in str(notes[0])
+
+
 def killed_while_it_saves(job: Job) -> None:
     save = torch.save
 
