@@ -52,7 +52,9 @@ def verify(
     signers: Annotated[
         Path | None, typer.Option("--signers", metavar="FILE", help="Allowed signers of SSH, of whom one must have signed the receipt.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the files of the runs, below state/verify.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the files of the runs, below state/verify, until the next verification.")
+    ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Use torch's deterministic algorithms; a run with an operation that has none fails.")
     ] = False,

@@ -46,7 +46,7 @@ class VerifyRequest:
     seeds: tuple[int, ...] = Field(default=(), description="These seeds; by default, of each row, the accepted seed verified longest ago.")
     share: float = Field(default=1.0, gt=0, le=1, description="Share of the rows, those verified longest ago first.")
     budget_minutes: float | None = Field(default=None, gt=0, description="Most minutes; rows that do not fit wait for the next time.")
-    keep: bool = Field(default=False, description="Keep the files of the runs, below state/verify.")
+    keep: bool = Field(default=False, description="Keep the files of the runs, below state/verify, until the next verification.")
     deterministic: bool = Field(
         default=False, description="Use torch's deterministic algorithms; a run with an operation that has none fails with its name."
     )
