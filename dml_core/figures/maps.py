@@ -14,14 +14,24 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels
+from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
 
 MARKERS = "os^Dv*XPph<>"
 SIDE_INCHES, LEGEND_INCHES = 5.6, 1.9
 
 
-def plot_map(embeddings: ArrayLike, labels: ArrayLike, path: Path, title: str, seed: int, named: Mapping[Any, str]) -> Path:
+def plot_map(
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    path: Path,
+    title: str,
+    seed: int,
+    named: Mapping[Any, str],
+    metric: Metric = "cosine",
+) -> Path:
     """Draw embeddings of any dimension as a 2-D map, some classes coloured; return `path`.
 
     Args:
@@ -31,17 +41,16 @@ def plot_map(embeddings: ArrayLike, labels: ArrayLike, path: Path, title: str, s
         title: title of the map.
         seed: seed of the projection.
         named: label -> its legend text, in the legend's order; all other classes are grey points.
+        metric: cosine maps directions, euclidean the unchanged embeddings.
 
     Raises:
-        EvaluationError: fewer than three samples or two dimensions, or embeddings and labels that do not fit.
+        EvaluationError: fewer than three samples or two dimensions, embeddings and labels that do not fit, or a cosine of zeros.
     """
-    from sklearn.decomposition import PCA
-
     embeddings_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels, len(embeddings_ND))
     if len(embeddings_ND) < 3 or embeddings_ND.shape[1] < 2:
         raise EvaluationError(f"a map needs three samples of two dimensions or more, found {embeddings_ND.shape}")
-    points_N2 = PCA(2, random_state=seed).fit_transform(embeddings_ND.astype(np.float64))
+    points_N2 = principal_components(embeddings_ND, metric, 2, seed)
     figure = new_figure(SIDE_INCHES + LEGEND_INCHES, SIDE_INCHES)
     axes = figure.add_subplot()
     axes.set_aspect("equal", adjustable="datalim")
@@ -50,6 +59,19 @@ def plot_map(embeddings: ArrayLike, labels: ArrayLike, path: Path, title: str, s
     axes.set(xticks=[], yticks=[])
     axes.set_title(plain_text(title), fontsize=9)
     return write_png(figure, path)
+
+
+def principal_components(embeddings_ND: NDArray[Any], metric: Metric, num_components: int, seed: int) -> NDArray[np.float64]:
+    """Return the first principal components (N, num_components) of the points that a metric compares.
+
+    Raises:
+        EvaluationError: cosine of a row of zeros.
+    """
+    from sklearn.decomposition import PCA
+
+    points_ND = as_points(embeddings_ND, metric).rows(slice(None))
+    components: NDArray[np.float64] = PCA(num_components, random_state=seed).fit_transform(points_ND)
+    return components
 
 
 def _scatter(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.errors import StoreError
+from dml_core.evaluation.config import Metric
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
 from dml_core.evaluation.retrieval.outcomes import ConfusedPair, QueryOutcomes, query_outcomes, sample_queries, worst_queries
 from dml_core.evaluation.statistics.confidence import interval_over_units
+from dml_core.figures.maps import principal_components
 from tasks.reports.album import Album
 from tasks.reports.finished_runs import FinishedRun
 from tasks.scores.figures import Side
@@ -152,24 +154,20 @@ def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable
     return EvaluatedRun(run, queries, gallery, outcomes, method, points, drawn)
 
 
-def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int) -> NDArray[np.float64]:
+def project(embeddings_PD: NDArray[Any], metric: Metric, method: Method, seed: int) -> NDArray[np.float64]:
     """Return (P, 2) positions on a map; t-SNE starts from the first two principal components.
 
     t-SNE uses one thread: several would sum in a varying order, and wait for each other on a busy machine.
     """
-    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    values_PD = embeddings_PD.astype(np.float64)
-    if metric == "cosine":
-        values_PD = values_PD / np.linalg.norm(values_PD, axis=1, keepdims=True)
-    reduced: NDArray[np.float64] = PCA(min(NUM_BEFORE_TSNE, *values_PD.shape), random_state=seed).fit_transform(values_PD)
+    reduced = principal_components(embeddings_PD, metric, min(NUM_BEFORE_TSNE, *embeddings_PD.shape), seed)
     spread = float(reduced[:, 0].std())
     if method == "pca" or spread < 1e-9:  # all points coincide: nothing to spread out
         return reduced[:, :2]
     start = reduced[:, :2] / spread * 1e-4
-    perplexity = min(30.0, (len(values_PD) - 1) / 3)
+    perplexity = min(30.0, (len(reduced) - 1) / 3)
     with threadpool_limits(1):
         positions: NDArray[np.float64] = TSNE(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(reduced)
     return positions

@@ -100,7 +100,7 @@ def draw_figures(
     retrieval = look_up(queries, gallery, metric, seed)
     draw_gallery(queries, gallery, retrieval, seed, folder / GALLERY_FILE, title)
     if len(retrieval.queries) >= 3 and queries.embeddings.shape[1] >= 2:
-        draw_map(queries, retrieval, seed, folder / MAP_FILE, title)
+        draw_map(queries, retrieval, metric, seed, folder / MAP_FILE, title)
 
 
 def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None:
@@ -175,7 +175,7 @@ def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, 
     plot_retrieval_gallery(rows, path, title, note)
 
 
-def draw_map(queries: Side, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
+def draw_map(queries: Side, retrieval: Retrieval, metric: Metric, seed: int, path: Path, title: str) -> None:
     """Draw a map of the sampled queries; of many classes, those with the best and the worst Recall@1 are named.
 
     It uses PCA because t-SNE doubles the evaluation time of a small run, and its sums over threads differ from one run to the next.
@@ -189,7 +189,7 @@ def draw_map(queries: Side, retrieval: Retrieval, seed: int, path: Path, title: 
         what = f"named: the {NUM_NAMED_OF_A_KIND} classes found best and the {NUM_NAMED_OF_A_KIND} found worst"
     names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
     about = f"PCA of {len(labels)} of {retrieval.num_scored} queries; {what}"
-    plot_map(queries.embeddings[retrieval.queries], labels, path, f"{title}\n{about}", seed, names)
+    plot_map(queries.embeddings[retrieval.queries], labels, path, f"{title}\n{about}", seed, names, metric)
 
 
 def _row(queries: Side, gallery: Side, retrieval: Retrieval, number: int) -> GalleryRow:

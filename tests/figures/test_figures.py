@@ -21,7 +21,7 @@ from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
-from dml_core.figures.maps import plot_map
+from dml_core.figures.maps import plot_map, principal_components
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import _legend, plot_recalls
@@ -201,6 +201,25 @@ def test_named_classes_are_coloured_and_the_rest_is_grey(tmp_path: Path) -> None
     coloured = (named.max(axis=2).astype(int) - named.min(axis=2) > 60)[:, : named.shape[1] * 6 // 10]
     assert grey.any()
     assert coloured.any()
+
+
+def test_a_map_by_cosine_shows_directions_and_one_by_distance_the_embeddings(tmp_path: Path) -> None:
+    """Norms of several orders of magnitude hide the directions of two classes."""
+    labels, generator = np.repeat([0, 1], 40), np.random.default_rng(0)
+    angles = np.where(labels, 1.2, 0.4) + 0.05 * generator.standard_normal(80)
+    norms = np.exp(generator.normal(0, 1.5, 80))[:, None]
+    directions = np.stack([np.cos(angles), np.sin(angles), np.zeros(80)], axis=1)
+    maps = {
+        name: plot_map(rows, labels, tmp_path / name, "map", 0, {0: "a", 1: "b"}, metric).read_bytes()
+        for name, rows, metric in (
+            ("cosine.png", norms * directions, "cosine"),
+            ("directions.png", directions, "euclidean"),
+            ("euclidean.png", norms * directions, "euclidean"),
+        )
+    }
+    assert maps["cosine.png"] == maps["directions.png"] != maps["euclidean.png"]
+    first = principal_components(norms * directions, "cosine", 2, 0)[:, 0]
+    assert first[labels == 0].max() < first[labels == 1].min() or first[labels == 1].max() < first[labels == 0].min()
 
 
 @settings(max_examples=40, deadline=None)

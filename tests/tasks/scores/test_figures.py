@@ -8,6 +8,7 @@ from PIL import Image
 
 from dml_core.data.prepare import prepare
 from dml_core.data.store.packed import PackedDataset
+from dml_core.evaluation.config import Metric
 from tasks.scores import figures
 from tasks.scores.figures import (
     MAX_QUERIES,
@@ -102,6 +103,16 @@ def test_a_histogram_without_pairs_costs_no_other_figure(tmp_path: Path) -> None
     """A test set of one class has no pairs of two classes."""
     side = sides(tmp_path, test=[4])["test"]
     assert drawn(side, side, tmp_path / "figures") == {"gallery.png", "map.png"}
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_the_map_has_the_run_s_metric(metric: Metric, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[object] = []
+    monkeypatch.setattr(figures, "plot_map", lambda *arguments: mapped.append(arguments[-1]))
+    dataset = PackedDataset(packed, "test")
+    side = Side(dataset, np.eye(4, dtype=np.float32)[dataset.labels], dataset.labels)
+    draw_figures(side, side, metric, 0, "run", [], tmp_path)
+    assert mapped == [metric]
 
 
 def test_queries_with_nothing_to_find_are_neither_right_nor_wrong(packed: Path) -> None:
