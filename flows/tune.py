@@ -37,6 +37,7 @@ from tasks.tuning.proposals import Trial
 from tasks.tuning.search import Search, check_on, checked_searches, tuned_file
 from tasks.tuning.training_rows import training_rows
 from tasks.wording import counted
+from tasks.workers.connection import RayGoneError
 
 SHOWN = 5  # number of best trials, plus the row's own settings
 
@@ -162,12 +163,16 @@ class Scores:
         return read_scores(record, store.pull(record.key)).metrics[self._search.metric]
 
     def _wait(self, chain: Chain) -> float | str:
-        """Return a run's score, or why its settings cannot be trained or scored."""
+        """Return a run's score, or why its settings cannot be trained or scored.
+
+        Raises:
+            Exception: the run's error, if its settings are not the reason.
+        """
         error = chain.wait()
         if error is None:
             self._services.display.finished(chain.spec.title, chain.must_train, None)
             return chain.outcome().scores.metrics[self._search.metric]
-        if not isinstance(error, (ConfigError, TrainingError, EvaluationError)):
+        if not isinstance(error, (ConfigError, TrainingError, EvaluationError)) or isinstance(error, RayGoneError):
             raise error
         self._services.check_going_on()
         return str(error).splitlines()[0]

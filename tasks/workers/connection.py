@@ -16,6 +16,10 @@ from tasks.workers.placement import Placement, choose
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 
 
+class RayGoneError(TrainingError):
+    """Ray does not start or answer: the settings of the run that was to be trained are not the reason."""
+
+
 def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
 
@@ -26,7 +30,7 @@ def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
         num_runs: how many runs there are to train; None if unknown.
 
     Raises:
-        TrainingError: Ray does not start or cannot be reached, or lacks the device that was requested by name.
+        TrainingError: Ray does not start or cannot be reached (`RayGoneError`), or lacks the device that was requested by name.
     """
     import ray
 
@@ -40,7 +44,7 @@ def connect(attempts: int = 2) -> None:
     Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
     Raises:
-        TrainingError: it does not start or answer.
+        RayGoneError: it does not start or answer.
     """
     import ray
 
@@ -54,7 +58,7 @@ def connect(attempts: int = 2) -> None:
         if attempts > 1:
             return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
-        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
+        raise RayGoneError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
     if address == "local":
         _watches.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes

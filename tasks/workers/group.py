@@ -21,7 +21,7 @@ from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import counted
-from tasks.workers.connection import reason_of
+from tasks.workers.connection import RayGoneError, reason_of
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
@@ -173,7 +173,7 @@ class WorkerGroup:
 
         Raises:
             _GroupEndedError: the board is gone.
-            TrainingError: Ray is gone, or has not answered for a minute.
+            RayGoneError: Ray is gone, or has not answered for a minute.
         """
         import ray
 
@@ -182,7 +182,7 @@ class WorkerGroup:
         except ray.exceptions.RayActorError as error:
             raise _GroupEndedError(f"the process that hands out jobs (ray::Board) died ({type(error).__name__})") from error
         except (ray.exceptions.RayError, ConnectionError) as error:
-            raise TrainingError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
+            raise RayGoneError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
 
     def _start(self) -> None:
         """Start the workers, unless the group is closed.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dml_core.errors import TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
@@ -22,6 +23,7 @@ from tasks.runs.specs import RunSpec, load_params
 from tasks.storage import Store
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import plan_searches
+from tasks.workers.connection import RayGoneError
 from tests.conftest import ROOT, small_training
 
 DATASET = DatasetRecord(name="d", folder="/packed", digest="0123", counts={}, source="synthetic")
@@ -83,3 +85,15 @@ def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monk
     assert lines[1:] == [f"another dml ({first.holder()}) searches t r on d; waiting for it"]
     assert first.acquire(wait=False), "an interrupted search leaves no lock"
     first.release()
+
+
+def test_a_search_ends_if_ray_is_gone_and_goes_on_without_settings_that_cannot_be_trained() -> None:
+    services: Any = SimpleNamespace(check_going_on=lambda: None)
+    scores = Scores(SimpleNamespace(metric="recall@1"), DATASET, services)  # type: ignore[arg-type]
+
+    def failed(error: Exception) -> Any:
+        return SimpleNamespace(wait=lambda: error)
+
+    assert scores._wait(failed(TrainingError("the loss is not finite"))) == "the loss is not finite"
+    with pytest.raises(RayGoneError):
+        scores._wait(failed(RayGoneError("Ray does not answer")))
