@@ -212,12 +212,15 @@ def test_what_the_table_could_have_shown_is_found_as_often_as_it_says() -> None:
 def test_the_smallest_difference_is_in_the_unit_of_the_scores() -> None:
     """Points are per cent: shares and metrics without points have a number alone."""
     scores = {"a": {n: float(value) for n, value in enumerate((3, 5, 4, 7, 6))}, "b": dict.fromkeys(range(5), 1.0)}
-    for points, expected in (
-        (1.0, "differences of 2.66 points with"),
-        (0.01, "differences of 2.66 with"),
-        (None, "differences of 2.66 with"),
+    for points, scale, expected in (
+        (1.0, 1, "detects differences of 2.66 points with"),
+        (0.01, 0.1, "detects differences of 0.27 with"),
+        (None, 1, "detects differences of 2.66 with"),
+        (1.0, 40, "is too small to detect any difference with 80 % power (one pair)"),
+        (0.01, 0.4, "is too small to detect any difference with"),
     ):
-        limits = compared(scores, points=points, decimals=2).limits
+        scaled = {name: {seed: scale * value for seed, value in values.items()} for name, values in scores.items()}
+        limits = compared(scaled, points=points, decimals=2).limits
         assert limits is not None
         assert expected in limits
 
