@@ -20,6 +20,7 @@ from typing import TypedDict
 import numpy as np
 
 from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.naming import MOST_NAMES, leaders_named, names_of
 from dml_core.evaluation.statistics.paired import (
     MIN_SEEDS,
     SAME,
@@ -33,7 +34,6 @@ from dml_core.evaluation.statistics.paired import (
 LEVEL = 0.05
 POWER = 0.8
 BOLD = "Bold: the 95 % confidence set of the best."  # legend of the systems of `Comparison.best_set`
-MOST_NAMES = 3  # names listed in a sentence; more are counted
 Scores = Mapping[str, Mapping[int, float]]
 
 
@@ -357,7 +357,7 @@ def _sentence(comparison: Comparison, scores: Scores) -> str:
     if comparison.is_named and any(pair.p_adjusted is not None for pair in comparison.against):
         sentences.append(_against_reference(comparison))
     left = [name for name in comparison.means if name not in comparison.to_best]
-    sentences += [f"Not compared: {_names(left)} (fewer than {MIN_SEEDS} shared seeds)."] if left else []
+    sentences += [f"Not compared: {names_of(left)} (fewer than {MIN_SEEDS} shared seeds)."] if left else []
     return " ".join([*sentences, _seeds(scores)])
 
 
@@ -371,7 +371,7 @@ def _who_may_be_best(comparison: Comparison) -> str:
         return f"{'Either' if len(others) == 1 else f'Any of the {len(candidates)}'} may be the {best} (95 % confidence)."
     if len(others) > MOST_NAMES:
         return f"The {best} is {first} or one of {len(others)} others (95 % confidence)."
-    return f"The {best} is one of {_names(candidates, MOST_NAMES + 1)} (95 % confidence)."
+    return f"The {best} is one of {names_of(candidates, MOST_NAMES + 1)} (95 % confidence)."
 
 
 def _worse(comparison: Comparison, worse: Sequence[Pair]) -> str:
@@ -398,15 +398,3 @@ def _seeds(scores: Scores) -> str:
     if len(seeds) > 1:
         return "Systems differ in their seeds; each pair is compared over those that it shares."
     return f"{len(next(iter(seeds)))} seeds."
-
-
-def leaders_named(leaders: Sequence[str]) -> str:
-    """Join the names of equal systems, or name the first and count the others if there are many."""
-    return _names(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
-
-
-def _names(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Join names, or count them if there are too many."""
-    if len(names) > most:
-        return f"{len(names)} others"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
