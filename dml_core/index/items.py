@@ -9,7 +9,6 @@ import pyarrow as pa
 from dml_core.errors import StoreError, first_line
 from dml_core.index.layout import REMEDY
 
-THUMBNAIL_PIXELS = 160  # longer side
 SCHEMA = pa.schema([("name", pa.large_string()), ("class_name", pa.large_string()), ("thumbnail", pa.large_binary())])
 
 

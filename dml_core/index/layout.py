@@ -39,6 +39,7 @@ VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "appr
 VERSION = "[0-9a-f]{12}"
 LEFTOVER = r"\.index\.json\.[0-9a-f]{32}"  # of a change that was killed (`dml_core.files.writing`)
 OWN_NAME = re.compile("|".join([*(file.replace(".", r"\.").format(VERSION) for file in FILES), LEFTOVER]))
+THUMBNAIL_PIXELS = 160  # longer side
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
 ValueT = TypeVar("ValueT")
 

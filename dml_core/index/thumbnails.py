@@ -8,7 +8,7 @@ from PIL import Image
 
 from dml_core.data.store.decode import decode_rgb, orientation, upright
 from dml_core.errors import DataError
-from dml_core.index.items import THUMBNAIL_PIXELS
+from dml_core.index.layout import THUMBNAIL_PIXELS
 
 PLAIN_PIXELS = 64  # up to this size, every pixel is kept
 QUALITY = 78

@@ -10,7 +10,7 @@ import typer
 
 from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.index.index import Index
-from dml_core.index.items import THUMBNAIL_PIXELS
+from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
