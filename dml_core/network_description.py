@@ -1,19 +1,25 @@
 """Description of a trained network, `network.json` in its folder: everything that determines its embeddings, except the weights."""
 
+import logging
 from collections.abc import Callable
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from dml_core.config import Config
+from dml_core.config import Config, parse
 from dml_core.data.views.transform_config import TransformConfig
+from dml_core.errors import ConfigError, StoreError
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 from dml_core.models.config import ModelConfig
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
 FORMAT = 2  # of the description; format 1 had no format number and no hash, and omitted None values
+REMEDY = "make the folder again"
+logger = logging.getLogger(__name__)
 Metric = Literal["cosine", "euclidean"]  # same values as in `EvaluationConfig`, whose code is not in MLflow's copy
 Precision = Literal["fp32", "fp16", "int8"]
 Forward = Callable[[Tensor], NDArray[np.float32]]
@@ -62,3 +68,66 @@ class NetworkDescription(Config):
     def file(self) -> str:
         """Name of the file with the weights or the graph, in the description's folder."""
         return WEIGHTS_FILE if self.graph is None else self.graph.name
+
+
+def read_description(folder: Path) -> NetworkDescription:
+    """Read the description of a folder's network.
+
+    Raises:
+        StoreError: the description is damaged or of a newer format.
+        ConfigError: it does not describe a valid network.
+    """
+    path = folder / DESCRIPTION_FILE
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
+    values = unsealed(data, path, FORMAT, REMEDY)
+    if values.pop("format", 1) == 1:
+        values = _of_format_1(values)
+    return parse(NetworkDescription, values, str(path))
+
+
+def intact_description(folder: Path) -> NetworkDescription | None:
+    """Return the description of a folder's network; None if there is no folder, or with a warning if one of its files is damaged."""
+    if not folder.exists():
+        return None
+    try:
+        description = read_description(folder)
+        check_file(folder, description)
+    except (ConfigError, StoreError) as error:
+        logger.warning("%s", error)
+        return None
+    return description
+
+
+def check_file(folder: Path, description: NetworkDescription) -> None:
+    """Compare the file of a network with its hash.
+
+    Raises:
+        StoreError: the file is missing or damaged.
+    """
+    path = folder / description.file
+    try:
+        check_regular(path)
+        actual = file_sha256(path)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None
+    except OSError as error:
+        raise StoreError(f"{path}: the network's file cannot be read ({error.strerror or error}); {REMEDY}") from None
+    if description.file_sha256 not in (None, actual):
+        raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); {REMEDY}")
+
+
+def write_description(folder: Path, description: NetworkDescription) -> None:
+    """Write `network.json` with the hash of the weights or graph file, which must exist already."""
+    description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
+    (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
+
+
+def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Restore the None that format 1 omitted: only a head's `embedding_dim` has another default."""
+    match values:
+        case {"model": {"head": dict(head)}}:
+            head.setdefault("embedding_dim", None)
+    return values

@@ -9,7 +9,6 @@ Shapes: N images, D embedding dimensions, H and W in pixels.
 """
 
 import json
-import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,15 +29,22 @@ from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError, first_line
-from dml_core.files import check_regular, file_sha256, read_regular, replace_folder, sealed, unsealed
+from dml_core.files import file_sha256, read_regular, replace_folder
 from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
-from dml_core.network_description import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE, Forward, Metric, NetworkDescription
+from dml_core.network_description import (
+    DESCRIPTION_FILE,
+    REMEDY,
+    WEIGHTS_FILE,
+    Forward,
+    Metric,
+    NetworkDescription,
+    check_file,
+    read_description,
+    write_description,
+)
 
-logger = logging.getLogger(__name__)
-
-REMEDY = "make the folder again"
 FINDERS = "dml_core.networks"  # group of entry points
 AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8] | Tensor
 
@@ -153,7 +159,7 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     if description.graph is not None:
         from dml_core.exported import open_graph
 
-        _check(folder, description)
+        check_file(folder, description)
         identity = description.identity or _file_identity(folder / description.file)
         if description.graph.precision != "fp32":
             identity += f"-{description.graph.precision}"
@@ -179,52 +185,13 @@ def load_network(folder: Path, description: NetworkDescription) -> Embedder:
     Raises:
         StoreError: the weights are missing, damaged or of another network.
     """
-    _check(folder, description)
+    check_file(folder, description)
     network = Embedder(description.model, description.num_classes)
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001 - torch may raise anything for bad bytes
         raise StoreError(f"{folder / WEIGHTS_FILE}: not the network's weights ({first_line(error)}); {REMEDY}") from None
     return network.eval()
-
-
-def read_description(folder: Path) -> NetworkDescription:
-    """Read the description of a folder's network.
-
-    Raises:
-        StoreError: the description is damaged or of a newer format.
-        ConfigError: it does not describe a valid network.
-    """
-    path = folder / DESCRIPTION_FILE
-    try:
-        data = read_regular(path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
-    values = unsealed(data, path, FORMAT, REMEDY)
-    if values.pop("format", 1) == 1:
-        values = _of_format_1(values)
-    return parse(NetworkDescription, values, str(path))
-
-
-def intact_description(folder: Path) -> NetworkDescription | None:
-    """Return the description of a folder's network; None if there is no folder, or with a warning if one of its files is damaged."""
-    if not folder.exists():
-        return None
-    try:
-        description = read_description(folder)
-        _check(folder, description)
-    except (ConfigError, StoreError) as error:
-        logger.warning("%s", error)
-        return None
-    return description
-
-
-def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Restore the None that format 1 omitted: only a head's `embedding_dim` has another default."""
-    match values:
-        case {"model": {"head": dict(head)}}:
-            head.setdefault("embedding_dim", None)
-    return values
 
 
 def save_network(
@@ -271,12 +238,6 @@ def save_network(
     return description
 
 
-def write_description(folder: Path, description: NetworkDescription) -> None:
-    """Write `network.json` with the hash of the weights or graph file, which must exist already."""
-    description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
-    (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
-
-
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder next to its destination and rename it, so that it appears whole or not at all. An existing folder is replaced.
 
@@ -313,24 +274,6 @@ def _network_folder(text: str) -> Path:
     raise ConfigError(
         f"{source}: no {DESCRIPTION_FILE} there, so it is no network's folder; `dml models` lists the runs and where their networks are"
     )
-
-
-def _check(folder: Path, description: NetworkDescription) -> None:
-    """Compare the file of a network with its hash.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
-    path = folder / description.file
-    try:
-        check_regular(path)
-        actual = file_sha256(path)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None
-    except OSError as error:
-        raise StoreError(f"{path}: the network's file cannot be read ({error.strerror or error}); {REMEDY}") from None
-    if description.file_sha256 not in (None, actual):
-        raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); {REMEDY}")
 
 
 def _file_identity(path: Path) -> str:

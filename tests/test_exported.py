@@ -16,8 +16,8 @@ from dml_core.data.views.transforms import scale
 from dml_core.errors import ConfigError, StoreError
 from dml_core.exported import FILES, open_graph, write_graph
 from dml_core.files import SEAL, sealed
-from dml_core.network_description import GraphFile, NetworkDescription
-from dml_core.trained import load_model, load_network, save_network, write_description
+from dml_core.network_description import GraphFile, NetworkDescription, write_description
+from dml_core.trained import load_model, load_network, save_network
 from dml_core.training.loop import build_system
 from tests.conftest import MODEL, small_training
 

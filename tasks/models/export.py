@@ -15,8 +15,8 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.exported import FILES, write_graph
-from dml_core.network_description import DESCRIPTION_FILE, GraphFile
-from dml_core.trained import TrainedModel, load_model, load_network, read_description, write_description, write_folder
+from dml_core.network_description import DESCRIPTION_FILE, GraphFile, read_description, write_description
+from dml_core.trained import TrainedModel, load_model, load_network, write_folder
 from tasks.environment import Project
 from tasks.models.lookup import resolve_model
 from tasks.models.trained_runs import TrainedRun, run_of

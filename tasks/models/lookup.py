@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
-from dml_core.network_description import DESCRIPTION_FILE
-from dml_core.trained import intact_description, save_network
+from dml_core.network_description import DESCRIPTION_FILE, intact_description
+from dml_core.trained import save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import read_dataset
 from tasks.environment import Project, find_project, open_project, set_environment

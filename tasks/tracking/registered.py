@@ -25,8 +25,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from dml_core.errors import ConfigError, TrackingError
-from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
-from dml_core.trained import intact_description, write_folder
+from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE, intact_description
+from dml_core.trained import write_folder
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE

@@ -25,8 +25,8 @@ from dml_core.index.items import Item
 from dml_core.index.writing import Batch, build_index
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
-from dml_core.network_description import DESCRIPTION_FILE, FORMAT, GraphFile, NetworkDescription
-from dml_core.trained import load_model, load_network, read_description, save_network, write_description
+from dml_core.network_description import DESCRIPTION_FILE, FORMAT, GraphFile, NetworkDescription, read_description, write_description
+from dml_core.trained import load_model, load_network, save_network
 from tasks.environment import Project
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.storage import Store

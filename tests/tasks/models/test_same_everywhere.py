@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.transforms import scale
-from dml_core.trained import load_network, read_description
+from dml_core.network_description import read_description
+from dml_core.trained import load_network
 from tasks.environment import Project
 from tasks.models.export import MEASURED_FILE, export
 from tasks.models.lookup import find_run, resolve_model

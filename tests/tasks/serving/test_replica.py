@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, build_index
-from dml_core.network_description import WEIGHTS_FILE
-from dml_core.trained import load_model, read_description, save_network, write_description
+from dml_core.network_description import WEIGHTS_FILE, read_description, write_description
+from dml_core.trained import load_model, save_network
 from tasks.serving import limits
 from tasks.serving.replica import Answer, Replica, _Query
 from tasks.serving.replicas import OwnReplica
