@@ -87,6 +87,10 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(loss={"name": "combined", "options": {"terms": ["softmax"]}}), "loss 'combined': terms.0: "),
         (of_variant(cross_batch_memory={"size": 64}), "loss 'normalised_softmax' cannot compare a batch with a memory: remove it"),
         (
+            of_variant(cross_batch_memory={"size": 64}, sampler={"kind": "k_by_n"}, loss={"name": "pml:FastAPLoss"}),
+            "cross_batch_memory: 'pml:FastAPLoss' cannot take a memory",
+        ),
+        (
             of_variant(cross_batch_memory={"size": 7}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}),
             "cross_batch_memory: size 7 is less than a batch of 8: raise it",
         ),

@@ -100,6 +100,9 @@ def test_the_first_epochs_are_the_loss_s_own_and_fill_the_memory() -> None:
 def test_what_cannot_compare_and_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^cross_batch_memory: loss 'softtriple' cannot compare a batch with a memory: remove it"):
         memory("softtriple", {})
+    for name in ("FastAPLoss", "ArcFaceLoss"):
+        with pytest.raises(ConfigError, match=f"^cross_batch_memory: 'pml:{name}' cannot take a memory .*; remove it$"):
+            memory(f"pml:{name}", {})
     with pytest.raises(ConfigError, match=r"^cross_batch_memory: size 20 is less than a batch of 24: raise it$"):
         memory("contrastive", {})(torch.randn(24, DIM, dtype=torch.float64), torch.zeros(24, dtype=torch.int64))
 

@@ -35,6 +35,9 @@ class CrossBatchMemory(Loss):
                 f"cross_batch_memory: loss '{name}' cannot compare a batch with a memory: remove it, or take one of "
                 f"{losses_with('COMPARES_WITH_MEMORY')}, pml:<a loss over pairs or triplets>"
             )
+        with torch.no_grad():  # refused here and not after `after_epochs`: only a call shows whether a loss of pytorch-metric-learning can
+            batch_ND, labels_N = torch.eye(4, loss.embedding_dim), torch.tensor([0, 0, 1, 1])
+            loss.compare(batch_ND, labels_N, batch_ND.clone(), labels_N.clone(), torch.arange(4), torch.Generator())
         self.loss = loss
         self.size, self.after_epochs = config.size, config.after_epochs
         self.num_seen, self.is_used = 0, config.after_epochs == 0
