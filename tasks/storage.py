@@ -12,10 +12,10 @@ import hashlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ HEADS_AT_ONCE = 8
 READS_AT_ONCE = 32  # requests for byte ranges, of a process
 CHANGED = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "404", "412", "416")  # codes of an object that was replaced, cut or removed
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
-Version = tuple[str, str]  # an object's key and ETag
 logger = logging.getLogger(__name__)
 
 
@@ -54,8 +53,7 @@ class Store:
         self.locks = self.folder(".locks")  # of steps and flows on this machine
         self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
         self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
-        self._pushed_hashes: dict[Version, str] = {}  # SHA-256 that an object was pushed with
-        self._content_hashes: dict[Version, str] = {}  # SHA-256 of the content of an object that other software wrote
+        self._object_hashes: dict[tuple[str, str, bool], str] = {}  # (object key, ETag, `reads` of `_object_hash`) -> SHA-256
 
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""
@@ -92,7 +90,7 @@ class Store:
         """Upload the files of any folder to a bucket, under `key`; files already there with their hash are skipped."""
         if not self.is_remote:
             return
-        there = self._remote_hashes(key, self._pushed_hash)
+        there = self._remote_hashes(key, reads=False)
         for path in visible_files(folder):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
@@ -107,7 +105,7 @@ class Store:
         folder = self.folder(key)
         if not self.is_remote:
             return folder
-        there = {name: sha256 for name, sha256 in self._remote_hashes(key, self._content_hash).items() if name not in without}
+        there = {name: sha256 for name, sha256 in self._remote_hashes(key).items() if name not in without}
         for file in visible_files(folder):
             if file.relative_to(folder).as_posix() not in there:
                 file.unlink(missing_ok=True)
@@ -120,7 +118,7 @@ class Store:
     def changed_files(self, record: StepRecord) -> list[str]:
         """Return the names of the record's files that the store lacks or holds with other bytes than recorded."""
         if self.is_remote:
-            there = self._remote_hashes(record.key, self._content_hash)
+            there = self._remote_hashes(record.key)
             return [file.name for file in record.files if there.get(file.name) != file.sha256]
         return [file.name for file in record.files if not self._is_same(self.folder(record.key), file)]
 
@@ -310,35 +308,25 @@ class Store:
         logger.warning("%s; kept as %s", damage, aside)
         return None
 
-    def _remote_hashes(self, key: str, hash_of: Callable[[Version], str]) -> dict[str, str]:
-        """Return name -> SHA-256, by `hash_of`, of each object below `key`; those set aside are omitted."""
+    def _remote_hashes(self, key: str, reads: bool = True) -> dict[str, str]:
+        """Return name -> SHA-256 (`_object_hash`) of each object below `key`; those set aside are omitted."""
         versions = {name: (f"{key}/{name}", etag) for name, etag in self.list_objects(key).items() if SET_ASIDE not in name}
         with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-            return dict(zip(versions, pool.map(hash_of, versions.values()), strict=True))
+            return dict(zip(versions, pool.map(partial(self._object_hash, reads=reads), versions.values()), strict=True))
 
-    def _pushed_hash(self, version: Version) -> str:
-        """Return the SHA-256 an object was pushed with; empty if other software wrote it: a push of the same bytes adds the hash.
+    def _object_hash(self, version: tuple[str, str], reads: bool) -> str:
+        """Return the SHA-256 an object, given by key and ETag, was pushed with: it is not in a list of objects, and costs a request.
 
-        A list of objects does not have their metadata, so each version costs one request.
+        After a copy without metadata: that of its content if `reads`; otherwise empty, and a push of the same bytes adds it.
         """
-        if version in self._pushed_hashes:
-            return self._pushed_hashes[version]
-        etag, sha256 = self.version(version[0])
-        if sha256:
-            self._pushed_hashes[version[0], etag] = sha256  # another version than the listed one if it was replaced meanwhile
-        return sha256
-
-    def _content_hash(self, version: Version) -> str:
-        """Return the SHA-256 an object was pushed with, or of its content if it has none, as after a copy without metadata.
-
-        The content of each version is read once.
-        """
-        if sha256 := self._content_hashes.get(version) or self._pushed_hash(version):
+        if sha256 := self._object_hashes.get((*version, reads)):
             return sha256
-        answer = self._call("get_object", version[0])
-        with self._one_line("get_object"):
-            sha256 = hashlib.file_digest(answer["Body"], "sha256").hexdigest()
-        self._content_hashes[version[0], str(answer["ETag"])] = sha256
+        etag, sha256 = self.version(version[0])
+        if reads and not sha256:
+            body = self._call("get_object", version[0], IfMatch=etag)["Body"]
+            with self._one_line("get_object"):
+                sha256 = hashlib.file_digest(body, "sha256").hexdigest()
+        self._object_hashes[version[0], etag, reads] = sha256  # not of the listed version if it was replaced meanwhile
         return sha256
 
 
