@@ -24,8 +24,8 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides, load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
-from tasks.tables.file import chosen_tables, load_table, table_names
-from tasks.tables.runs import at_scale, chosen_runs, with_own_command
+from tasks.tables.file import chosen_tables, table_names
+from tasks.tables.runs import at_scale, chosen_runs, run_together
 from tasks.tables.seeds_auto import FIRST_SEEDS, MOST_SEEDS, Resolve
 from tasks.wording import counted
 
@@ -153,12 +153,10 @@ def requested_runs(
     table_runs = chosen_runs(params, names, request)
     if not request.smoke:
         starting = [runs[0] for runs in table_runs.runs if not request.prepared_only or is_prepared(project, params, runs[0].dataset)]
-        tables = {name: load_table(name) for name in {str(spec.table): None for spec in starting}}
-        for name in with_own_command(tables):
-            say(f"{name}: omitted: it requests resources of its own; run it with: dml reproduce {name}")
-            del tables[name]
-            table_runs = replace(table_runs, runs=[runs for runs in table_runs.runs if runs[0].table != name])
-        params = at_scale(params, tables) if tables else params
+        together = run_together(dict.fromkeys(str(spec.table) for spec in starting), say)
+        omitted = {spec.table for spec in starting} - together.keys()
+        table_runs = replace(table_runs, runs=[runs for runs in table_runs.runs if runs[0].table not in omitted])
+        params = at_scale(params, together)
     runs = check_tables(project, params, table_runs, request, before_first)
     for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")

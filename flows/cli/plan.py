@@ -47,8 +47,8 @@ def plan(
     from tasks.plans.resources import resources_of
     from tasks.plans.times import total
     from tasks.runs.specs import load_params
-    from tasks.tables.file import chosen_tables, load_table
-    from tasks.tables.runs import at_scale, runs_of_tables, with_own_command
+    from tasks.tables.file import chosen_tables
+    from tasks.tables.runs import at_scale, run_together, runs_of_tables
     from tasks.tables.seeds_auto import FIRST_SEEDS
 
     names, priced = chosen_tables(tables), read_prices(prices) if prices else None
@@ -56,13 +56,9 @@ def plan(
     is_auto = request.until is not None
     if is_auto:
         request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
-    starting = {name: load_table(name) for name, _ in runs_of_tables(names, request).runs}
-    for name in with_own_command(starting):
-        say(f"{name}: omitted: it requests resources of its own; plan it with: dml plan {name}")
-        del starting[name]
-        names = [other for other in names if other != name]
-    params = load_params(project.params_file)
-    local = LocalState(project, at_scale(params, starting) if starting else params)
+    starting = dict.fromkeys(name for name, _ in runs_of_tables(names, request).runs)
+    local = LocalState(project, at_scale(load_params(project.params_file), together := run_together(starting, say)))
+    names = [name for name in names if name in together or name not in starting]
     plans = plan_tables(local, names, request, reuse_imported=not is_auto)
     runs = [run for plan in plans for run in plan.runs]
     estimate = total([run.estimate for run in runs], local.placement.num_groups)

@@ -1,7 +1,7 @@
 """The runs of a table's rows, with their settings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -360,20 +360,24 @@ def at_scale(params: Params, tables: Mapping[str, TableFile]) -> Params:
     Raises:
         ConfigError: a request is invalid, or tables request different resources.
     """
-    name, table = next(iter(tables.items()))
-    other = next((other for other, file in tables.items() if file.scale != table.scale), None)
-    if other is not None:
-        raise ConfigError(f"{name} and {other} request different resources (scale); run them with separate commands")
-    if not table.scale:
+    scales = [table.scale for table in tables.values()]
+    if not any(scales):
         return params
-    scale = parse_overridden(ScaleSpec, f"{name}: scale", params.scale.model_dump(), table.scale)
+    if any(scale != scales[0] for scale in scales):
+        raise ConfigError(f"{', '.join(tables)} request different resources (scale); run them with separate commands")
+    scale = parse_overridden(ScaleSpec, f"{next(iter(tables))}: scale", params.scale.model_dump(), scales[0])
     return params.model_copy(update={"scale": scale})
 
 
-def with_own_command(tables: Mapping[str, TableFile]) -> list[str]:
-    """Return the tables that request resources (`scale`) if others do not: with them, what they time would be wrong or the others slow."""
-    requesting = [name for name, table in tables.items() if table.scale]
-    return requesting if len(requesting) < len(tables) else []
+def run_together(names: Iterable[str], say: Callable[[str], None] = lambda line: None) -> dict[str, TableFile]:
+    """Return the tables without those that request resources (`scale`) that others do not, and report these, which time something."""
+    tables = {name: load_table(name) for name in names}
+    plain = {name: table for name, table in tables.items() if not table.scale}
+    if plain in (tables, {}):
+        return tables
+    for name in tables.keys() - plain.keys():
+        say(f"{name}: omitted: it requests resources of its own, so it runs alone: dml reproduce {name}")
+    return plain
 
 
 def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:

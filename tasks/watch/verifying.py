@@ -21,7 +21,7 @@ from tasks.environment import Project
 from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table
-from tasks.tables.runs import at_scale, with_own_command
+from tasks.tables.runs import at_scale, run_together
 from tasks.watch.alarms import notify
 from tasks.watch.bands import shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
@@ -299,7 +299,7 @@ class _Verifier:
 def _with_resources(params: Params, names: Sequence[str]) -> Params:
     """Return the parameters, with the resources that the names request, if all are tables that request the same."""
     tables = {name: load_table(name) for name in names if name not in params.comparison.datasets}
-    return at_scale(params, tables) if len(tables) == len(names) and not with_own_command(tables) else params
+    return at_scale(params, tables) if len(tables) == len(names) and run_together(tables) == tables else params
 
 
 def _rows_of(reference: Reference | None, specs: dict[str, RunSpec]) -> list[str]:

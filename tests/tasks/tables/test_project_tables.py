@@ -17,7 +17,7 @@ from tasks.runs.specs import RunSpec, load_params, variants_on
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
 from tasks.tables.result import TableResult
-from tasks.tables.runs import at_scale, chosen_runs, named_dataset, with_own_command
+from tasks.tables.runs import at_scale, chosen_runs, named_dataset, run_together
 from tasks.tables.view import shown_table
 from tests.conftest import ROOT
 
@@ -149,11 +149,15 @@ def test_a_table_that_requests_resources_runs_with_a_command_of_its_own() -> Non
     assert (scale.num_workers, scale.concurrent_runs) == (1, 1)
     assert scale.device == PARAMS.scale.device
     assert at_scale(PARAMS, {plain: theirs}).scale == PARAMS.scale
-    assert with_own_command({plain: theirs, timed: ours}) == [timed]
-    assert with_own_command({timed: ours}) == with_own_command({plain: theirs}) == []
+    lines: list[str] = []
+    assert run_together([plain, timed], lines.append) == {plain: theirs}
+    assert lines == [f"{timed}: omitted: it requests resources of its own, so it runs alone: dml reproduce {timed}"]
+    assert run_together([timed]) == {timed: ours}
+    assert run_together([plain]) == {plain: theirs}
+    assert at_scale(PARAMS, {}) == PARAMS
     with pytest.raises(ConfigError, match="table7: scale: unknown key 'num_worker'; did you mean 'num_workers'"):
         at_scale(PARAMS, {timed: ours.model_copy(update={"scale": {"num_worker": 1}})})
-    with pytest.raises(ConfigError, match=f"{timed} and {plain} request different resources"):
+    with pytest.raises(ConfigError, match=f"{timed}, {plain} request different resources"):
         at_scale(PARAMS, {timed: ours, plain: theirs.model_copy(update={"scale": {"concurrent_runs": 2}})})
 
 
