@@ -30,6 +30,7 @@ from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
 PRETRAINED_ONLY = "pretrained_only"  # key of a variant: whether it runs only on datasets whose backbone has pretrained weights
+OWN_KEYS = (TUNED, BY_DEFAULT, PRETRAINED_ONLY)  # of datasets and variants, beside settings of training
 FROZEN = "frozen"  # variant of the pretrained network without training: what fine-tuning has to beat
 SEEDS = range(2**32)  # accepted by every random number generator
 SMOKE = "smoke"  # the comparison of all smoke runs
@@ -422,7 +423,7 @@ def standing_runs(
         whole: if none are given, use all variants and seeds.
 
     Raises:
-        ConfigError: as `comparison_runs`, a dataset is given twice, or an override of the protocol has no effect on a dataset.
+        ConfigError: as `comparison_runs`, a dataset is given twice, or an override has no effect on a dataset.
     """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
@@ -445,7 +446,7 @@ def standing_runs(
 
 
 def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
-    """Return a line for each override of the protocol that is itself overridden for some of these runs, which names their variants.
+    """Return a line for each override that is itself overridden for some of these runs, which names their variants.
 
     Args:
         params, overrides: as in `standing_runs`.
@@ -465,26 +466,32 @@ def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], ove
 
 
 def _overriding_places(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:
-    """Return variant of the runs -> place of the settings that override this one of the protocol, or None; empty for other settings.
+    """Return variant of the runs -> place of the settings that override this one, or None; empty if it is no setting of their training.
 
     Beside trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
     """
-    values = flatten(_within(_nested(setting), ["comparison", "protocol"]))
-    num_epochs = {run.variant: run.training.num_epochs for run in runs} if values else {}
-    if any(num_epochs.values()) and not any(name.startswith(("model.", "transform.")) for name in values):
-        num_epochs = {variant: number for variant, number in num_epochs.items() if number > 0}
-    return {variant: _overriding(params, dataset, variant, values) for variant in num_epochs}
+    nested, places = _nested(setting), dict[str, str | None]()
+    num_epochs = {run.variant: run.training.num_epochs for run in runs} if "comparison" in nested else {}
+    for variant, number in num_epochs.items():
+        values, place = _overriding(params, dataset, variant, nested)
+        is_read = number > 0 or not any(num_epochs.values()) or any(name.startswith(("model.", "transform.")) for name in values)
+        if values and is_read:
+            places[variant] = place
+    return places
 
 
-def _overriding(params: Params, dataset: str, variant: str, values: Mapping[str, Any]) -> str | None:
-    """Return the place of the settings that override all these values of the protocol for a run; None if a value applies."""
-    settings, place = params.comparison.protocol, None
-    for layer, changes in _layers(params, dataset, variant, tuned=True).items():
+def _overriding(params: Params, dataset: str, variant: str, nested: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return a `--set`'s values for a run's training, and the place of the settings that override them all; None if one applies."""
+    layers = {"comparison.protocol": params.comparison.protocol, **_layers(params, dataset, variant, tuned=True)}
+    settings, values, place = dict[str, Any](), dict[str, Any](), None
+    for layer, changes in layers.items():
         settings = override(settings, changes)
+        own = {key: value for key, value in _within(nested, layer.split(".")).items() if key not in OWN_KEYS}
+        values |= flatten(own)
         applied = flatten(settings)
         is_applied = any(name in applied and applied[name] == value for name, value in values.items())
-        place = None if is_applied else place or layer
-    return place
+        place = None if is_applied or not values else place or layer
+    return values, place
 
 
 def variants_on(params: Params, dataset: str) -> list[str]:
@@ -576,7 +583,7 @@ def _layers(params: Params, dataset: str, variant: str, tuned: bool) -> dict[str
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
     of_dataset, of_variant = comparison.datasets[dataset], comparison.variants[variant]
     asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
-    own_keys = {TUNED: asks_tuned, **{key: of_variant.get(key, False) for key in (BY_DEFAULT, PRETRAINED_ONLY)}}
+    own_keys = {key: of_variant.get(key, False) for key in OWN_KEYS} | {TUNED: asks_tuned}
     for name, value in own_keys.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")

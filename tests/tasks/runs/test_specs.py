@@ -206,8 +206,15 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
     assert lines(kind, "untrained", "discriminative") == [
         f"--set {kind} does not apply to discriminative on synthetic: comparison.variants.discriminative overrides it"
     ]
-    with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
-        lines(rate, "untrained", "softtriple")
+    of_dataset = "comparison.datasets.synthetic.optimiser.learning_rate=1e-4"
+    assert lines(of_dataset, "softmax", "softtriple") == [
+        f"--set {of_dataset} does not apply to softtriple on synthetic: comparison.datasets.synthetic.tuned overrides it"
+    ]
+    of_variant = "comparison.variants.softtriple.optimiser.learning_rate=1e-4"
+    assert lines(of_variant, "softmax") == [], "not requested"
+    for setting in (rate, of_variant):
+        with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
+            lines(setting, "untrained", "softtriple")
 
 
 def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:
