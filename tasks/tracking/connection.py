@@ -13,6 +13,8 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from dml_core.errors import TrackingError
 from tasks.environment import answers, shown, without_secrets
@@ -64,6 +66,20 @@ def check_database(path: Path) -> None:
         if revision[0] in known:
             raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {SQLITE}{path}")
         raise TrackingError(f"{where}: a newer MLflow wrote it; install that version, or set MLFLOW_TRACKING_URI to another database")
+
+
+def check_place(uri: str, experiment: Any, folder: Path) -> None:
+    """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created.
+
+    Raises:
+        TrackingError: it would write to another one.
+    """
+    used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
+    if used.resolve() != folder.resolve():
+        raise TrackingError(
+            f"MLflow's database {uri.removeprefix(SQLITE)} writes the files of {experiment.name} to {used}, not to {folder}: the project "
+            "was moved; move it back, or move the database away and publish again with dml reproduce"
+        )
 
 
 def create_database(path: Path, lock: Path) -> None:

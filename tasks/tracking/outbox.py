@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from dml_core.errors import StoreError
+from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 
@@ -41,7 +42,17 @@ def read_report(path: Path) -> Report:
     return report
 
 
-def comparison_of(path: Path) -> str | None:
+def runs_wait(outbox: Path, comparison: str, locks: Path) -> bool:
+    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`."""
+    for path in sorted(outbox.glob("[!~]*.json")):  # a comparison's begins with ~
+        if _comparison_of(path) == comparison:
+            with alone(locks / path.name):
+                if path.exists():
+                    return True
+    return False
+
+
+def _comparison_of(path: Path) -> str | None:
     """Return the comparison of a report in the outbox, or None if it was delivered meanwhile or cannot be read."""
     with suppress(StoreError):
         report = read_sealed(path, REPORT)

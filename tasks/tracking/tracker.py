@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import yaml
 from mlflow import MlflowClient
@@ -33,7 +31,7 @@ from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
-from tasks.tracking import child_run
+from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import (
     COMPARISON_TAG,
     IDENTITY_TAG,
@@ -49,7 +47,7 @@ from tasks.tracking.child_run import (
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
-from tasks.tracking.outbox import OUTBOX, comparison_of, keep_report, read_report
+from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
 SUPERSEDED = "superseded"  # a deleted run's PUBLISHED_TAG, so that it is completed and made current when it is restored
@@ -100,7 +98,7 @@ class Tracker:
         report = report.model_copy(update={"tags": report.tags | child_run.source_tags()})
         with alone(self._locks / report.outbox_name):
             waiting = keep_report(self.outbox, report)
-            if isinstance(report, ComparisonReport) and self._runs_wait(report.comparison):
+            if isinstance(report, ComparisonReport) and runs_wait(self.outbox, report.comparison, self._locks):
                 return None
             try:
                 run_id = self._deliver(report)
@@ -158,15 +156,6 @@ class Tracker:
         """
         with one_line_errors(self.uri):
             self._log_points(self._client.get_run(run_id), points)
-
-    def _runs_wait(self, comparison: str) -> bool:
-        """Return whether a record of the comparison's runs waits in the outbox, after any deliveries of them in progress."""
-        for path in sorted(self.outbox.glob("[!~]*.json")):  # a comparison's begins with ~
-            if comparison_of(path) == comparison:
-                with alone(self._locks / path.name):
-                    if path.exists():
-                        return True
-        return False
 
     # ------------------------------------------------------------ delivery
 
@@ -360,12 +349,8 @@ class Tracker:
             location = None if folder is None else folder.as_uri()
             tags = experiment_tags(comparison_title(dataset, "test"))
             return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
-        used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
-        if folder is not None and used.resolve() != folder.resolve():
-            raise TrackingError(
-                f"MLflow's database {self.uri.removeprefix(SQLITE)} writes the files of {name} to {used}, not to {folder}: the project was "
-                "moved; move it back, or move the database away and publish again with dml reproduce"
-            )
+        if folder is not None:
+            connection.check_place(self.uri, experiment, folder)
         if experiment.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_experiment(experiment.experiment_id)
             for run in runs_in(self._client, [experiment.experiment_id], {PUBLISHED_TAG: SUPERSEDED}):  # restored with the others
