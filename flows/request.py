@@ -174,8 +174,8 @@ def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str]
     unmeasured = unmeasured_runs(project, runs)
     for name, number in unmeasured.num_imported.items():
         say(f"{name}: {counted(number, 'imported run')} reused; --force measures {'it' if number == 1 else 'them'} here")
-    for dataset in unmeasured.unprepared:
-        say(f"note: imported runs on {dataset} are reused only if it is prepared: dml data prepare {dataset}")
+    for note in unmeasured.notes:
+        say(note)
     return unmeasured.runs
 
 

@@ -45,6 +45,7 @@ def plan(
     from tasks.plans.plan import LocalState, plan_tables
     from tasks.plans.prices import read_prices
     from tasks.plans.resources import resources_of
+    from tasks.plans.results import unmeasured_runs
     from tasks.plans.times import total
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables
@@ -64,10 +65,11 @@ def plan(
     estimate = total([run.estimate for run in runs], local.placement.num_groups)
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
     resources = resources_of(local, plans)
-    num_to_train = sum(run.trains for run in runs)
     if as_json:
-        entry = {"tables": [_entry(plan) for plan in plans], "num_runs": len(runs), "num_to_train": num_to_train}
-        entry |= {
+        entry = {
+            "tables": [_entry(plan) for plan in plans],
+            "num_runs": len(runs),
+            "num_to_train": sum(run.trains for run in runs),
             **_time_entry(estimate),
             **_cost_entry(estimate, priced),
             "needs": [asdict(need) for need in needs],
@@ -75,14 +77,12 @@ def plan(
         }
         print(json.dumps(entry, indent=1))
         return
-    if len(runs) <= MANY_RUNS:
-        _print_runs(plans)
-    else:
-        _print_tables(plans)
+    print_plans = _print_runs if len(runs) <= MANY_RUNS else _print_tables
+    print_plans(plans)
     _print_sums(plans, estimate, priced)
-    if is_auto:
-        print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
-    for line in resources.lines():
+    first_seeds = "--seeds auto: these are the first seeds; how many more are needed depends on their results"
+    notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
+    for line in [*notes, *resources.lines()]:
         print(line)
     print_needs(needs)
 

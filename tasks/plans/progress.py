@@ -89,11 +89,11 @@ def _how(own_data: Measured) -> How:
 def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
     """Return whether the current code and settings, on the dataset on this machine, would give the measured run.
 
-    The code of an imported run does not count, as when it is reused.
+    The code of an imported run does not count, as when it is reused, nor its data where the dataset is not prepared on this machine.
     """
     record = local.dataset(run.dataset, table)
     if run.is_imported:
-        return has_present_settings(local.params, name, table, run, record.digest)
+        return has_present_settings(local.params, name, table, run, record.digest if record.folder else run.digest)
     spec = present_run(name, table, run)
     if spec is None:
         return False

@@ -179,6 +179,11 @@ class Unmeasured:
     num_imported: dict[str, int]
     unprepared: tuple[str, ...]
 
+    @property
+    def notes(self) -> list[str]:
+        """A line for each unprepared dataset."""
+        return [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in self.unprepared]
+
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).

@@ -256,7 +256,8 @@ def test_progress_counts_the_imported_runs_that_are_reused_whatever_code_made_th
     assert (state.own_data.done, state.own_data.stale) == (0, 1)
     shutil.rmtree(project.packed("cub200"))
     import_result(project, theirs)
-    assert table_states(look(project), [TABLE])[0].own_data.done == 0, "reused only if the dataset is prepared"
+    state = table_states(look(project), [TABLE])[0]
+    assert (state.own_data.done, state.own_data.stale, state.how) == (1, 0, "partly"), "nothing says that its data are others"
 
 
 def test_seeds_auto_plans_and_runs_the_imported_seeds_here(project: Project, theirs: Path) -> None:
@@ -333,7 +334,11 @@ def test_imported_runs_on_images_that_are_not_prepared_are_named(project: Projec
     shutil.rmtree(project.packed("cub200"))
     seeds, lines = requested(project)
     assert seeds == [0, 1, 2, 3]
-    assert "note: imported runs on cub200 are reused only if it is prepared: dml data prepare cub200" in lines
+    note = "note: imported runs on cub200 are reused only if it is prepared: dml data prepare cub200"
+    assert note in lines
+    plan = ["plan", TABLE, "--row", ROW, "-d", "cub200"]
+    assert note in CliRunner().invoke(app, plan).stdout
+    assert note not in CliRunner().invoke(app, [*plan, "--seeds", "auto"]).stdout
 
 
 def test_a_request_whose_runs_are_all_imported_starts_nothing(project: Project, theirs: Path) -> None:
