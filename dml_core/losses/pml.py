@@ -76,6 +76,9 @@ class PmlLoss(Loss):
             self.loss: nn.Module = _built("loss", config.target, options, sizes)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {str(error) or type(error).__name__}") from None
+        for module in self.modules():  # tensors that the library keeps as plain attributes would stay on the CPU
+            for name in [name for name, value in vars(module).items() if isinstance(value, Tensor)]:
+                module.register_buffer(name, module.__dict__.pop(name), persistent=False)
 
     @property
     def needs(self) -> Needs:

@@ -46,6 +46,17 @@ def test_every_loss_of_the_library_trains_by_its_name(name):
         optimiser.step()
 
 
+@pytest.mark.parametrize("name", sorted(set(ALL) - UNUSABLE))
+def test_all_tensors_of_a_loss_move_with_it_and_its_state_is_the_library_s(name):
+    loss = build_loss(f"pml:{name}", SMALL.get(name, {}), NUM_CLASSES, DIM)
+    assert set(loss.state_dict()) == {f"loss.{key}" for key, _ in loss.loss.named_parameters()}
+    loss.to("meta")
+    tensors = [value for module in loss.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    assert [value for value in (*tensors, *loss.parameters(), *loss.buffers()) if not value.is_meta] == []
+    if name == "MarginLoss":
+        assert loss.loss.beta.is_meta
+
+
 @pytest.mark.parametrize("name", sorted(UNUSABLE))
 def test_a_loss_that_cannot_train_is_unknown(name):
     with pytest.raises(ConfigError, match=f"unknown pytorch-metric-learning loss '{name}'"):
