@@ -15,7 +15,6 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 from urllib.parse import urlsplit
 
 from dml_core.errors import ConfigError, StoreError
@@ -25,6 +24,8 @@ STACK_ENV = Path("stack") / "env"
 STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
+NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
+OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
@@ -217,19 +218,32 @@ def finished_records() -> Path:
     return Path(os.environ.get("PREFECT_LOCAL_STORAGE_PATH") or Path(home) / "storage")
 
 
+def run_git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command in the project at `root`, or None if it failed or there is no git."""
+    environment = {name: value for name, value in os.environ.items() if name not in OTHER_CHECKOUT}
+    try:
+        ran = subprocess.run(["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return ran.stdout.strip() if ran.returncode == 0 else None
+
+
+def code_commit(root: Path) -> str | None:
+    """Return the commit of the project at `root`, with "-dirty" if tracked code or settings differ.
+
+    It is None without git, and if the commit of the repository around `root`, which may be another project's, has no `params.yaml` there.
+    """
+    found = run_git(root, "rev-parse", "HEAD", "HEAD:./params.yaml")
+    if found is None:
+        return None
+    commit = found.split()[0]
+    return f"{commit}-dirty" if run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE) else commit
+
+
 def git_tags(project: Project) -> dict[str, str]:
-    """Return tags for the current commit (with "-dirty" if tracked files differ) and for whether they differ; empty outside git."""
-
-    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True, text=True, check=False)
-
-    if which("git") is None:
-        return {}
-    commit = git("rev-parse", "HEAD")
-    if commit.returncode != 0:
-        return {}
-    is_dirty = bool(git("status", "--porcelain", "-uno").stdout.strip())
-    return {"git_commit": f"{commit.stdout.strip()}{'-dirty' if is_dirty else ''}", "git_dirty": str(is_dirty).lower()}
+    """Return tags for the project's commit (`code_commit`) and for whether code or settings differ from it; empty without a commit."""
+    commit = code_commit(project.root)
+    return {} if commit is None else {"git_commit": commit, "git_dirty": str(commit.endswith("-dirty")).lower()}
 
 
 def set_environment(project: Project) -> None:

@@ -1,18 +1,17 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dml_core.errors import ConfigError
-from tasks.environment import Project
+from tasks.environment import Project, code_commit, run_git
 from tasks.locks import alone
 from tasks.runs.specs import RunSpec, load_params
 from tasks.watch.bands import seeds_needed, shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
-from tasks.watch.evidence import code_commit, is_same_code
+from tasks.watch.evidence import is_same_code
 from tasks.watch.records import Evidence, Reference, Verdict
 from tasks.watch.storage import (
     matching_rows,
@@ -74,8 +73,8 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
             or the finished runs are not what the verification trained.
     """
     who, commit = _person(project.root), code_commit(project.root)
-    if commit == "unknown" or commit.endswith("-dirty"):
-        where = "the project is not in a git checkout" if commit == "unknown" else "tracked code or settings differ from the commit"
+    if commit is None or commit.endswith("-dirty"):
+        where = "git shows no commit with this params.yaml" if commit is None else "tracked code or settings differ from the commit"
         raise ConfigError(f"{where}; commit first: results are named by the commit that made them")
     params = load_params(project.params_file)
     specs = rows_today(params, name)
@@ -119,13 +118,9 @@ def _person(root: Path) -> str:
     """
     values = {}
     for key in ("user.name", "user.email"):
-        try:
-            ran = subprocess.run(["git", "config", key], cwd=root, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise ConfigError("git is not installed; results are named by the person who accepted or published them") from None
-        values[key] = ran.stdout.strip()
+        values[key] = run_git(root, "config", key)
         if not values[key]:
-            raise ConfigError(f"git has no {key}; set it: git config {key} ...")
+            raise ConfigError(f"there is no git, or it has no {key}, by which results are named; set it: git config {key} ...")
     return f"{values['user.name']} <{values['user.email']}>"
 
 

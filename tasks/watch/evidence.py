@@ -7,7 +7,6 @@ training loop calls. A fault in these functions therefore shows in them as well.
 import hashlib
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from dml_core.training.loop import build_system
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.parallel.workers import Failures
 from dml_core.training.preparing import prepare, training_outputs
+from tasks.environment import NO_CODE, run_git
 from tasks.plans.times import placement_here
 from tasks.runs.comparable import spec_settings
 from tasks.runs.finished import read_finished
@@ -50,7 +50,6 @@ PACKAGES = (  # distributions whose code computes a result
     "pytorch-metric-learning",
 )
 CURVES = (RECALL["best_validation"], CURVE["test"], CURVE["train"])  # of the history; the first that a run records
-NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
 
 
 def row_of(spec: RunSpec) -> str:
@@ -161,33 +160,16 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
     )
 
 
-def code_commit(root: Path) -> str:
-    """Return the commit of the project at `root`, with "-dirty" if tracked code or settings differ; "unknown" outside git."""
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
-        return "unknown"
-    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE) else commit
-
-
 def is_same_code(root: Path, commit: str, other: str) -> bool:
     """Return whether code and settings of two commits are equal; False for a commit with changes, or one that git does not have."""
     if commit.endswith("-dirty") or other.endswith("-dirty"):
         return False
-    return commit == other or _git(root, "diff", "--quiet", commit, other, "--", ".", *NO_CODE) is not None
+    return commit == other or run_git(root, "diff", "--quiet", commit, other, "--", ".", *NO_CODE) is not None
 
 
 def _scores_of(spec: RunSpec, metrics: dict[str, float]) -> dict[str, float]:
     """Return the evaluator's metrics; measurements are left out, because some of them are times."""
     return {name: value for name, value in metrics.items() if not spec.measurements or metric_info(name).family != "measurement"}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command, or None if it failed or there is no git."""
-    try:
-        ran = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return ran.stdout.strip() if ran.returncode == 0 else None
 
 
 def _version(name: str) -> str | None:

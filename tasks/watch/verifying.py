@@ -17,7 +17,7 @@ from dml_core.config import refuse_repeats
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, DmlError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
-from tasks.environment import Project
+from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table
@@ -25,7 +25,7 @@ from tasks.tables.runs import at_scale, run_together
 from tasks.watch.alarms import notify
 from tasks.watch.bands import shared_level
 from tasks.watch.candidates import candidate_evidence, find_candidates
-from tasks.watch.evidence import code_commit, collect, environment_here, settings_hash
+from tasks.watch.evidence import collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
 from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
@@ -117,7 +117,7 @@ class _Verifier:
             self.params = self.params.model_copy(update={"scale": scale})
         self.specs = {name: rows_today(self.params, name) if name in present else {} for name in names}
         self.num_parallel = placement_here(self.params.scale).num_groups
-        self.commit = code_commit(project.root)
+        self.commit = code_commit(project.root) or "unknown"
         self.verdicts: dict[str, list[RowVerdict]] = {name: [] for name in names}
         self.accepted: dict[str, dict[str, dict[int, float]]] = {}
         all_rows = {name: _rows_of(self.references.get(name), self.specs[name] if receipt is None else {}) for name in names}

@@ -1,6 +1,7 @@
 """Addresses and texts shown without secrets, and the environment of every process."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,22 +140,40 @@ def test_a_machine_without_git_has_no_commit(inside: Path, monkeypatch: pytest.M
     assert git_tags(find_project()) == {}
 
 
-def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        named = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
-        return subprocess.run(["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+def git(folder: Path, *arguments: str) -> str:
+    named = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
+    return subprocess.run(["git", *named, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
-    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x")
-    git("init", "--quiet")
-    (tmp_path / "params.yaml").write_text("a: 1\n")
-    git("add", "params.yaml")
-    git("commit", "--quiet", "-m", "one")
-    commit = git("rev-parse", "HEAD")
+
+def committed(root: Path) -> Project:
+    """Make a project in a repository of its own, with one commit."""
+    (root / "results").mkdir(parents=True)
+    for name in ("params.yaml", "results/page.md"):
+        (root / name).write_text("a: 1\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "one")
+    return Project(root, root / "state", str(root / "store"), "sqlite:///x")
+
+
+def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> None:
+    project = committed(tmp_path / "project")
+    commit = git(project.root, "rev-parse", "HEAD")
     assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
-    (tmp_path / "notes").write_text("not tracked\n")
+    (project.root / "notes").write_text("not tracked\n")
+    (project.root / "results/page.md").write_text("made by dml itself\n")
     assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
-    (tmp_path / "params.yaml").write_text("a: 2\n")
+    project.params_file.write_text("a: 2\n")
     assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
+
+
+def test_the_commit_of_another_repository_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the one that an archive of the project was unpacked in, or the one whose hook started the command."""
+    project, around = committed(tmp_path / "around/project"), committed(tmp_path / "around")
+    monkeypatch.setenv("GIT_DIR", str(around.root / ".git"))
+    assert git_tags(project)["git_commit"] == git(project.root, "--git-dir=.git", "rev-parse", "HEAD")
+    shutil.rmtree(project.root / ".git")
+    assert git_tags(project) == {}
 
 
 @pytest.mark.parametrize("how", DAMAGE)
