@@ -40,7 +40,7 @@ from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
-from tasks.tracking.connection import check_database
+from tasks.tracking.connection import check_database, open_database
 from tasks.tracking.outbox import OUTBOX
 
 SECONDS = 5.0
@@ -223,7 +223,7 @@ def _database(where: str, uri: str) -> Finding:
         return Finding("mlflow", where, "ok", "missing: the first run creates it")
     try:
         check_database(path)
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=SECONDS)) as database:
+        with closing(open_database(path)) as database:
             (integrity,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (num_runs,) = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
     except TrackingError as error:

@@ -4,6 +4,7 @@ The check takes milliseconds and does not import MLflow, whose own client tries 
 upgrades an older database without asking, and prints pages of traces for one of a newer version.
 """
 
+import logging
 import re
 import sqlite3
 import tempfile
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from dml_core.errors import TrackingError
+from dml_core.files import set_aside
 from tasks.environment import answers, shown, without_secrets
 from tasks.locks import alone
 
@@ -27,6 +29,7 @@ Lock = Callable[[], AbstractContextManager[None]]
 LOCKS = "mlflow.locks"  # folder in the state
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
+logger = logging.getLogger(__name__)
 _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
 
 
@@ -97,6 +100,9 @@ def create_database(path: Path, lock: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             new = Path(folder) / path.name
+            for suffix in ("-journal", "-wal"):  # of a database that was moved away: SQLite would apply it to the new one
+                if (left := path.with_name(f"{path.name}{suffix}")).exists():
+                    logger.warning("%s: of a database that is gone; kept as %s", left, set_aside(left).name)
             store = SqlAlchemyStore(f"{SQLITE}{new}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
             store.engine.dispose()
             new.replace(path)
@@ -117,8 +123,8 @@ def open_client(uri: str, state: Path) -> Any:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open a local database read-only, without MLflow."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=OPEN_SECONDS)
+    """Open an existing local database without MLflow; SQLite takes back what a killed process had not committed, which writes to it."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=OPEN_SECONDS)
 
 
 @cache

@@ -1,6 +1,8 @@
 """If the tracking server or database cannot be used, every access to MLflow ends at once with one line that gives the remedy."""
 
+import os
 import shutil
+import signal
 import socket
 import sqlite3
 import threading
@@ -26,6 +28,7 @@ from tasks.tracking.registered import LoggedNetwork, Registry
 from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
 from tests.damage import DAMAGE
+from tests.forked import forked
 
 pytestmark = pytest.mark.slow
 PARAMETERS = {"training": {"model": {"backbone": {}}}, "evaluation": {"role": "test"}}
@@ -157,6 +160,51 @@ def test_a_sound_an_empty_and_a_missing_database_can_be_used(made: Path, tmp_pat
     for path in (made, tmp_path / "empty.db", tmp_path / "missing.db"):
         check_available(f"sqlite:///{path}")
         assert published_as(f"sqlite:///{path}") == (set(), set())
+
+
+def _killed_while_writing(path: Path) -> None:
+    """Add a tag to a database, then be killed in a transaction, of which SQLite's journal remains."""
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA cache_size = 1")
+    for value in ("'kept'", "'lost'"):
+        database.execute("BEGIN")
+        database.executemany(f"INSERT INTO experiment_tags VALUES (?, {value}, 0)", [(f"{value}{number}" * 99,) for number in range(200)])
+        if value == "'kept'":
+            database.execute("COMMIT")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_while_writing(path: Path) -> Path:
+    """Return the journal that a killed process leaves."""
+    assert forked(_killed_while_writing, path) == -signal.SIGKILL
+    journal = path.with_name(f"{path.name}-journal")
+    assert journal.stat().st_size
+    return journal
+
+
+def _tags(path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT value, count(*) FROM experiment_tags GROUP BY value").fetchall()
+
+
+def test_a_database_whose_writer_was_killed_can_be_used_and_has_what_was_committed(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    shutil.copy(made, path)
+    _kill_while_writing(path)
+    check_available(f"sqlite:///{path}")
+    assert _tags(path) == [("kept", 200)]
+
+
+def test_the_journal_of_a_database_that_was_moved_away_is_not_applied_to_the_new_one(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    shutil.copy(made, path)
+    journal = _kill_while_writing(path)
+    path.rename(tmp_path / "mlflow-before.db")
+    before = journal.read_bytes()
+    create_database(path, tmp_path / "lock")
+    check_available(f"sqlite:///{path}")
+    assert _tags(path) == []
+    assert (tmp_path / "mlflow.db-journal.damaged-1").read_bytes() == before
 
 
 @pytest.fixture
