@@ -31,6 +31,7 @@ _PNG_PASSES = {
 }
 _PNG_FILTERS = 5
 _PNG_BYTES_AT_ONCE = 8 << 20
+_PNG_MOST_EXTRA = 1024  # bytes after the last row in which libpng looks for the end of the compressed data
 
 # torchvision 0.29 recommends torchcodec on every call; the pinned version still decodes.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities of TorchVision", category=DeprecationWarning)
@@ -191,7 +192,8 @@ def _check_png(data: bytes) -> None:
             if len(rows) < num_read * row_bytes or max(rows[::row_bytes]) >= _PNG_FILTERS:
                 raise ValueError("damaged or truncated")
             rest, num_rows = inflater.unconsumed_tail, num_rows - num_read
-    inflater.decompress(rest, 1)  # compares the checksum
+    if len(inflater.decompress(rest, _PNG_MOST_EXTRA)) < _PNG_MOST_EXTRA and not inflater.eof:  # it compares the checksum
+        raise ValueError("damaged or truncated")
 
 
 def _png_pixels(data: bytes) -> bytes:

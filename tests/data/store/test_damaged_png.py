@@ -69,6 +69,7 @@ FORGED = {
     "a missing row": zlib.compress(ROWS[:-22]),
     "a missing pixel": zlib.compress(ROWS[:-1]),
     "a wrong checksum": zlib.compress(ROWS)[:-1] + b"\0",
+    "no checksum": zlib.compress(ROWS)[:-4],
     "no compressed data": b"not compressed at all",
     "nothing": b"",
 }
@@ -79,6 +80,12 @@ def test_pixels_that_a_client_forged_are_refused_although_the_chunks_are_right(n
     assert np.array_equal(decode_rgb(with_pixels(zlib.compress(ROWS)))[0].numpy(), GREY)
     with pytest.raises(ValueError, match="damaged or truncated"):
         decode_rgb(with_pixels(FORGED[name]))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1023, 1024, 5000])
+def test_bytes_after_the_last_row_are_ignored_as_by_libpng(num_bytes: int) -> None:
+    compressed = zlib.compress(ROWS + bytes(num_bytes))
+    assert np.array_equal(decode_rgb(with_pixels(compressed))[0].numpy(), GREY)
 
 
 def test_large_pixels_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
