@@ -68,7 +68,7 @@ class IndexInfo(Config):
     Attributes:
         model_identity: identity of the embeddings' network, as `TrainedModel` has it.
         model_source: display name of the model when the index was built.
-        weights_sha256: `TrainedModel.weights_sha256`; None also if it was built from embeddings, and before format 3.
+        weights_sha256: `TrainedModel.weights_sha256`; None also if the embeddings came without it, and before format 3.
         metric: metric of the search.
         num_items, num_dimensions: N and D.
         kind: "exact", or the kind of approximation.

@@ -44,14 +44,14 @@ def evaluate(
 
     Prints the metric of the similarities and the retrieval and clustering metrics, as fractions, as JSON.
     """
-    from tasks.runs.embeddings import recorded_metric
+    from tasks.runs.embeddings import recorded_network
     from tasks.scores.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
-    used = metric or recorded_metric(embeddings)
+    used = metric or recorded_network(embeddings).metric
     config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": used}, "dml evaluate")
     approximation = None if approximate is None else approximation_of(approximate, index_option or [])
     metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)

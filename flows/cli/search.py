@@ -58,6 +58,10 @@ def build(
         raise ConfigError(
             f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
         )
+    if None not in (weights, trained.weights_sha256) and weights != trained.weights_sha256:
+        raise ConfigError(
+            f"{source}: embeddings of model {identity} with other weights: it was trained again since; embed the images again"
+        )
     index = build_index(output, batches, identity, trained.metric, approximate, model, force, weights)
     _tell_bad(bad)
     _print_index(index)
@@ -130,15 +134,15 @@ def search(
 def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
 ) -> tuple[str, str | None, Iterator[Batch]]:
-    """Return the identity of a source's model, the hash of its weights (None for embeddings), and the batches.
+    """Return the identity of a source's model, the hash of its weights (None if unknown), and the batches.
 
     `model` is called only if the source holds images.
     """
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 
     if is_embeddings(Path(source)):
-        identity, batches = batches_of_embeddings(Path(source), images, pixels)
-        return identity, None, batches
+        network, batches = batches_of_embeddings(Path(source), images, pixels)
+        return network.model_identity, network.weights_sha256, batches
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     paths = find_images(source)

@@ -42,6 +42,7 @@ from tasks.runs.embeddings import (
     Part,
     RoleEntry,
     open_embedded,
+    recorded_network,
     save_array,
     save_manifest,
     shard_ranges,
@@ -194,8 +195,8 @@ def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
     identity: str = ""
     parts: list[Part] = []
     with suppress(EvaluationError):
-        identity, parts = open_embedded(out)
-    if not identity:
+        identity, parts = recorded_network(out).model_identity, open_embedded(out)
+    if not parts or not identity:
         raise ConfigError(f"{out}: already exists and was not created by dml embed; name another file")
     known = set(images.names)
     if identity != model.identity or any(part.names is None or not known.issuperset(part.names) for part in parts):

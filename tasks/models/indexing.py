@@ -13,7 +13,7 @@ from dml_core.index.writing import Batch
 from dml_core.trained import TrainedModel
 from tasks.models.embed import embed_batches
 from tasks.models.sources import Images
-from tasks.runs.embeddings import PLAN_FILE, Part, open_embedded
+from tasks.runs.embeddings import PLAN_FILE, EmbeddedBy, Part, open_embedded, recorded_network
 
 
 def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int, bad: list[str] | None = None) -> Iterator[Batch]:
@@ -52,8 +52,8 @@ def is_embeddings(source: Path) -> bool:
     return source.suffix == ".npz"
 
 
-def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pixels: int = 0) -> tuple[str, Iterator[Batch]]:
-    """Return the identity of the model of embeddings that `dml embed` wrote, and their batches.
+def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pixels: int = 0) -> tuple[EmbeddedBy, Iterator[Batch]]:
+    """Return the network of embeddings that `dml embed` wrote, and their batches.
 
     Args:
         source: a folder, a `.npz` or a `.parquet`.
@@ -63,12 +63,12 @@ def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pi
     Raises:
         EvaluationError: the source is not embeddings with names and a model.
     """
-    identity, parts = open_embedded(source)
-    if not identity:
+    network, parts = recorded_network(source), open_embedded(source)
+    if not network.model_identity:
         raise EvaluationError(f"{source}: does not name the model that made it, so it cannot be compared; expected output of `dml embed`")
     if any(part.names is None for part in parts):
         raise EvaluationError(f"{source}: has no names of the images; expected output of `dml embed`")
-    return identity, _batches(parts, images, thumbnail_pixels)
+    return network, _batches(parts, images, thumbnail_pixels)
 
 
 def _batches(parts: list[Part], images: Path | None, thumbnail_pixels: int) -> Iterator[Batch]:

@@ -146,11 +146,38 @@ class Part(NamedTuple):
     labels: Sequence[str | None] | None
 
 
-def open_embedded(path: Path) -> tuple[str, list[Part]]:
-    """Open what `dml embed` wrote: a folder, a `.npz` or a `.parquet`, of which a shard or row group at a time is read.
+class EmbeddedBy(NamedTuple):
+    """The network of `dml embed`'s output: its identity, empty if not stored, its metric, and the hash of its weights, if known."""
 
-    Returns:
-        The identity of the network, empty if it is not stored, and the rows.
+    model_identity: str = ""
+    metric: str = "cosine"
+    weights_sha256: str | None = None
+
+
+def recorded_network(path: Path) -> EmbeddedBy:
+    """Return the network of `dml embed`'s output (a folder, `.npz` or `.parquet`); the defaults if `path` records none.
+
+    Raises:
+        EvaluationError: the file is damaged.
+    """
+    stored: dict[str, Any] = {}
+    with _readable(path):
+        if (path / PLAN_FILE).is_file():
+            stored = json.loads(read_regular(path / PLAN_FILE))
+            stored["model_identity"] = stored["model"]
+        elif path.suffix == ".npz" and path.exists():
+            check_regular(path)
+            with np.load(path, allow_pickle=False) as file:
+                stored = {name: str(file[name]) for name in EmbeddedBy._fields if name in file}
+        elif path.suffix == ".parquet" and path.exists():
+            from pyarrow import parquet
+
+            stored = {name.decode(): value.decode() for name, value in (parquet.read_schema(path).metadata or {}).items()}
+    return EmbeddedBy(**{name: stored[name] for name in EmbeddedBy._fields if name in stored})
+
+
+def open_embedded(path: Path) -> list[Part]:
+    """Return the rows of what `dml embed` wrote: a folder, a `.npz` or a `.parquet`, of which a shard or row group at a time is read.
 
     Raises:
         EvaluationError: a file is missing, damaged, or not written by `dml embed`; `Part.load` raises it too.
@@ -159,30 +186,9 @@ def open_embedded(path: Path) -> tuple[str, list[Part]]:
         return (_open_folder if path.is_dir() else _open_npz if path.suffix == ".npz" else _open_parquet)(path)
 
 
-def recorded_metric(path: Path) -> str:
-    """Return the metric of the network of `dml embed`'s output (a folder, `.npz` or `.parquet`); cosine if `path` records none.
-
-    Raises:
-        EvaluationError: the file is damaged.
-    """
-    with _readable(path):
-        if (path / PLAN_FILE).is_file():
-            return str(json.loads(read_regular(path / PLAN_FILE)).get("metric", "cosine"))
-        if path.suffix == ".npz" and path.exists():
-            check_regular(path)
-            with np.load(path, allow_pickle=False) as file:
-                return str(file["metric"]) if "metric" in file else "cosine"
-        if path.suffix == ".parquet" and path.exists():
-            from pyarrow import parquet
-
-            return str((parquet.read_schema(path).metadata or {}).get(b"metric", b"cosine").decode())
-    return "cosine"
-
-
-def _open_folder(folder: Path) -> tuple[str, list[Part]]:
+def _open_folder(folder: Path) -> list[Part]:
     from pyarrow import parquet
 
-    identity = json.loads(read_regular(folder / PLAN_FILE))["model"]
     entry = json.loads(read_regular(folder / MANIFEST_FILE))[IMAGES_ROLE]
     items = parquet.read_table(folder / ITEMS_FILE)
     parts, start = [], 0
@@ -193,23 +199,21 @@ def _open_folder(folder: Path) -> tuple[str, list[Part]]:
         start += len(rows)
     if start != len(items):
         raise ValueError(f"{start} embeddings and {len(items)} names")
-    return identity, parts
+    return parts
 
 
-def _open_npz(path: Path) -> tuple[str, list[Part]]:
+def _open_npz(path: Path) -> list[Part]:
     check_regular(path)
     with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in ("embeddings", "names", "labels", "model_identity") if name in file}
-    identity, embeddings = str(arrays.pop("model_identity", "")), arrays.pop("embeddings")
-    columns = {name: array.tolist() for name, array in arrays.items()}
+        embeddings, columns = file["embeddings"], {name: file[name].tolist() for name in ("names", "labels") if name in file}
     if any(len(column) != len(embeddings) for column in columns.values()):
         raise ValueError(" and ".join(f"{len(column)} {name}" for name, column in {"embeddings": embeddings, **columns}.items()))
     rows = [slice(start, start + NUM_ROWS_AT_ONCE) for start in range(0, len(embeddings), NUM_ROWS_AT_ONCE)]
     names, labels = columns.get("names"), columns.get("labels")
-    return identity, [Part(partial(embeddings.__getitem__, part), names and names[part], labels and labels[part]) for part in rows]
+    return [Part(partial(embeddings.__getitem__, part), names and names[part], labels and labels[part]) for part in rows]
 
 
-def _open_parquet(path: Path) -> tuple[str, list[Part]]:
+def _open_parquet(path: Path) -> list[Part]:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
@@ -217,7 +221,7 @@ def _open_parquet(path: Path) -> tuple[str, list[Part]]:
     for number in range(file.num_row_groups):
         columns = file.read_row_group(number, [name for name in ("name", "label") if name in file.schema_arrow.names]).to_pydict()
         parts.append(Part(partial(_load_row_group, path, file, number), columns.get("name"), columns.get("label")))
-    return (file.schema_arrow.metadata or {}).get(b"model_identity", b"").decode(), parts
+    return parts
 
 
 def _load_row_group(path: Path, file: Any, number: int) -> np.ndarray:
@@ -239,12 +243,11 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _save_npz(folder: Path, file: IO[bytes]) -> None:
     """Write the rows of a folder of `dml embed` as one `.npz`."""
-    identity, parts = open_embedded(folder)
+    parts = open_embedded(folder)
     columns = {
         "embeddings": np.concatenate([part.load() for part in parts]),
         "names": np.array([*chain.from_iterable(part.names or () for part in parts)]),
-        "model_identity": np.array(identity),
-        "metric": np.array(recorded_metric(folder)),
+        **{name: np.array(value) for name, value in _stored_network(folder).items()},
     }
     if parts[0].labels is not None:
         columns["labels"] = np.array([*chain.from_iterable(part.labels or () for part in parts)])
@@ -256,17 +259,21 @@ def _save_parquet(folder: Path, file: IO[bytes]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    identity, parts = open_embedded(folder)
+    parts = open_embedded(folder)
     num_dimensions = parts[0].load().shape[1]
     fields = [("name", pa.string()), ("label", pa.string()), ("embedding", pa.list_(pa.float32(), num_dimensions))]
-    network = {"model_identity": identity, "metric": recorded_metric(folder)}
-    schema = pa.schema([field for field in fields if parts[0].labels is not None or field[0] != "label"], network)
+    schema = pa.schema([field for field in fields if parts[0].labels is not None or field[0] != "label"], _stored_network(folder))
     with parquet.ParquetWriter(file, schema) as writer:
         for part in parts:
             if part.names:  # else all images of the shard were bad
                 embeddings = pa.FixedSizeListArray.from_arrays(pa.array(part.load().ravel()), num_dimensions)
                 columns = {"name": part.names, "label": part.labels, "embedding": embeddings}
                 writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema))
+
+
+def _stored_network(folder: Path) -> dict[str, str]:
+    """Return what one file stores about the network of a folder."""
+    return {name: value for name, value in recorded_network(folder)._asdict().items() if value is not None}
 
 
 SINGLE_FILES = {".npz": _save_npz, ".parquet": _save_parquet}  # suffix -> what makes one file of a folder

@@ -91,7 +91,7 @@ def _open_embedded(files: Files) -> list[EmbeddingShard]:
     path = files.embeddings
     if any(other is not None for other in files[1:]):
         raise EvaluationError(f"{path}: has its own labels and no queries; leave --labels and --query-... out")
-    _, parts = open_embedded(path)
+    parts = open_embedded(path)
     if any(part.labels is None for part in parts):
         raise EvaluationError(f"{path}: not embeddings with classes as `dml embed` writes them; embed images with classes")
     return [EmbeddingShard(part.load, np.array(part.labels)) for part in parts]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from dml_core.errors import ConfigError, DataError, EvaluationError
 from dml_core.index.index import Index
 from dml_core.index.thumbnails import picture_size
 from dml_core.index.writing import add_items, build_index
+from dml_core.network_description import read_description, write_description
 from dml_core.trained import TrainedModel, load_model
 from flows.cli import main
 from flows.cli.app import app
@@ -113,13 +115,39 @@ def test_embeddings_make_the_index_that_their_images_make(
     embed_to(model, find_images(str(images)), source, shard_rows=20)
     assert is_embeddings(source)
     assert not is_embeddings(images)
-    identity, batches = batches_of_embeddings(source, images, 160)
-    made = build_index(tmp_path / "index", batches, identity)
+    network, batches = batches_of_embeddings(source, images, 160)
+    made = build_index(tmp_path / "index", batches, network.model_identity)
     assert made.model_identity == model.identity
+    assert (network.metric, network.weights_sha256) == (model.metric, model.weights_sha256)
     np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-5)
     assert [*map(made.item, range(NUM_IMAGES))] == [*map(index.item, range(NUM_IMAGES))]
     with pytest.raises(ConfigError, match="do not compare"):
         add_items(index.folder, batches, "f" * 32)
+
+
+@pytest.mark.parametrize("out", ["e.npz", "e.parquet", "e"])
+def test_embeddings_are_refused_after_their_network_was_trained_again(
+    project: Project, model: TrainedModel, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    """Trained again, it has the same identity and other weights."""
+    monkeypatch.chdir(project.root)
+    folder, again = resolve_model("own/good/0", project), tmp_path / "again"
+    again.mkdir()
+    torch.save({name: value + 1 for name, value in torch.load(folder / "network.pt").items()}, again / "network.pt")
+    write_description(again, read_description(folder))
+    embed_to(model, find_images(str(images)), tmp_path / out)
+
+    def dml(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments]).exception
+
+    refused = dml("index", again, tmp_path / out, "-o", tmp_path / "index")
+    assert str(refused) == (
+        f"{tmp_path / out}: embeddings of model {model.identity} with other weights: it was trained again since; embed the images again"
+    )
+    assert dml("index", folder, tmp_path / out, "-o", tmp_path / "index") is None
+    query = next(path for path in images.rglob("*.jpg") if path.name != SCRIPT and "/." not in str(path))
+    assert dml("search", tmp_path / "index", query, "--model", folder) is None
+    assert "it was trained again since" in str(dml("search", tmp_path / "index", query, "--model", again))
 
 
 def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_path: Path) -> None:
