@@ -231,7 +231,10 @@ def save_network(
     )
 
     def write(beside: Path) -> None:
-        torch.save(state, beside / WEIGHTS_FILE)
+        try:
+            torch.save(state, beside / WEIGHTS_FILE)
+        except RuntimeError as error:  # as on a full disk
+            raise OSError(first_line(error)) from None
         write_description(beside, description)
 
     write_folder(folder, write)

@@ -32,21 +32,23 @@ class FileLock:
         """Take the lock, and return True once it is held; without `wait`, return False if another holder has it.
 
         Raises:
-            StoreError: the lock's file cannot be created or opened.
+            StoreError: the lock's file cannot be created or opened, or its file system has no locks.
         """
         while True:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 file = self._path.open("ab", buffering=0)
-            except OSError as error:
-                raise StoreError(
-                    f"{self._path}: cannot be locked ({error.strerror or error}); make it a file that can be written"
-                ) from None
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except OSError:
+                    file.close()
+                    raise
             except BlockingIOError:
-                file.close()
                 return False
+            except OSError as error:
+                reason = error.strerror or error
+                remedy = "make it a file that can be written, on a file system with locks (flock)"
+                raise StoreError(f"{self._path}: cannot be locked ({reason}); {remedy}") from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                     self._file = file

@@ -1,6 +1,7 @@
 """Inputs of `embed`: any form gives the right rows, or an error of one line."""
 
 import io
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: s
     with pytest.raises((DataError, ConfigError), match=said) as raised:
         MODEL.embed(images, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"network: cannot be written \(.+\); free or change the place$"):
+            save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_weights_file_is_one_line(tmp_path: Path) -> None:

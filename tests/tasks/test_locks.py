@@ -1,11 +1,16 @@
 """A lock with one holder at a time: in one process, between processes, and after a holder is killed."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from dml_core.errors import StoreError
 from tasks.locks import FileLock, alone, running, running_since
 
 HOLD = """
@@ -64,6 +69,16 @@ print(other.acquire(wait=False))
 """
     printed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], check=True, capture_output=True, text=True)
     assert printed.stdout.splitlines() == ["True False another process", "True"]
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as of Lustre without `-o flock`
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for wait in (True, False):
+        with pytest.raises(StoreError, match=r"lock: cannot be locked \(Function not implemented\); .* file system with locks"):
+            FileLock(tmp_path / "lock").acquire(wait)
 
 
 def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:

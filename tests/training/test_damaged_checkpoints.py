@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -189,3 +190,15 @@ def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_disk_that_is_full_is_named_and_the_earlier_checkpoint_stays(tmp_path: Path) -> None:
+    before = save_checkpoint(tmp_path, {"epoch": 1}).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"the checkpoint cannot be written \(.*File too large\); free or change the store"):
+            save_checkpoint(tmp_path, {"weights": torch.zeros(200_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {CHECKPOINT_FILE: before}

@@ -40,8 +40,9 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
         with writing(folder / CHECKPOINT_FILE) as file:
             torch.save(state, file)
             _prove(file)
-    except OSError as error:
-        raise StoreError(f"{folder}: the checkpoint cannot be written ({error.strerror or error}); free or change the store") from None
+    except (OSError, RuntimeError) as error:  # torch hides the error of a write behind its own
+        reason = getattr(error, "strerror", None) or error.__context__ or first_line(error)
+        raise StoreError(f"{folder}: the checkpoint cannot be written ({reason}); free or change the store") from None
     return folder / CHECKPOINT_FILE
 
 
