@@ -18,7 +18,6 @@ from tasks.files import write_whole
 from tasks.locks import alone
 
 DATABASE_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
-CACHE = Path(".cache") / "dml-repro"  # in the home folder
 UNAVAILABLE = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
 NOT_DAMAGED = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def copy_empty_database(home: Path) -> bool:
             return True
         if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
             return False
-        for empty in (Path.home() / CACHE).glob(f"prefect-{version('prefect')}-*.db"):
+        for empty in _empty_database(b"").parent.glob(f"prefect-{version('prefect')}-*.db"):
             data = empty.read_bytes()
             if empty == _empty_database(data):  # undamaged
                 write_whole(path, data)
@@ -82,7 +81,9 @@ def keep_empty_database(home: Path) -> None:
 
 def _empty_database(data: bytes) -> Path:
     """Return where this user's empty database with this content is; its name contains its hash."""
-    return Path.home() / CACHE / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
+    from dml_core.data.readers.shared.packages import cache_folder  # takes a tenth of a second
+
+    return cache_folder() / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
 
 
 def find_fault(path: Path) -> str | None:

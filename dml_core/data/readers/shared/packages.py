@@ -5,6 +5,7 @@ name the package, lists are fetched into a temporary folder first. npm verifies 
 """
 
 import fcntl
+import os
 import posixpath
 import subprocess
 import tarfile
@@ -90,6 +91,11 @@ def debian_archive(package: str, cache: Path) -> DebianArchive:
             return DebianArchive(max(cache.glob(f"{package}_*.deb"), key=lambda path: path.stat().st_mtime))
     except OSError as error:
         raise DataError(f"{cache}: {error.strerror}; free space or repair its permissions") from None
+
+
+def cache_folder() -> Path:
+    """Return this user's folder of downloads: `dml-repro` in `XDG_CACHE_HOME`, by default in `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dml-repro"
 
 
 @contextmanager
