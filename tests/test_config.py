@@ -72,6 +72,12 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: object) -> None:
         ("a: 1\na: 2\n", "key 'a' is written twice"),
         ("a: [1\n", "not readable as YAML"),
         ("- 1\n", "expected a mapping"),
+        ("a: " + "[" * 100_000, "nested more than 50 deep"),  # ends the process in libyaml's composer
+        (
+            "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True)),
+            "each alias",
+        ),
+        ("a: &a [*a]\n", "each alias"),
         (None, "no such file"),
     ],
 )
@@ -81,6 +87,17 @@ def test_yaml_that_cannot_be_meant_is_refused(tmp_path: Path, text: str | None, 
         path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_yaml(path)
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1\n", encoding="utf-8-sig")
+    assert read_yaml(path) == {"a": 1}
+
+
+def test_half_a_character_of_the_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not readable as YAML"):
+        read_value(b"a\xff".decode(errors="surrogateescape"), "--set x")
 
 
 def test_merge_goes_into_mappings_and_replaces_the_rest() -> None:
