@@ -19,8 +19,8 @@ from dml_core.config import Config
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.config import Metric
-from dml_core.evaluation.retrieval.neighbours import nearest
+from dml_core.evaluation.config import EvaluationConfig, Metric
+from dml_core.evaluation.retrieval.outcomes import query_outcomes
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.measurements.contract import FinishedRun
 
@@ -55,9 +55,10 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     shown_S = fixed_queries(queries.labels, gallery.labels, same, options.num_queries)
     if len(shown_S) == 0:
         raise EvaluationError(f"{run.title}: no query has another image of its class to find")
-    num_neighbours = min(options.num_neighbours, len(gallery.labels) - same)
-    found_Qk, similarities_Qk = nearest(gallery.embeddings, queries.embeddings, num_neighbours, same, options.metric)
-    right_Qk = gallery.labels[found_Qk] == queries.labels[:, None]
+    separate = () if same else (queries.embeddings, queries.labels)
+    config = EvaluationConfig(metric=options.metric)
+    outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, options.num_neighbours, *separate)
+    found_Qk, similarities_Qk, right_Qk = outcomes.neighbours, outcomes.similarities, outcomes.is_right
     asked, searched = (open_role(run.dataset, side.role, run.training.validation) for side in (queries, gallery))
     rows = [_row(asked, searched, query, found_Qk[query], similarities_Qk[query], right_Qk[query]) for query in shown_S]
     right_Sk = right_Qk[shown_S]

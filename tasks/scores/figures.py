@@ -17,8 +17,8 @@ from PIL import Image
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.epochs import CURVE, RECALL
-from dml_core.evaluation.config import Metric
-from dml_core.evaluation.retrieval.neighbours import nearest
+from dml_core.evaluation.config import EvaluationConfig, Metric
+from dml_core.evaluation.retrieval.outcomes import QueryOutcomes, query_outcomes
 from dml_core.figures.curves import plot_training_curves
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.figures.histograms import has_pairs, plot_similarity_histogram
@@ -61,14 +61,12 @@ class Retrieval:
     Attributes:
         num_scored: number of queries that have an image of their class to find.
         queries: (L,) the sample of these.
-        indices: (L, k) the nearest gallery items of each, with their similarities, and whether they are correct (`right`).
+        outcomes: what each of them finds.
     """
 
     num_scored: int
     queries: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    similarities: NDArray[np.float32]
-    right: NDArray[np.bool_]
+    outcomes: QueryOutcomes
 
 
 def draw_figures(
@@ -119,18 +117,14 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
 
 def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Retrieval:
     """Return the nearest neighbours of a sample of the queries that have an image of their class to find, without the query itself."""
-    same = queries.dataset.role == gallery.dataset.role
+    is_self = queries.dataset.role == gallery.dataset.role
     classes, sizes = np.unique(gallery.labels, return_counts=True)
-    scored = np.flatnonzero(np.isin(queries.labels, classes[sizes > same]))
+    scored = np.flatnonzero(np.isin(queries.labels, classes[sizes > is_self]))
     sampled = scored[choose_queries(queries.labels[scored], seed)]
-    # `exclude_self` compares indices, so one more item is requested and the query's own index is dropped here.
-    num_wanted = min(NUM_NEIGHBOURS, len(gallery.labels) - same)
-    indices, similarities = nearest(gallery.embeddings, queries.embeddings[sampled], num_wanted + same, exclude_self=False, metric=metric)
-    if same:
-        keep = indices != sampled[:, None]
-        keep[keep.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
-        indices, similarities = (array[keep].reshape(-1, num_wanted) for array in (indices, similarities))
-    return Retrieval(len(scored), sampled, indices, similarities, gallery.labels[indices] == queries.labels[sampled][:, None])
+    config = EvaluationConfig(metric=metric)
+    asked, asked_labels = (None, None) if is_self else (queries.embeddings, queries.labels)
+    outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, NUM_NEIGHBOURS, asked, asked_labels, sampled)
+    return Retrieval(len(scored), sampled, outcomes)
 
 
 def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
@@ -148,26 +142,27 @@ def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
     return np.sort(np.array(chosen[:MAX_QUERIES], dtype=np.int64))
 
 
-def rows_to_draw(retrieval: Retrieval, labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows_to_draw(is_found: NDArray[np.bool_], labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw the numbers of the sampled queries to show: NUM_ROWS_OF_A_KIND whose nearest neighbour is correct and as many with a wrong one,
     more of one kind if there are fewer of the other, from different classes while there are any left.
 
     Args:
-        retrieval: the sampled queries with their neighbours.
+        is_found: (L,) whether the nearest neighbour of each sampled query is correct.
         labels: (L,) classes of the sampled queries.
         seed: for the draw.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
-    right, wrong = (_of_different_classes(order[retrieval.right[order, 0] == is_right], labels) for is_right in (True, False))
+    right, wrong = (_of_different_classes(order[is_found[order] == is_right], labels) for is_right in (True, False))
     num_right = min(len(right), max(NUM_ROWS_OF_A_KIND, 2 * NUM_ROWS_OF_A_KIND - len(wrong)))
     return right[:num_right], wrong[: 2 * NUM_ROWS_OF_A_KIND - num_right]
 
 
 def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
     """Draw some queries whose nearest neighbour is correct, then some with a wrong one, each with its neighbours."""
-    kinds = rows_to_draw(retrieval, queries.labels[retrieval.queries], seed)
+    is_found = retrieval.outcomes.is_found
+    kinds = rows_to_draw(is_found, queries.labels[retrieval.queries], seed)
     rows = [_row(queries, gallery, retrieval, number) for kind in kinds for number in kind]
-    right = int(retrieval.right[:, 0].sum())
+    right = int(is_found.sum())
     note = (
         f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
         f"{len(retrieval.queries) - right} where it is wrong; {len(retrieval.queries)} of {retrieval.num_scored} queries looked at"
@@ -182,7 +177,7 @@ def draw_map(queries: Side, retrieval: Retrieval, metric: Metric, seed: int, pat
     """
     labels = queries.labels[retrieval.queries]
     classes, codes = np.unique(labels, return_inverse=True)
-    recalls = np.bincount(codes, retrieval.right[:, 0]) / np.bincount(codes)
+    recalls = np.bincount(codes, retrieval.outcomes.is_found) / np.bincount(codes)
     order, what = np.argsort(-recalls, kind="stable"), "classes in the order of their Recall@1"
     if len(order) > 2 * NUM_NAMED_OF_A_KIND:
         order = np.concatenate([order[:NUM_NAMED_OF_A_KIND], order[-NUM_NAMED_OF_A_KIND:]])
@@ -193,11 +188,11 @@ def draw_map(queries: Side, retrieval: Retrieval, metric: Metric, seed: int, pat
 
 
 def _row(queries: Side, gallery: Side, retrieval: Retrieval, number: int) -> GalleryRow:
-    query = retrieval.queries[number]
+    query, outcomes = retrieval.queries[number], retrieval.outcomes
     neighbours = [
         Neighbour(gallery.image(index), gallery.class_name(index), float(similarity), bool(is_right))
         for index, similarity, is_right in zip(
-            retrieval.indices[number], retrieval.similarities[number], retrieval.right[number], strict=True
+            outcomes.neighbours[number], outcomes.similarities[number], outcomes.is_right[number], strict=True
         )
     ]
     return GalleryRow(queries.image(query), queries.class_name(query), neighbours)

@@ -170,7 +170,7 @@ def test_what_is_no_embedding_is_refused_in_one_line_by_every_reader(case: str) 
     for call in (
         lambda: evaluate(given_ND, labels, CONFIG),
         lambda: evaluate(np.ones((8, 2)), labels, CONFIG, given_ND, labels),
-        lambda: nearest(given_ND, given_ND, 2, exclude_self=True),
+        lambda: nearest(given_ND, given_ND, 2),
     ):
         with pytest.raises(EvaluationError) as refusal:
             call()

@@ -18,18 +18,15 @@ from tests.evaluation.cases import KINDS, make_inputs
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("exclude_self", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_neighbours_are_those_of_a_stable_sort(kind: str, exclude_self: bool, metric: Metric) -> None:
+def test_neighbours_are_those_of_a_stable_sort(kind: str, metric: Metric) -> None:
     embeddings, _ = make_inputs(kind)
-    k = min(4, len(embeddings) - exclude_self)
-    indices, similarities = nearest(embeddings, embeddings, k, exclude_self, metric)
+    k = min(4, len(embeddings))
+    indices, similarities = nearest(embeddings, embeddings, k, metric)
     units = embeddings.astype(np.float64)
     if metric == "cosine":
         units /= np.sqrt(np.einsum("nd,nd->n", units, units))[:, None]
     distances = np.square(units[:, None] - units).sum(axis=2).astype(np.float32)
-    if exclude_self:
-        np.fill_diagonal(distances, np.inf)
     expected = np.argsort(distances, axis=1, kind="stable")[:, :k]
     assert (indices.dtype, similarities.dtype) == (np.int64, np.float32)
     np.testing.assert_array_equal(indices, expected)
@@ -40,7 +37,7 @@ def test_neighbours_are_those_of_a_stable_sort(kind: str, exclude_self: bool, me
 def test_ties_beyond_the_first_candidates_are_searched_for() -> None:
     """A hundred copies of one item: FAISS returns any of them, the rule requires those with the lowest indices."""
     gallery = np.concatenate([np.full((100, 3), [1, 0, 0]), np.eye(3)]).astype(np.float32)
-    indices, similarities = nearest(gallery, gallery[[99, 50, 102]], 3, exclude_self=False)
+    indices, similarities = nearest(gallery, gallery[[99, 50, 102]], 3)
     assert indices.tolist() == [[0, 1, 2], [0, 1, 2], [102, 0, 1]]
     assert similarities.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
 
@@ -57,19 +54,14 @@ COLLAPSED = {
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("exclude_self", [True, False])
 @pytest.mark.parametrize("kind", COLLAPSED)
-def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, exclude_self: bool, metric: Metric, dtype: type) -> None:
+def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, metric: Metric, dtype: type) -> None:
     """More than two blocks of items, and more equally near items than candidates."""
     gallery = COLLAPSED[kind](np.random.default_rng(0)).astype(dtype)
     points = as_points(gallery, metric)
-    indices, similarities = (
-        nearest(gallery, gallery, 5, True, metric) if exclude_self else nearest(gallery, gallery[:600], 5, False, metric)
-    )
+    indices, similarities = nearest(gallery, gallery[:600], 5, metric)
     asked = np.r_[0:20, 590:600]
     exact = np.square(points.rows(asked)[:, None] - points.rows(np.arange(3000))).sum(axis=2).astype(np.float32)
-    if exclude_self:
-        exact[np.arange(len(asked)), asked] = np.inf
     expected = np.argsort(exact, axis=1, kind="stable")[:, :5]
     np.testing.assert_array_equal(indices[asked], expected)
     near = np.take_along_axis(exact, expected, axis=1)
@@ -88,7 +80,7 @@ def test_directions_that_are_much_alike_need_no_second_search(monkeypatch: pytes
     monkeypatch.setattr(neighbours, "_among_all", counting)
     generator = np.random.default_rng(0)
     gallery = (generator.standard_normal(16) + 1e-3 * generator.standard_normal((3000, 16))).astype(np.float32)
-    nearest(gallery, gallery, 5, exclude_self=True)
+    nearest(gallery, gallery, 5)
     assert len(searched_again) < 30
 
 
@@ -98,11 +90,11 @@ def test_the_memory_of_a_search_does_not_grow_with_the_square_of_a_collapsed_gal
 import resource, numpy as np
 from dml_core.evaluation.retrieval.neighbours import nearest
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-nearest(np.ones((600, 8), np.float32), np.ones((600, 8), np.float32), 8, True)
+nearest(np.ones((600, 8), np.float32), np.ones((600, 8), np.float32), 8)
 before = peak()
 x = np.ones((4000, 8), np.float32)
-indices, _ = nearest(x, x, 8, True)
-assert indices[:3, :3].tolist() == [[1, 2, 3], [0, 2, 3], [0, 1, 3]]
+indices, _ = nearest(x, x, 8)
+assert indices[:3, :3].tolist() == [[0, 1, 2]] * 3
 print(peak() - before)
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -116,7 +108,7 @@ def test_candidates_that_float32_cannot_order_are_searched_for() -> None:
     corners = np.repeat(np.concatenate([np.eye(75), np.eye(75)]), 2, axis=0)
     rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((76, 76))).Q
     gallery = (np.column_stack([corners, np.repeat([-100, 100], 150)]) @ rotation).astype(np.float32)
-    indices, _ = nearest(gallery, gallery, 3, exclude_self=False, metric="euclidean")
+    indices, _ = nearest(gallery, gallery, 3, metric="euclidean")
     distances = np.square(gallery[:, None].astype(np.float64) - gallery).sum(axis=2).astype(np.float32)
     np.testing.assert_array_equal(indices, np.argsort(distances, axis=1, kind="stable")[:, :3])
 
@@ -134,22 +126,15 @@ def test_distances_do_not_depend_on_how_the_pairs_are_fetched() -> None:
         assert single[0] == block[4, 4999]
 
 
-@pytest.mark.parametrize(
-    ("num_queries", "k", "exclude_self", "pattern"),
-    [
-        (4, 4, True, r"^k = 4 neighbours were asked for; this gallery offers 1 to 3$"),
-        (4, 0, False, r"^k = 0 neighbours were asked for; this gallery offers 1 to 4$"),
-        (3, 1, True, r"^exclude_self needs the queries to be the gallery; found 3 and 4 rows$"),
-    ],
-)
-def test_impossible_requests_are_refused(num_queries: int, k: int, exclude_self: bool, pattern: str) -> None:
-    with pytest.raises(EvaluationError, match=pattern):
-        nearest(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)[:num_queries], k, exclude_self)
+@pytest.mark.parametrize("k", [0, 5])
+def test_impossible_requests_are_refused(k: int) -> None:
+    with pytest.raises(EvaluationError, match=rf"^k = {k} neighbours were asked for; this gallery offers 1 to 4$"):
+        nearest(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32), k)
 
 
 def test_other_dimensions_are_refused() -> None:
     with pytest.raises(EvaluationError, match=r"^gallery has 4 dimensions but queries 2$"):
-        nearest(np.eye(4, dtype=np.float32), np.eye(2, dtype=np.float32), 1, exclude_self=False)
+        nearest(np.eye(4, dtype=np.float32), np.eye(2, dtype=np.float32), 1)
 
 
 @pytest.mark.parametrize("name", ["gallery", "queries"])
@@ -157,10 +142,10 @@ def test_what_cannot_be_compared_is_refused_by_its_name(name: str) -> None:
     given = {"gallery": np.eye(4, dtype=np.float32), "queries": np.eye(4, dtype=np.float32)}
     given[name][2, 1] = np.nan
     with pytest.raises(EvaluationError, match=rf"^{name}: NaN, infinite or huge values in 1 of 4 rows \(2\); find out what the network"):
-        nearest(**given, k=1, exclude_self=True)
+        nearest(**given, k=1)
 
 
 def test_an_absent_gpu_is_an_error_and_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("faiss.get_num_gpus", lambda: 0)
     with pytest.raises(EvaluationError, match=r"^device 'cuda' was asked for but FAISS finds no GPU here; use device: cpu$"):
-        nearest(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32), 1, exclude_self=True, device="cuda")
+        nearest(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32), 1, device="cuda")

@@ -9,6 +9,7 @@ from PIL import Image
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.evaluator import evaluate
 from dml_core.measurements.contract import FinishedRun, Scored
 from dml_core.measurements.retrieved_images import Options, fixed_queries, measure
 from tests.measurements.conftest import MakeRun
@@ -54,6 +55,14 @@ def test_perfect_and_hopeless_embeddings(finished: MakeRun, packed: Path, tmp_pa
     places = np.array([np.flatnonzero(np.flatnonzero(labels == label) == index)[0] for index, label in enumerate(labels)])
     hopeless = np.eye(places.max() + 1)[places]  # an image equals those of other classes at the same position in their class
     assert set(measure(finished(embeddings=hopeless), Options(num_neighbours=3), tmp_path).values()) == {0.0}
+
+
+def test_at_the_same_distance_a_wrong_image_comes_first_whatever_the_order(finished: MakeRun, packed: Path, tmp_path: Path) -> None:
+    """As in Recall@1: an image's duplicates of other classes are not hidden by those of its class with a lower index."""
+    labels = PackedDataset(packed, "test").labels
+    of_equals = np.eye(4)[np.arange(len(labels)) % 4]
+    scores = measure(finished(embeddings=of_equals), Options(num_queries=3, num_neighbours=1), tmp_path)
+    assert scores["right_among_nearest"] == evaluate(of_equals, labels)["recall@1"] == 0
 
 
 def test_a_role_in_which_nothing_can_be_found_is_refused(finished: MakeRun, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # in a search of the whole g
 
 
 def nearest(
-    gallery: ArrayLike, queries: ArrayLike, k: int, exclude_self: bool, metric: Metric = "cosine", device: Device = "cpu"
+    gallery: ArrayLike, queries: ArrayLike, k: int, metric: Metric = "cosine", device: Device = "cpu"
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the `k` nearest gallery items of each query, nearest first, ties by index.
 
@@ -45,7 +45,6 @@ def nearest(
         gallery: (N, D).
         queries: (Q, D).
         k: number of neighbours.
-        exclude_self: query i is gallery item i and is excluded from its own neighbours; duplicates of it are not.
         metric: similarities are cosines, or negative distances for "euclidean".
         device: where FAISS searches; "cuda" shards the gallery over all GPUs, and searches on the CPU for more than 2,040 neighbours.
 
@@ -53,25 +52,22 @@ def nearest(
         indices (Q, k) and similarities (Q, k).
 
     Raises:
-        EvaluationError: fewer than k items to choose from, sizes that do not fit, embeddings that cannot be compared, or no GPU.
+        EvaluationError: fewer than k items to choose from, embeddings that cannot be compared, or no GPU.
     """
     gallery_points = as_points(checked_embeddings(gallery, "gallery"), metric)
     query_points = as_points(checked_embeddings(queries, "queries"), metric)
     if gallery_points.raw.shape[1] != query_points.raw.shape[1]:
         raise EvaluationError(f"gallery has {gallery_points.raw.shape[1]} dimensions but queries {query_points.raw.shape[1]}")
-    if exclude_self and len(gallery_points) != len(query_points):
-        raise EvaluationError(f"exclude_self needs the queries to be the gallery; found {len(query_points)} and {len(gallery_points)} rows")
-    num_choices = len(gallery_points) - exclude_self
-    if not 1 <= k <= num_choices:
-        raise EvaluationError(f"k = {k} neighbours were asked for; this gallery offers 1 to {num_choices}")
+    if not 1 <= k <= len(gallery_points):
+        raise EvaluationError(f"k = {k} neighbours were asked for; this gallery offers 1 to {len(gallery_points)}")
     with one_thread(not is_large(gallery_points.raw.size * len(query_points))):
-        return _search(gallery_points, query_points, k, exclude_self, device)
+        return _search(gallery_points, query_points, k, device)
 
 
-def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _search(gallery: Points, queries: Points, k: int, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     _, origin_D = around_mean(gallery)
     centred_ND = centred(gallery, origin_D)
-    num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
+    num_candidates = min(len(gallery), k + NUM_SPARE_CANDIDATES)
     index = _flat_index(centred_ND.shape[1], device, num_candidates)
     index.add(centred_ND)
     largest_norm = float(np.linalg.norm(centred_ND, axis=1).max())
@@ -82,18 +78,16 @@ def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device
         which = np.arange(rows.start, rows.stop)
         rows_QD = centred(queries, origin_D, which)
         found_Qm, candidates_Qm = index.search(rows_QD, num_candidates)
-        indices_Qk[rows], distances_Qk[rows] = _in_order(gallery, queries, which, candidates_Qm, k, exclude_self)
+        indices_Qk[rows], distances_Qk[rows] = _in_order(gallery, queries, which, candidates_Qm, k)
         error_Q = 2 * rounding_error("euclidean", np.linalg.norm(rows_QD, axis=1), largest_norm, rows_QD.shape[1])
         if num_candidates < len(gallery):
             open_queries.append(which[found_Qm[:, -1] - error_Q <= distances_Qk[rows, -1]])
     for some in [part[rows] for part in open_queries for rows in blocks(len(part), NUM_QUERIES_AT_ONCE)]:
-        indices_Qk[some], distances_Qk[some] = _among_all(gallery, queries, some, k, exclude_self)
+        indices_Qk[some], distances_Qk[some] = _among_all(gallery, queries, some, k)
     return indices_Qk, as_similarities(distances_Qk, gallery.metric)
 
 
-def _among_all(
-    gallery: Points, queries: Points, which_I: NDArray[np.int64], k: int, exclude_self: bool
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _among_all(gallery: Points, queries: Points, which_I: NDArray[np.int64], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the first k of the whole gallery by (distance, index) for each of these queries, (I, k).
 
     Distances are bounded by float64 products around the gallery's mean, where points close together have small norms and so small errors;
@@ -105,9 +99,6 @@ def _among_all(
     for columns in blocks(len(gallery), NUM_ITEMS_AT_ONCE):
         items_J = np.arange(columns.start, columns.stop)
         low_IJ, high_IJ = bracketed(asked_ID, gallery.rows(columns) - origin_D)
-        if exclude_self:
-            is_self_IJ = which_I[:, None] == items_J
-            low_IJ[is_self_IJ] = high_IJ[is_self_IJ] = np.inf
         is_near_IJ = np.maximum(low_IJ, 0) < distances_Ik[:, -1:]  # of ties the earlier items stay
         if columns.start == 0 and len(items_J) > k:
             is_near_IJ &= low_IJ <= np.partition(high_IJ, k - 1, axis=1)[:, k - 1 : k]
@@ -146,13 +137,11 @@ def _flat_index(num_dimensions: int, device: Device, num_candidates: int) -> Any
 
 
 def _in_order(
-    gallery: Points, queries: Points, pending: NDArray[np.int64], candidates_Qm: NDArray[np.int64], k: int, exclude_self: bool
+    gallery: Points, queries: Points, pending: NDArray[np.int64], candidates_Qm: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the first k of each query's candidates by (distance, index), without the query itself."""
+    """Return the first k of each query's candidates by (distance, index)."""
     num_queries, num_candidates = candidates_Qm.shape
     flat = squared_distances(gallery, candidates_Qm.ravel(), queries, pending.repeat(num_candidates))
     exact_Qm = flat.reshape(num_queries, num_candidates)
-    if exclude_self:
-        exact_Qm[candidates_Qm == pending[:, None]] = np.inf
     order_Qk = np.lexsort((candidates_Qm, exact_Qm))[:, :k]
     return np.take_along_axis(candidates_Qm, order_Qk, axis=1), np.take_along_axis(exact_Qm, order_Qk, axis=1)

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
+from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
 from dml_core.evaluation.retrieval.geometry import as_points, squared_distances
 from dml_core.evaluation.retrieval.metrics import QueryScores
 from dml_core.evaluation.retrieval.neighbours import nearest
-from dml_core.evaluation.retrieval.sweep import retrieve
+from dml_core.evaluation.retrieval.sweep import Shard, score_queries
+from dml_core.evaluation.retrieval.tiles import usable_device
 
 NUM_SPARE_NEIGHBOURS = 8  # neighbours beyond those listed, searched for wrong ones among ties
 
@@ -76,8 +77,9 @@ def query_outcomes(
     num_neighbours: int,
     query_embeddings: NDArray[Any] | None = None,
     query_labels: NDArray[np.int64] | None = None,
+    sample: NDArray[np.int64] | None = None,
 ) -> QueryOutcomes:
-    """Return scores and nearest neighbours of every query.
+    """Return scores and nearest neighbours of every query, or of some.
 
     Args:
         embeddings: (N, D), the gallery, and also the queries if none are given.
@@ -86,6 +88,7 @@ def query_outcomes(
         num_neighbours: k; fewer if the gallery is smaller.
         query_embeddings: (Q, D).
         query_labels: (Q,).
+        sample: rising indices of the queries to look at; None for all. The result has only these.
 
     Raises:
         EvaluationError: embeddings or labels cannot be scored.
@@ -93,15 +96,22 @@ def query_outcomes(
     is_self = query_embeddings is None or query_labels is None
     queries_QD = embeddings if query_embeddings is None else query_embeddings
     labels_Q = labels if query_labels is None else query_labels
-    queries = None if is_self else [EmbeddingShard(lambda: queries_QD, labels_Q)]
-    scores, _, _ = retrieve([EmbeddingShard(lambda: embeddings, labels)], config, queries)
+    which = np.arange(len(labels_Q)) if sample is None else sample
+    queries_QD, labels_Q = queries_QD[which], labels_Q[which]
+    points, query_points = (as_points(checked_embeddings(rows), config.metric) for rows in (embeddings, queries_QD))
+    _, (codes_N, codes_Q) = label_codes([checked_labels(labels, len(points)), checked_labels(labels_Q, len(query_points))])
+    self_index_Q, device = which if is_self else None, usable_device(config.device)
+    scores = score_queries([Shard(lambda: points, codes_N, 0)], query_points, codes_Q, self_index_Q, config.max_block_bytes, device)
     num_listed = min(num_neighbours, len(labels) - is_self)
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
-    neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at, is_self, config.metric, config.device)
+    neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at + is_self, config.metric, config.device)
+    if is_self:
+        is_other = neighbours != which[:, None]
+        is_other[is_other.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
+        neighbours, similarities = (array[is_other].reshape(-1, num_looked_at) for array in (neighbours, similarities))
     is_right = labels[neighbours] == labels_Q[:, None]
-    points, query_points = (as_points(checked_embeddings(rows), config.metric) for rows in (embeddings, queries_QD))
-    which = np.arange(len(labels_Q)).repeat(num_looked_at)
-    distances = squared_distances(points, neighbours.ravel(), query_points, which).reshape(neighbours.shape)  # similarities tie too often
+    pairs = neighbours.ravel(), np.arange(len(which)).repeat(num_looked_at)
+    distances = squared_distances(points, pairs[0], query_points, pairs[1]).reshape(neighbours.shape)  # similarities tie too often
     order = np.lexsort((neighbours, is_right, distances))[:, :num_listed]
     return QueryOutcomes(scores, *(np.take_along_axis(values, order, axis=1) for values in (neighbours, similarities, is_right)))
 

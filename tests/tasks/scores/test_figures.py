@@ -8,12 +8,13 @@ from PIL import Image
 
 from dml_core.data.prepare import prepare
 from dml_core.data.store.packed import PackedDataset
-from dml_core.evaluation.config import Metric
+from dml_core.evaluation.config import EvaluationConfig, Metric
+from dml_core.evaluation.evaluator import ClassRecall, evaluate
+from dml_core.evaluation.retrieval.outcomes import query_outcomes
 from tasks.scores import figures
 from tasks.scores.figures import (
     MAX_QUERIES,
     NUM_NEIGHBOURS,
-    Retrieval,
     Side,
     choose_queries,
     draw_curves,
@@ -21,11 +22,6 @@ from tasks.scores.figures import (
     look_up,
     rows_to_draw,
 )
-
-
-def found(right: list[bool]) -> Retrieval:
-    numbers = np.arange(len(right))
-    return Retrieval(len(right), numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
 
 
 def test_up_to_a_thousand_queries_are_all_looked_at() -> None:
@@ -48,7 +44,7 @@ def test_of_more_queries_whole_shares_of_classes_are(num_classes: int, per_class
 def test_a_gallery_shows_successes_and_failures(num_right: int, num_wrong: int, expected: tuple[int, int]) -> None:
     mask = [True] * num_right + [False] * num_wrong
     labels = np.arange(len(mask)) // 2
-    right, wrong = rows_to_draw(found(mask), labels, 0)
+    right, wrong = rows_to_draw(np.array(mask), labels, 0)
     assert (len(right), len(wrong)) == expected
     assert all(mask[number] for number in right)
     assert not any(mask[number] for number in wrong)
@@ -61,14 +57,14 @@ def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -
     embeddings = np.random.default_rng(0).standard_normal((len(dataset), 3)).astype(np.float32)
     embeddings[5:25] = embeddings[5]  # more duplicates than neighbours: the query is not among its nearest
     side = Side(dataset, embeddings, dataset.labels)
-    seen = look_up(side, side, "cosine", 0)
-    assert seen.indices.shape == seen.right.shape == (len(dataset), NUM_NEIGHBOURS)
-    assert not (seen.indices == seen.queries[:, None]).any()
+    seen = look_up(side, side, "cosine", 0).outcomes
+    assert seen.neighbours.shape == seen.is_right.shape == (len(dataset), NUM_NEIGHBOURS)
+    assert not (seen.neighbours == np.arange(len(dataset))[:, None]).any()
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     cosines = unit @ unit.T
     np.fill_diagonal(cosines, -2)
     np.testing.assert_allclose(seen.similarities, -np.sort(-cosines, axis=1)[:, :NUM_NEIGHBOURS], atol=1e-5)
-    assert np.array_equal(seen.right, dataset.labels[seen.indices] == dataset.labels[:, None])
+    assert np.array_equal(seen.is_right, dataset.labels[seen.neighbours] == dataset.labels[:, None])
 
 
 def sides(folder: Path, **roles: list[int]) -> dict[str, Side]:
@@ -122,7 +118,26 @@ def test_queries_with_nothing_to_find_are_neither_right_nor_wrong(packed: Path) 
     seen = look_up(side, side, "cosine", 0)
     assert seen.num_scored == 6
     assert seen.queries.tolist() == [0, 1, 2, 4, 5, 6]
-    assert seen.right[:, 0].all()
+    assert seen.outcomes.is_found.all()
+
+
+@pytest.mark.parametrize("num_equal", [2, 25])
+def test_a_query_whose_duplicate_has_another_class_is_missed_as_by_the_evaluator(num_equal: int, packed: Path) -> None:
+    """Also if more images are equally near than are looked at. More queries than are sampled share the gallery."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 12, 50 * num_equal)
+    embeddings = generator.standard_normal((50, 6)).astype(np.float32).repeat(num_equal, axis=0)
+    side = Side(PackedDataset(packed, "test"), embeddings, labels)
+    seen = look_up(side, side, "cosine", 0)
+    by_class: dict[int, ClassRecall] = {}
+    evaluate(embeddings, labels, EvaluationConfig(clustering=False), by_class=by_class)
+    whole = query_outcomes(embeddings, labels, EvaluationConfig(), NUM_NEIGHBOURS)
+    assert np.array_equal(seen.outcomes.is_found, whole.is_found[seen.queries])
+    assert np.array_equal(seen.outcomes.neighbours, whole.neighbours[seen.queries])
+    if seen.num_scored <= MAX_QUERIES:
+        found = np.bincount(labels[seen.queries], seen.outcomes.is_found)
+        assert found.sum() < seen.num_scored / 2
+        assert {label: found[label] for label in by_class} == {label: one.recall * one.num_queries for label, one in by_class.items()}
 
 
 def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
