@@ -149,11 +149,9 @@ def _file_name(module: str, path: Path) -> str:
     return f"{module.replace('.', '/')}{'/__init__' if path.stem == '__init__' else ''}.py"
 
 
+@cache  # most files belong to many steps
 def _form(path: Path) -> str:
-    return _normal_form(path.read_text(encoding="utf-8"))
-
-
-_normal_form = cache(normal_form)  # most files belong to many steps
+    return normal_form(path.read_text(encoding="utf-8"))
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
@@ -171,6 +169,7 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
     return files
 
 
+@cache
 def _module_file(name: str) -> Path | None:
     """Return the file of one of the project's modules; None for a name inside a module or another package. Imports nothing."""
     package, *parts = name.split(".")
