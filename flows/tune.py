@@ -8,7 +8,7 @@ reused, which is how an interrupted search resumes.
 """
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
@@ -27,7 +27,7 @@ from flows.services import Services
 from tasks.checks import bring_weights, check_devices
 from tasks.environment import Project, open_project
 from tasks.locks import FileLock
-from tasks.runs.identity import step_identities
+from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import TunedFile, write_tuned
@@ -105,14 +105,14 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     name = search.identity(dataset)
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
     scores = Scores(search, dataset, services)
-    lock = FileLock(lock_of(search, project))
-    if not lock.acquire(wait=False):
-        say(f"another dml ({lock.holder()}) searches {search.title}; waiting for it")
-        lock.acquire()
-    try:
+    with ExitStack() as held:
+        for path in locks_of(search, dataset, project):
+            lock = FileLock(path)
+            held.callback(lock.release)
+            if not lock.acquire(wait=False):
+                say(f"another dml ({lock.holder()}) searches the same settings as {search.title}; waiting for it")
+                lock.acquire()
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    finally:
-        lock.release()
     file = tuned_file(search, name, dataset, result, services.tags, num_trials)
     tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
@@ -120,12 +120,14 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     return tuned
 
 
-def lock_of(search: Search, project: Project) -> Path:
-    """Return the file of the lock that a search holds: a second shell waits, and then reuses the finished scores.
+def locks_of(search: Search, dataset: DatasetRecord, project: Project) -> list[Path]:
+    """Return the files of the locks that a search holds, in the order to take them: a second shell waits, and then reuses finished scores.
 
-    It is one for all searches of a row on a dataset: they share runs, and each clears the networks of those that it has scored.
+    There is one for each of its first settings. Searches of equal rows, also of several tables, share their runs, and each clears the
+    networks of those that it has scored.
     """
-    return project.state / "tuning" / "locks" / f"{search.table}-{search.row}@{search.dataset}".replace("/", "-")
+    first = (search.spec(number, params, 0) for number, params in enumerate(search.guesses))
+    return [project.state / "tuning" / "locks" / identity for identity in sorted({train_step(spec, dataset).identity for spec in first})]
 
 
 class Scores:

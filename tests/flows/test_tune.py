@@ -14,15 +14,16 @@ from dml_core.errors import TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
-from flows.tune import Scores, lock_of
+from flows.tune import Scores, locks_of
 from tasks.environment import Project
 from tasks.locks import FileLock
-from tasks.runs.identity import step_identities
+from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params
 from tasks.storage import Store
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import plan_searches
+from tasks.tuning.space import lay_over
 from tasks.workers.connection import RayGoneError
 from tests.conftest import ROOT, small_training
 
@@ -45,18 +46,25 @@ def test_networks_of_runs_that_an_interrupted_search_had_scored_are_deleted(tmp_
     assert [path.name for path in (*trained.iterdir(), *embedded.iterdir())] == [HISTORY_FILE]
 
 
-def test_searches_of_one_row_and_dataset_that_differ_in_the_metric_wait_for_each_other(tmp_path: Path) -> None:
-    """They share trainings, whose networks each deletes."""
+def test_searches_that_share_trainings_wait_for_each_other(tmp_path: Path) -> None:
+    """Each deletes the networks of runs that it has scored. They may differ in the metric, or be of equal rows of two tables."""
     project = Project(ROOT, tmp_path, "", "")
     params = load_params(ROOT / "params.yaml")
     recall, precision = (
         plan_searches(params, "project/standing/softtriple", ["synthetic"], 4, 0, metric)[0] for metric in ("recall@1", "map@r")
     )
-    runs = [step_identities(search.spec(0, search.own, 0), DATASET)["train"] for search in (recall, precision)]
-    assert runs[0] == runs[1]
-    assert lock_of(recall, project) == lock_of(precision, project)
-    others = [replace(recall, dataset="glyphs"), replace(recall, row="softmax"), replace(recall, table="softtriple/table1")]
-    assert len({lock_of(search, project) for search in (recall, *others)}) == 4
+    elsewhere = replace(recall, table="softtriple/table1", row="other")
+    second, third = (replace(recall, training=lay_over(recall.training, {"loss.options.gamma": gamma})) for gamma in (0.2, 0.3))
+    for one, other in ((recall, precision), (recall, elsewhere), (second, third)):  # the last two share the loss's published settings
+        runs = [
+            {train_step(search.spec(number, settings, 0), DATASET).identity for number, settings in enumerate(search.guesses)}
+            for search in (one, other)
+        ]
+        assert runs[0] & runs[1]
+        assert {*locks_of(one, DATASET, project)} & {*locks_of(other, DATASET, project)}
+    unlike = plan_searches(params, "project/standing/contrastive", ["synthetic"], 4, 0, "recall@1")[0]
+    for other, dataset in ((replace(recall, seed=1), DATASET), (unlike, DATASET), (recall, DATASET.model_copy(update={"digest": "4567"}))):
+        assert not {*locks_of(recall, DATASET, project)} & {*locks_of(other, dataset, project)}
 
 
 def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +76,15 @@ def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monk
             has_said.set()
 
     search: Any = SimpleNamespace(table="t", row="r", dataset="d", title="t r on d", identity=lambda dataset: "0" * 64)
-    search.on, search.space, search.guesses, search.draw, search.fits = lambda folder: search, (), (), None, None
+    search.on, search.space, search.guesses, search.draw, search.fits = lambda folder: search, (), ({},), None, None
+    search.spec = lambda number, params, pair: RunSpec(
+        dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig()
+    )
     services: Any = SimpleNamespace(project=project, display=SimpleNamespace(say=say))
     monkeypatch.setattr(tune, "training_rows", lambda *_: DATASET)
     monkeypatch.setattr(tune, "check_on", lambda *_: None)
     monkeypatch.setattr(tune.halving, "search", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    first = FileLock(lock_of(search, project))
+    first = FileLock(*locks_of(search, DATASET, project))
     first.acquire()
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(tune._tune, search, DATASET, 16, None, services)
@@ -82,7 +93,7 @@ def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monk
         with suppress(KeyboardInterrupt):
             second.result(60)
     assert is_told
-    assert lines[1:] == [f"another dml ({first.holder()}) searches t r on d; waiting for it"]
+    assert lines[1:] == [f"another dml ({first.holder()}) searches the same settings as t r on d; waiting for it"]
     assert first.acquire(wait=False), "an interrupted search leaves no lock"
     first.release()
 
