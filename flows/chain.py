@@ -32,6 +32,7 @@ from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
 from tasks.data import dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, prefect_server
+from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.remote_images.reading import push_ranges
 from tasks.runs import identity
@@ -394,9 +395,10 @@ def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services:
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
     packed, dataset_key = Path(dataset.folder), f"data/{dataset.digest}"
-    services.store.push_folder(packed, dataset_key)
-    if services.scale.image_cache_gb is not None:
-        push_ranges(services.store, packed, dataset_key)
+    with alone(services.store.locks / f".data-{dataset.digest}"):  # the first of several runs pushes it
+        services.store.push_folder(packed, dataset_key)
+        if services.scale.image_cache_gb is not None:
+            push_ranges(services.store, packed, dataset_key)
     return Job(
         step=step,
         spec=spec,

@@ -26,6 +26,7 @@ from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, world_size
 from dml_core.training.pulse import patient
 from dml_core.training.validation import scorers
+from tasks.locks import alone
 from tasks.remote_images.reading import RemoteImages
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.runs.specs import RunSpec
@@ -112,6 +113,8 @@ def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     extract(model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     with patient():
         store.push(job.embed_key)
+        if world_size() > 1:  # rank 0 says when the job is done: then the shards of all machines are in the store
+            dist.barrier()
     return {}
 
 
@@ -169,7 +172,8 @@ def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImag
     cache_gb = job.scale.image_cache_gb
     with patient():
         if local_rank == 0:
-            store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
+            with alone(store.locks / f".{job.dataset_key.replace('/', '-')}"):  # one of a machine's runs fetches it for all
+                store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
         if world_size() > 1:
             dist.barrier()
     images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)

@@ -1,6 +1,9 @@
 """Extraction writes the same bytes in dataset order for any number of workers; scoring reads them back."""
 
 import json
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +18,14 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.embedder import Embedder
 from dml_core.training.loop import build_system
 from tasks.runs.embeddings import load_embeddings
+from tasks.runs.specs import RunSpec
 from tasks.scores.drawing import Drawing
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.scoring import load_array
+from tasks.storage import Store
+from tasks.workers import work
 from tasks.workers.embedding import BATCH_SIZE, MAX_SHARD_ROWS, extract, shard_rows
+from tasks.workers.jobs import Job
 from tests.conftest import small_training
 from tests.one_view import plain_view
 from tests.workers import spawn
@@ -66,6 +73,28 @@ def test_two_workers_write_the_bytes_of_one(many: Path, tmp_path: Path) -> None:
     assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def embeds_on_its_own_machine(rank: int, job: Job, folder: Path, environment: dict[str, str]) -> None:
+    """Embed with a cache of this worker's own; the second worker's machine is slow to send files."""
+    os.environ.update(environment)
+    push = Store.push
+    if rank == 1:
+        Store.push = lambda store, key: (time.sleep(1), push(store, key))
+    work.embed(replace(job, cache=str(folder / f"machine-{rank}")), CPU, lambda message: None)
+    if rank == 0:  # the flow goes on when rank 0 has ended the job
+        embeddings, _ = load_embeddings(Store(job.store, folder / "driver").pull(job.embed_key), "test")
+        assert len(embeddings) == 300
+
+
+@pytest.mark.slow
+def test_a_job_is_done_when_the_shards_of_all_machines_are_in_the_bucket(many: Path, tmp_path: Path, s3_bucket: str) -> None:
+    address = f"s3://{s3_bucket}/store"
+    Store(address, tmp_path / "driver").push_folder(many, "data/x")
+    spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(num_epochs=0), evaluation=EvaluationConfig())
+    job = Job("embed", spec, "data/x", str(many), "train/x", "embed/x", address, str(tmp_path / "machine-0"))
+    work.train(job, CPU, lambda message: None)
+    spawn(embeds_on_its_own_machine, 2, job, tmp_path, {name: value for name, value in os.environ.items() if name.startswith("AWS_")})
 
 
 @pytest.mark.parametrize("num_rows", [1, 127, 300, 5_924, 60_502, 100_000_000])

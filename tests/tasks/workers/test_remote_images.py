@@ -5,19 +5,24 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from dml_core.data.store.info import IMAGES_FILE
+from dml_core.data.store.ranges import RANGES_FILE
 from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints import writing
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.history import HISTORY_FILE
+from flows import chain
 from tasks.remote_images.cache import LOCK
 from tasks.remote_images.reading import CACHE_FOLDER, GB, push_ranges
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -29,6 +34,7 @@ from tests.conftest import small_training
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 KEY, BOUND = "data/x", 10_000  # bytes; the dataset has 72 images of about 1,400
+SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
 VALIDATED = {"validation": {"share": 0.5}, "keep_epochs": ("best_validation",), "recall_every_epochs": 1}
 
 
@@ -39,10 +45,9 @@ def job(packed: Path, tmp_path: Path, s3_bucket: str) -> Job:
     driver = Store(address, tmp_path / "driver")
     driver.push_folder(packed, KEY)
     push_ranges(driver, packed, KEY)
-    spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
     return Job(
         "train",
-        spec,
+        SPEC,
         KEY,
         str(packed),
         "train/x",
@@ -107,6 +112,29 @@ def test_whole_images_of_an_earlier_run_give_their_room_back(job: Job, tmp_path:
     assert list((tmp_path / "machine").rglob(IMAGES_FILE))
     work.train(job, CPU, lambda message: None)
     assert not list((tmp_path / "machine").rglob(IMAGES_FILE))
+
+
+def test_runs_that_start_together_on_a_machine_fetch_their_dataset_once(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    download = Store.download
+    monkeypatch.setattr(Store, "download", lambda store, key, *more: (fetched.append(key), download(store, key, *more)))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(work._dataset, replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0)
+    assert fetched.count(f"{KEY}/{IMAGES_FILE}") == 1
+
+
+def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path: Path, s3_bucket: str) -> None:
+    store = Store(f"s3://{s3_bucket}/store", tmp_path / "driver")
+    calls: list[str] = []
+    call = store._call
+    store._call = lambda operation, key, **more: (calls.append(f"{operation} {key}"), call(operation, key, **more))[1]
+    services: Any = SimpleNamespace(store=store, scale=ScaleSpec(image_cache_gb=1))
+    dataset: Any = SimpleNamespace(folder=str(packed), digest="x")
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(chain._job, "train", SPEC, dataset, "train/x", "", services) for _ in range(4)]
+    assert {job.result().dataset_key for job in jobs} == {KEY}
+    assert [calls.count(f"upload_file {KEY}/{name}") for name in (IMAGES_FILE, RANGES_FILE)] == [1, 1]
 
 
 def test_an_image_that_is_damaged_in_the_bucket_ends_the_run_in_one_line_and_is_not_trained_on(
