@@ -1,4 +1,4 @@
-"""Store of finished work: a folder, or an S3 bucket that all machines share. No other module accesses object stores.
+"""Store of finished work: a folder, or an S3 bucket that all machines share. No other module reads or writes objects.
 
 A step writes into `folder(key)` on its machine and then calls `push(key)`; a reader calls `pull(key)` first. For a folder store both do
 nothing; for S3 `folder(key)` is a cache, and files are stored with their SHA-256 so that a pull fetches only what differs. Before a step
@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dml_core.data.readers.shared.archives import Progress, download
+from dml_core.data.readers.shared.archives import Progress
 from dml_core.errors import DataError, StoreError
 from dml_core.files import SET_ASIDE, writing
 from tasks.environment import Project, without_secrets
@@ -29,7 +29,7 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE = 8
 READS_AT_ONCE = 32  # requests for byte ranges, of a process
-CHANGED = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "404", "412", "416")  # codes of an object that was replaced, cut or removed
+GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
 logger = logging.getLogger(__name__)
 
@@ -207,25 +207,35 @@ class Store:
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
     def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
-        """Fetch one large object by a signed link; an interrupted fetch resumes where it stopped.
+        """Fetch one large object; an interrupted fetch resumes where it stopped, and starts again if the object was replaced meanwhile.
 
         Raises:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
-        arguments = {"Bucket": self._bucket, "Key": self._object_key(key)}
-        link = self._client.generate_presigned_url("get_object", Params=arguments)
-        try:
-            download(link, path, progress)
-        except DataError as error:
-            raise StoreError(str(error).replace(link, f"{self.address}/{key}")) from None
+        head = self._call("head_object", key)
+        etag, total = head["ETag"], head["ContentLength"]
+        received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
+        received.parent.mkdir(parents=True, exist_ok=True)
+        with received.open("ab") as file, self._one_line("get_object"):
+            if file.tell() < total:
+                answer = self._call("get_object", key, IfMatch=etag, Range=f"bytes={file.tell()}-")
+                for part in answer["Body"].iter_chunks(2**20):
+                    file.write(part)
+                    if progress is not None:
+                        progress(file.tell(), total)
+        received.replace(path)
 
     def read(self, key: str) -> bytes:
         """Return the bytes of one small object.
 
         Raises:
-            StoreError: it cannot be read.
+            DataError: the object was removed, or is archived.
+            StoreError: the bucket cannot be read.
         """
-        return bytes(self._call("get_object", key)["Body"].read())
+        data = self._body(self._client, key)
+        if data is None:
+            raise DataError(f"store {self.address}: {key} is gone or archived; restore it")
+        return data
 
     def version(self, key: str) -> tuple[str, str]:
         """Return the ETag of one object, and the SHA-256 that it was pushed with, empty if it has none.
@@ -247,27 +257,27 @@ class Store:
         Raises:
             StoreError: it cannot be read, or was replaced, cut or removed.
         """
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        given = {"Bucket": self._bucket, "Key": self._object_key(key), "Range": f"bytes={start}-{stop - 1}", "IfMatch": etag}
-        data = b""
-        with self._one_line("get_object"):
-            for is_last in (False, True):
-                try:
-                    answer = self.range_client.get_object(**given)
-                except ClientError as error:
-                    if error.response["Error"]["Code"] in CHANGED:
-                        break
-                    raise
-                try:
-                    data = bytes(answer["Body"].read())
-                    break
-                except BotoCoreError:  # boto3 retries a request, but not a body that ends early
-                    if is_last:
-                        raise
+        data = self._body(self.range_client, key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag) or b""
         if len(data) != stop - start:
             raise StoreError(f"store {self.address}: {key} changed or gone; rerun the command, which pushes it again")
         return data
+
+    def _body(self, client: Any, key: str, **given: Any) -> bytes | None:
+        """Return the body of one object or of its range; None if the object was replaced, cut, removed or archived."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        get = partial(client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
+        with self._one_line("get_object"):
+            try:
+                body = get()["Body"]
+                try:
+                    return bytes(body.read())
+                except BotoCoreError:  # boto3 retries a request, but not a body that ends early
+                    return bytes(get()["Body"].read())
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in GONE:
+                    raise
+        return None
 
     @cached_property
     def range_client(self) -> Any:
@@ -370,23 +380,6 @@ def push_objects(folder: Path, address: str) -> None:
         raise StoreError(f"{folder}: no such folder")
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         Store(address, folder).push_folder(part, part.name)
-
-
-def make_bucket(name: str, login: dict[str, str]) -> None:
-    """Create a bucket on the project's own server, if missing; `login` has boto3's `endpoint_url`, access key and secret key.
-
-    Raises:
-        StoreError: the server does not create it.
-    """
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        client = boto3.client("s3", region_name="us-east-1", **login)
-        if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
-            client.create_bucket(Bucket=name)
-    except (BotoCoreError, ClientError) as error:
-        raise StoreError(f"bucket {name} cannot be created at {login['endpoint_url']}: {without_secrets(str(error))}") from None
 
 
 def enable_s3_weights() -> None:

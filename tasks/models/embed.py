@@ -89,6 +89,8 @@ def embed_batches(
             return view, thumbnail(data, "image", thumbnail_pixels) if thumbnail_pixels else None
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             return f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        except StoreError:
+            raise  # of the whole bucket, whose other images would count as bad, too
         except DmlError as error:
             return str(error).removeprefix("image: ")
 

@@ -130,9 +130,6 @@ def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> N
     shutil.rmtree(project.raw)
     boto3.client("s3").put_object(Bucket=s3_bucket, Key="cub/CUB_200_2011.tgz", Body=archive)
     project.dataset(**CUB, mirror=f"s3://{s3_bucket}/cub")
-    # An interrupted fetch is resumed: its first bytes are not requested again.
-    project.raw.mkdir()
-    (project.raw / ".CUB_200_2011.tgz.partial").write_bytes(archive[:1000])
     project.dml("fetch")
     assert (project.raw / "CUB_200_2011.tgz").read_bytes() == archive
     assert "9 train, 9 test" in project.dml("prepare")
@@ -175,7 +172,7 @@ BAD_CUB: dict[str, tuple[Callable[[Path], object], str]] = {
     "zero-byte file": (lambda raw: image(raw).write_bytes(b""), f"{IMAGE_5}: the file is empty"),
     "not an image": (lambda raw: image(raw).write_bytes(b"<html>moved</html>"), f"{IMAGE_5}: cannot be decoded .not an image"),
     "missing annotation file": (lambda raw: (raw / "CUB_200_2011/images.txt").unlink(), r"images\.txt: missing annotation file"),
-    "missing image": (lambda raw: image(raw).unlink(), f"{IMAGE_5}: the annotations name this image but there is no such file"),
+    "missing image": (lambda raw: image(raw).unlink(), f"{IMAGE_5}: listed, but there is no such file; restore it or correct the list"),
     "path traversal": (edited("images.txt", "001.Species_1/", "../../../"), r"leads out of the folder"),
     "label gap": (edited("classes.txt", "3 003", "9 003"), "gap, 3 is missing"),
     "class with one image": (

@@ -1,5 +1,6 @@
 """Both kinds of store: a folder, and S3 over HTTP."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ import boto3
 import pytest
 
 import tasks.storage
-from dml_core.errors import StoreError
+from dml_core.errors import DataError, StoreError
 from tasks.runs.records import StepRecord, describe_folder, visible_files
 from tasks.storage import Store, copy_objects, push_objects
 
@@ -140,6 +141,34 @@ def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, s
     assert (tmp_path / "raw/a.tgz").read_bytes() == b"mine"
     assert (tmp_path / "raw/sub/b.txt").read_bytes() == b"sub/b.txt"
     assert told == [(9, 9)]
+
+
+def test_an_interrupted_copy_goes_on_only_with_the_object_that_it_began_with(tmp_path: Path, s3_bucket: str) -> None:
+    """Bytes of two versions would make one file of the right length."""
+    client, told = boto3.client("s3"), []
+    for number, content in enumerate((b"o" * 3_000_000, b"n" * 3_000_000)):
+        client.put_object(Bucket=s3_bucket, Key="m/a.zip", Body=content)
+
+        def interrupt(done: int, total: int) -> None:
+            told.append(done)
+            if len(told) == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) if not number else contextlib.nullcontext():
+            copy_objects(f"s3://{s3_bucket}/m", tmp_path, interrupt)
+    assert (tmp_path / "a.zip").read_bytes() == b"n" * 3_000_000
+
+
+def test_an_interrupted_copy_does_not_ask_for_its_first_bytes_again(tmp_path: Path, s3_bucket: str) -> None:
+    content, told = os.urandom(3_000_000), []
+    etag = boto3.client("s3").put_object(Bucket=s3_bucket, Key="m/a.zip", Body=content)["ETag"].strip('"')
+    for there in (1000, len(content)):  # or it was killed before it renamed the file
+        (tmp_path / "a.zip").unlink(missing_ok=True)
+        (tmp_path / f".a.zip.{etag}.partial").write_bytes(content[:there])
+        copy_objects(f"s3://{s3_bucket}/m", tmp_path, lambda done, total: told.append(done))
+        assert (tmp_path / "a.zip").read_bytes() == content
+        assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+    assert told == [1000 + 2**20, 1000 + 2**21, 3_000_000]
 
 
 def test_folder_markers_of_a_bucket_are_no_files(tmp_path: Path, s3_bucket: str) -> None:
@@ -366,3 +395,22 @@ def test_a_range_whose_body_ends_early_is_requested_once_more(
     else:
         with pytest.raises(StoreError, match=r"get_object failed \(.*\); check the bucket"):
             store.read_range("x", 20, 30, '"etag"')
+
+
+@pytest.mark.parametrize("num_cut", [1, 2])
+def test_an_object_whose_body_ends_early_is_requested_once_more(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, num_cut: int
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", CutsBodies(num_cut).address)
+    if num_cut == 1:
+        assert Store(address, tmp_path).read("x") == b"0123456789"
+    else:
+        with pytest.raises(StoreError, match=r"get_object failed \(.*\); check the bucket"):
+            Store(address, tmp_path).read("x")
+
+
+def test_an_object_that_is_gone_is_told_from_a_bucket_that_cannot_be_read(tmp_path: Path, s3_bucket: str) -> None:
+    with pytest.raises(DataError, match="gone/x is gone or archived"):
+        Store(f"s3://{s3_bucket}", tmp_path).read("gone/x")
+    with pytest.raises(StoreError, match=r"get_object failed \(.*NoSuchBucket"):
+        Store("s3://no-such-bucket", tmp_path).read("x")

@@ -15,7 +15,7 @@ import pytest
 
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
-from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.errors import ConfigError, DataError, EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.index.writing import build_index
 from dml_core.trained import TrainedModel
@@ -301,6 +301,30 @@ def test_an_image_that_was_replaced_is_embedded_again(model: TrainedModel, folde
         assert embed_images(model, find_images(source), tmp_path / name, shard_rows=2).num_reused == 2
         rows = np.concatenate([np.load(path) for path in sorted((tmp_path / name).glob("images-*-of-*.npy"))])
         np.testing.assert_allclose(rows, model.embed(paths), atol=1e-5)
+
+
+def test_a_bucket_that_stops_answering_is_no_bad_image(
+    model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials expire after the first shard: with skip_bad the rest of the images would be left out of a finished folder."""
+    client = boto3.client("s3")
+    for number, source in enumerate(sorted(folder.rglob("*.jpg"))[:6]):
+        client.put_object(Bucket=s3_bucket, Key=f"some/{number}.jpg", Body=source.read_bytes())
+    images = find_images(f"s3://{s3_bucket}/some")
+    client.delete_object(Bucket=s3_bucket, Key="some/1.jpg")
+    with monkeypatch.context() as patched:
+        read = Store.read
+
+        def expire(store: Store, key: str) -> bytes:
+            return read(store if key < "3" else Store("s3://no-such-bucket", tmp_path), key)
+
+        patched.setattr(Store, "read", expire)
+        with pytest.raises(StoreError, match="get_object failed"):
+            embed_images(model, images, tmp_path / "out", skip_bad=True, shard_rows=3)
+        assert not (tmp_path / "out/manifest.json").exists()
+    found = embed_images(model, images, tmp_path / "out", skip_bad=True, shard_rows=3)
+    assert found.num_rows == 5
+    assert [name for name, _ in found.bad] == ["1.jpg"]
 
 
 @pytest.mark.parametrize(
