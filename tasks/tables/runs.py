@@ -151,7 +151,13 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             if why_not is not None:
                 reasons[why_not] = None
             elif entry.is_run or choice.rows:
-                runs.setdefault(dataset, []).extend(_runs_of_row(name, table, row, dataset, evaluation, choice))
+                specs = list(_runs_of_row(name, table, row, dataset, evaluation, choice))
+                others = runs.setdefault(dataset, [])
+                twin = next((other.row for other in others if specs[0].model_copy(update={"row": other.row}) == other), None)
+                if choice.track == "common" and twin is not None:
+                    reasons[f"'{entry.label}' is the same run as '{table.rows[twin].label}' on the common track"] = None
+                else:
+                    others.extend(specs)
     if left_out is not None:
         left_out += reasons
     return runs
@@ -203,7 +209,12 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     if dataset not in cached_protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    return None if loss in cached_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    if loss not in cached_protocol(COMMON).variants:
+        return f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    values = common_training(name, row, dataset).model_dump(mode="json")
+    own = ({key: value for key, value in layer.items() if key != "loss"} for layer in (row.training, row.datasets.get(dataset, {})))
+    is_replaced = override(values, *own) != values
+    return f"'{row.label}' differs from its protocol in more than the loss, which alone the common track keeps" if is_replaced else None
 
 
 def _training(name: str, table: TableFile, called: str, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:

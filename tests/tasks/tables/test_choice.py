@@ -91,6 +91,29 @@ def test_rows_and_datasets_without_an_equivalent_say_so() -> None:
     assert any("has no equivalent on the common track (loss 'combined')" in why for why in left_out)
 
 
+@pytest.mark.parametrize(
+    ("name", "dataset", "kept", "why_not"),
+    [
+        ("heated_up_softmax/table1", "cars196", ["sm", "bn", "hbn"], "'LN' differs from its protocol in more than the loss"),
+        ("tuplet_margin/table6", "cars196", ["resnet-50"], "'ResNet-101' differs from its protocol in more than the loss"),
+        ("tuplet_margin/table2", "cub200", ["tml"], "'TML (ours), cropped' is the same run as 'TML (ours)' on the common track"),
+    ],
+)
+def test_no_row_is_run_on_the_common_track_under_the_name_of_a_system_that_it_is_not(
+    name: str, dataset: str, kept: list[str], why_not: str
+) -> None:
+    left_out: list[str] = []
+    runs = runs_of(name, load_table(name), Choice(track="common"), left_out)[dataset]
+    assert [spec.row for spec in runs] == kept
+    assert any(line.startswith(why_not) for line in left_out)
+
+
+@pytest.mark.parametrize("name", paper_tables())
+def test_rows_of_a_table_are_different_runs_on_the_common_track(name: str) -> None:
+    for runs in runs_of(name, load_table(name), Choice(track="common")).values():
+        assert len({spec.model_copy(update={"row": ""}).model_dump_json() for spec in runs}) == len(runs)
+
+
 def test_a_table_whose_images_cannot_be_drawn_has_no_smoke_and_says_so_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="--smoke cannot draw images in the layout of"):
         chosen_runs(load_params(ROOT / "params.yaml"), ["project/claims"], Choice(smoke=True))
