@@ -66,6 +66,16 @@ class SearchRequest(EmbedRequest):
         return self
 
 
+class NeighboursRequest(BaseModel):
+    """An item of the index to search with."""
+
+    model_config = ConfigDict(extra="forbid")
+    position: Annotated[int, Field(ge=0, description="Position of the item, as hits have it.")]
+    index: Annotated[str | None, Field(description="Version of the index that has it there; another one is refused.")] = None
+    k: Neighbours = 10
+    thumbnails: Thumbnails = False
+
+
 class EmbedResponse(BaseModel):
     """Embeddings, one row per image, in the order of the images."""
 
@@ -79,6 +89,7 @@ class SearchResponse(BaseModel):
 
     results: tuple[tuple[Hit, ...], ...]
     model: str
+    index: str | None = Field(description="Version of the index: a change may move its items to other positions.")
 
 
 class Served(BaseModel):
@@ -89,6 +100,7 @@ class Served(BaseModel):
     num_dimensions: int
     metric: Metric = Field(description="Metric of the search.")
     num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
+    index: str | None = Field(description="Version of the index.")
 
 
 class Health(Served):
@@ -144,20 +156,20 @@ def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
         _num_items(served)
         wanted = await _read_request(request, SearchRequest)
         answer = await replicas.answer(wanted.images, wanted.k, wanted.thumbnails)
-        return SearchResponse(results=answer.hits, model=served.model)
+        return SearchResponse(results=answer.hits, model=served.model, index=served.index)
 
     @app.get("/v1/neighbours", dependencies=token)
     async def neighbours(
-        position: Annotated[int, Query(ge=0, description="Position of the item, as hits have it.")],
-        k: Neighbours = 10,
-        thumbnails: Thumbnails = False,
+        wanted: Annotated[NeighboursRequest, Query()],
     ) -> SearchResponse:
         """Find the items of the index that are nearest to one of its items, without that item."""
         num_items = _num_items(served)
-        if position >= num_items:
-            raise HTTPException(404, f"position {position}: the index has {num_items} items, from 0 to {num_items - 1}")
-        answer = await replicas.neighbours(position, k, thumbnails)
-        return SearchResponse(results=answer.hits, model=served.model)
+        if wanted.index not in (None, served.index):
+            raise HTTPException(409, "the index was changed since, and its items have other positions; search with an image again")
+        if wanted.position >= num_items:
+            raise HTTPException(404, f"position {wanted.position}: the index has {num_items} items, from 0 to {num_items - 1}")
+        answer = await replicas.neighbours(wanted.position, wanted.k, wanted.thumbnails)
+        return SearchResponse(results=answer.hits, model=served.model, index=served.index)
 
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=token)
     async def read_metrics() -> Response:
@@ -208,6 +220,8 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
     Raises:
         HTTPException: 400, 413, 415 or 422.
     """
+    for name in request.query_params:
+        raise HTTPException(422, f"{name}: send it as a field of the body, not in the address")
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if content_type == "application/json":

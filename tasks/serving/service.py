@@ -89,6 +89,7 @@ def describe_service(model: TrainedModel, index: Index | None) -> Served:
         num_dimensions=model.num_dimensions,
         metric=model.metric if index is None else index.metric,
         num_items=None if index is None else index.num_items,
+        index=None if index is None else index.info.version,
     )
 
 

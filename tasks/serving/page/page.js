@@ -38,7 +38,7 @@ function sharpen(shown) {
   shown.classList.toggle("small", Math.max(shown.naturalWidth, shown.naturalHeight) <= SMALL_PIXELS);
 }
 
-function card(hit, rank) {
+function card(hit, rank, index) {
   const frame = element("span", "picture", ...(hit.thumbnail ? [] : ["no picture"]));
   if (hit.thumbnail) {
     const shown = element("img", "");
@@ -55,14 +55,14 @@ function card(hit, rank) {
   button.append(name, element("span", "score", `${rank}. ${nearness(hit.score)}`));
   if (query.file && hit.score >= SAME[metric]) button.append(element("span", "same", "same picture"));
   button.append(element("span", "action", "Search with this"));
-  button.addEventListener("click", () => ask({ hit }));
+  button.addEventListener("click", () => ask({ hit, index }));
   return element("li", "", button);
 }
 
 async function requested() {
   const headers = token.value ? { Authorization: `Bearer ${token.value}` } : {};
   if (query.hit) {
-    return fetch(`/v1/neighbours?position=${query.hit.position}&k=${k.value}&thumbnails=true`, { headers });
+    return fetch(`/v1/neighbours?position=${query.hit.position}&index=${query.index}&k=${k.value}&thumbnails=true`, { headers });
   }
   const form = new FormData();
   form.append("image", query.file);
@@ -97,7 +97,7 @@ async function search() {
       return say(answer.error, true);
     }
     const hits = answer.results[0];
-    results.replaceChildren(...hits.map((hit, place) => card(hit, place + 1)));
+    results.replaceChildren(...hits.map((hit, place) => card(hit, place + 1, answer.index)));
     if (hadFocus) results.querySelector("button")?.focus();
     say(`${hits.length} found in ${Math.round(performance.now() - begun)} ms, nearest first`);
   } catch {

@@ -117,6 +117,8 @@ def test_neighbours_of_an_item_are_the_index_s_without_the_item(client: Callable
         ("position=1&k=0", 422, "k"),
         ("position=1&k=1001", 422, "k"),
         ("position=1&thumbnails=perhaps", 422, "thumbnails"),
+        ("position=1&thumbnail=true", 422, "thumbnail: "),
+        ("position=1&index=0123456789ab", 409, "other positions"),
     ],
 )
 def test_a_wrong_position_is_refused_in_one_line(client: Callable[..., TestClient], query: str, status: int, says: str) -> None:
@@ -124,6 +126,20 @@ def test_a_wrong_position_is_refused_in_one_line(client: Callable[..., TestClien
     assert (refused.status_code, list(refused.json())) == (status, ["error"])
     assert says in refused.json()["error"]
     assert "\n" not in refused.json()["error"]
+
+
+def test_a_position_is_of_the_version_of_the_index_that_was_searched(client: Callable[..., TestClient], made: Made) -> None:
+    image = {"image": made.files[0].read_bytes()}
+    answer = client().post("/v1/search", files=image).json()
+    assert answer["index"] == client().get("/v1/health").json()["index"] == Index.open(made.index).info.version
+    assert client().get("/v1/neighbours", params={"position": 1, "index": answer["index"]}).json()["index"] == answer["index"]
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/embed"])
+def test_a_field_in_the_address_of_a_request_with_a_body_is_refused(client: Callable[..., TestClient], made: Made, path: str) -> None:
+    """It would have no effect."""
+    refused = client().post(f"{path}?k=5", files={"image": made.files[0].read_bytes()})
+    assert (refused.status_code, refused.json()) == (422, {"error": "k: send it as a field of the body, not in the address"})
 
 
 def test_without_an_index_there_are_no_neighbours(client: Callable[..., TestClient]) -> None:
