@@ -266,6 +266,8 @@ def set_environment(project: Project) -> None:
         os.environ["DML_STORE"] = _store(os.environ["DML_STORE"])
     for name, value in stack_environment(project.state).items():
         os.environ.setdefault(name, value)
+    if (direct := os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")) != "*":
+        os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost"]))
     defaults = {
         "PREFECT_HOME": str(project.state / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

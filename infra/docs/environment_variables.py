@@ -39,6 +39,7 @@ QUIET_MLFLOW = "Less output from MLflow."
 LOOPBACK = "Ray and the workers' collectives listen on 127.0.0.1 only."
 ONE_FLOW = "Not needed by the temporary server of one flow."
 REASONS = {
+    "no_proxy": "Servers of this machine are reached without the proxy that `http_proxy` names; added to your own list.",
     "PREFECT_HOME": "Records of finished steps stay with the project.",
     "PREFECT_SERVER_ANALYTICS_ENABLED": NOTHING_IS_SENT,
     "PREFECT_LOGGING_LEVEL": "Without a server, only the project's lines are printed; with one, the flow run's log has all lines.",

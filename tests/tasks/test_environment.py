@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,22 @@ def test_a_relative_folder_is_the_same_for_processes_with_another_working_direct
     monkeypatch.chdir(inside / "sub")  # as DVC and Ray's workers have another one
     assert os.environ[name] == str(inside / "own")
     assert find_project() == first
+
+
+@pytest.mark.parametrize(
+    ("named", "used"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"NO_PROXY": ".example.org,localhost"}, ".example.org,localhost,127.0.0.1"),
+        ({"no_proxy": "a,b", "NO_PROXY": "c"}, "a,b,127.0.0.1,localhost"),
+    ],
+)
+def test_servers_of_this_machine_are_not_looked_for_behind_a_proxy(named: dict[str, str], used: str, inside: Path) -> None:
+    os.environ |= {"http_proxy": "http://proxy.example.org:3128"} | named
+    for _ in range(2):  # a command and those that it starts
+        open_project()
+        assert os.environ["no_proxy"] == used
+    assert requests.utils.should_bypass_proxies("http://127.0.0.1:4200/api", None)
 
 
 def test_a_home_in_a_folder_s_name_is_replaced(inside: Path) -> None:
