@@ -48,7 +48,7 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         seed=network.tags[SEED_TAG],
         trained=network.tags.get(TRAINED_TAG, NOT_KNOWN),
         commit=network.tags.get("dml.git_commit", NOT_KNOWN),
-        dimensions=training.model.head.embedding_dim or "as many as the backbone has features",
+        dimensions=training.model.head.embedding_dim,
         start=STARTS.get(weights, f"`{weights}`"),
         licence=DATA_LICENCES.get(reader or "", NOT_KNOWN),
         held_out=", ".join(f"{name} {value}" for name, value in held_out.items()) or "nothing",

@@ -46,7 +46,7 @@ def test_every_fact_stands_in_the_card() -> None:
         "- dataset: own, content d1; images: 36 train, 30 test",
         "- licence of the images: drawn by this package, Apache-2.0",
         "- held out of training to choose settings: nothing",
-        "On 2 classes that it was not trained on, role `test`.",
+        "On the 2 classes of the role `test`.",
         "| recall@1 | 0.6250 |",
         "| nmi | 0.5000 |",
         "| recall@1, mean of the classes | 0.6250, 95 % interval [0.0019, 0.9993] |",
@@ -74,7 +74,7 @@ def test_one_class_or_equal_classes_have_no_interval(recalls: dict[int, float]) 
 def test_scores_on_other_classes_and_kept_epochs_are_called_so() -> None:
     parameters = {"training": TRAINING, "evaluation": {"role": "validation", "metric": "cosine", "epoch": "best_validation"}}
     text = card(replace(NETWORK, parameters=parameters))
-    assert "On 2 validation classes, role `validation`." in text
+    assert "On the 2 classes of the role `validation`." in text
     assert "- weights of the best_validation epoch\n" in text
 
 
@@ -96,7 +96,8 @@ def test_held_out_classes_and_a_network_without_a_head_are_named() -> None:
     head = {"kind": "bn_neck", "embedding_dim": None}
     text = card(with_training(validation={"share": 0.25}, model={**TRAINING["model"], "head": head}))
     assert "- held out of training to choose settings: share 0.25" in text
-    assert "An image in, as many as the backbone has features numbers out" in text
+    assert "An image in, as many numbers as the backbone has features out" in text
+    assert "- network: small_cnn, head bn_neck\n" in text
 
 
 def test_licences_are_those_of_readers() -> None:
