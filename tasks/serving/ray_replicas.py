@@ -31,7 +31,7 @@ class RayReplica(Replica):
     Args:
         model: folder of the network.
         index: folder of the index, or None.
-        versions: identity of the network and version of the index that the service was started with.
+        versions: identity of the network, hash of its weights and version of the index that the service was started with.
         num_threads: decoder threads.
         max_batch: maximum number of images per forward pass.
         on_loopback: whether Ray runs only on this machine and must not be reachable from others.
@@ -41,13 +41,14 @@ class RayReplica(Replica):
     """
 
     def __init__(
-        self, model: str, index: str | None, versions: tuple[str, str | None], num_threads: int, max_batch: int, on_loopback: bool
+        self, model: str, index: str | None, versions: tuple[str | None, ...], num_threads: int, max_batch: int, on_loopback: bool
     ) -> None:
         if on_loopback:
             _keep_to_loopback()
         network, opened = load_model(model), Index.open(Path(index)) if index is not None else None
-        if (network.identity, opened and opened.info.version) != versions:
-            raise ConfigError(f"{model if network.identity != versions[0] else index}: changed since the service started; start it again")
+        found = (network.identity, network.weights_sha256, opened and opened.info.version)
+        if found != versions:
+            raise ConfigError(f"{model if found[:2] != versions[:2] else index}: changed since the service started; start it again")
         super().__init__(network, opened, num_threads, max_batch)
 
     async def check(self) -> bool:
@@ -112,7 +113,7 @@ def start_replicas(
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )
         index_folder, version = (str(index.folder.absolute()), index.info.version) if index is not None else (None, None)
-        versions = (model.identity, version)
+        versions = (model.identity, model.weights_sha256, version)
         application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch, address == "local")
         serve.start(proxy_location="Disabled")
         return RayReplicas(serve.run(application, name=name, route_prefix=None))
