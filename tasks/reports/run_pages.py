@@ -6,6 +6,7 @@ selected, with all neighbours of each; counts and scores always cover all querie
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ def _write_run(
         pictures=[load_picture(path, run.scores, len(figures), PictureCache()) for path in figures],
         album=album,
         method=evaluated.method,
+        again=_command(f"{run.spec.dataset}/{run.spec.variant}/{run.spec.seed}", evaluated),
         selectable=frozenset(images.selectable.tolist()),
         scripts=[ITEMS, f"{stem}.js", PLOTLY],
     )
@@ -191,6 +193,7 @@ def _write_comparison(
         summaries=summaries,
         comparison=comparison,
         bold=BOLD,
+        again=_command(f"{selected.dataset.name} --seed {selected.seed}", next(iter(runs.values()))),
         only={(one, other): int((correct[one] & ~correct[other]).sum()) for one in order for other in order},
         scripts=[ITEMS, COMPARISON],
     )
@@ -200,6 +203,12 @@ def _write_comparison(
         for variant in order
     ]
     (folder / COMPARISON).write_text(f"look.runs = {_json(data)};\n")
+
+
+def _command(named: str, evaluated: EvaluatedRun) -> str:
+    """Return the command that writes pages of the named runs with the options of these."""
+    options = [f"--set {shlex.quote(setting)}" for setting in evaluated.run.spec.overrides]
+    return " ".join(["dml look", named, *options, *(["--map pca"] if evaluated.method == "pca" else [])])
 
 
 # ---------------------------------------------------------------- what scripts read

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,22 @@ def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path:
     with pytest.raises(ConfigError, match="contains other files"):
         write_look(project, choose(project, params, "photos/softmax"), None, tmp_path / "own", "pca", quiet)
     assert (tmp_path / "own" / "letter.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("photos", "dml look photos --seed 1 --set 'comparison.protocol.optimiser={name: sgd}' --map pca"),
+        ("photos/softmax/1", "dml look photos/softmax/1 --set 'comparison.protocol.optimiser={name: sgd}' --map pca"),
+    ],
+)
+def test_the_command_at_the_end_writes_the_same_pages_again(made: Made, tmp_path: Path, named: str, says: str) -> None:
+    selected = choose(*made, named, 1 if named == "photos" else None)
+    setting = ("comparison.protocol.optimiser={name: sgd}",)
+    runs = tuple(replace(run, spec=run.spec.model_copy(update={"overrides": setting})) for run in selected.runs)
+    write_look(made[0], replace(selected, runs=runs), None, tmp_path / "look", "pca", quiet)
+    [footer] = page(tmp_path / "look" / "index.html").all("footer")
+    assert footer.all("code")[-1].text == says
 
 
 def test_scores_that_do_not_match_the_embeddings_are_refused(tmp_path: Path) -> None:
