@@ -20,7 +20,7 @@ from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_am
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.finished import intact_record, parse_run_name
 from tasks.runs.identity import NETWORK_IDENTITY
-from tasks.runs.records import hash_of_files
+from tasks.runs.records import StepRecord, hash_of_files
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.sealed import read_bytes
 from tasks.storage import open_store
@@ -140,7 +140,7 @@ def package(project: Project, run: TrainedRun) -> Path:
     """Return the folder of a run's network, extracted from the present checkpoint.
 
     Raises:
-        StoreError: the checkpoint is damaged, missing, or not of all epochs.
+        StoreError: the checkpoint is damaged, missing, not of all epochs, or of a training that was killed before its record.
     """
     folder = project.state / "models" / run.network
     record = intact_record("train", run.trained)
@@ -150,7 +150,7 @@ def package(project: Project, run: TrainedRun) -> Path:
         made = intact_description(folder)
         is_current = made is not None and (made.identity, made.metric, made.title) == wanted
         if not is_current or made_from not in (None, read_bytes(folder / MADE_FROM_FILE)):
-            _extract(project, run, folder)
+            _extract(project, run, record, folder)
             try:
                 write_whole(folder / MADE_FROM_FILE, made_from or b"")
             except OSError as error:
@@ -158,9 +158,10 @@ def package(project: Project, run: TrainedRun) -> Path:
     return folder
 
 
-def _extract(project: Project, run: TrainedRun, folder: Path) -> None:
-    """Write a run's network from its checkpoint into a folder, replacing an existing one."""
-    trained = open_store(project).pull(f"train/{run.trained}")
+def _extract(project: Project, run: TrainedRun, record: StepRecord | None, folder: Path) -> None:
+    """Write a run's network from its checkpoint, which must be the recorded one, into a folder, replacing an existing one."""
+    store = open_store(project)
+    trained = store.pull(f"train/{run.trained}") if record is None else store.checked(record)
     checkpoint = load_checkpoint(trained, run.trained)
     if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
         raise StoreError(f"{trained}: not the checkpoint of a finished training; train it again: dml reproduce")

@@ -118,8 +118,11 @@ def test_a_network_has_the_name_that_the_parameters_give_its_dataset_now(project
         assert load_model(resolve_model(f"{name}/good/0", own)).title == f"{name} / good / seed 0"
 
 
-def trained_again(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Return a copy of the project whose network `own/good/0` is extracted, and then trained to other weights under the same identity."""
+def trained_again(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool = False) -> Project:
+    """Return a copy of the project whose network `own/good/0` is extracted, and then trained to other weights under the same identity.
+
+    With `is_killed` the second training has no record.
+    """
     shutil.copytree(project.store, tmp_path / "store")
     own = replace(project, state=tmp_path / "state", store=str(tmp_path / "store"))
     records = tmp_path / "records"
@@ -139,22 +142,34 @@ def trained_again(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if name.startswith("model.") and value.is_floating_point():
             value += 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
     save_checkpoint(folder, checkpoint)
-    record()
+    if not is_killed:
+        record()
     return own
 
 
 def test_a_network_that_was_trained_again_is_extracted_again(
     project: Project, dataset: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = trained_again(project, tmp_path, monkeypatch)
     images = [dataset.raw_bytes(index) for index in range(3)]
+    before = load_model(resolve_model("own/good/0", project)).embed(images)
+    own = trained_again(project, tmp_path, monkeypatch)
     folder = resolve_model("own/good/0", own)
     written = (folder / "network.pt").stat().st_mtime_ns
     rows = load_model(folder).embed(images)
-    assert not np.allclose(rows, load_model(resolve_model("own/good/0", project)).embed(images), atol=1e-3)
+    assert not np.allclose(rows, before, atol=1e-3)
     fresh = replace(own, state=tmp_path / "other state")
     np.testing.assert_array_equal(rows, load_model(resolve_model("own/good/0", fresh)).embed(images))
     assert (resolve_model(find_run(own, "own/good/0").trained, own) / "network.pt").stat().st_mtime_ns == written, "extracted once"
+
+
+def test_a_network_whose_training_was_killed_before_its_record_is_not_taken_for_the_recorded_one(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_model(resolve_model("own/good/0", project)).weights_sha256
+    own = trained_again(project, tmp_path, monkeypatch, is_killed=True)
+    assert load_model(resolve_model("own/good/0", own)).weights_sha256 == before
+    with pytest.raises(StoreError, match=r"checkpoint\.pt: changed or gone since its step recorded it; start the same dml reproduce again"):
+        resolve_model("own/good/0", replace(own, state=tmp_path / "other state"))
 
 
 def test_an_index_refuses_its_network_after_that_was_trained_again(
