@@ -92,7 +92,7 @@ class WorkerGroup:
         """
         self._idle.clear()
         try:
-            return self._run(replace(job, num_loader_workers=self._placement.num_loaders), watch, spent)
+            return self._run(job, watch, spent)
         finally:
             self._idle.set()
 
@@ -141,7 +141,7 @@ class WorkerGroup:
         """
         if self._thread is None or not self._thread.is_alive():
             self._start()
-        self._ask("submit", job)
+        self._ask("submit", replace(job, num_loader_workers=self._placement.num_loaders))
         submitted = looked_for_room = time.monotonic()
         while True:
             is_alive = self._thread is not None and self._thread.is_alive()
@@ -298,47 +298,47 @@ class WorkerGroup:
 
     def _make_way_if_there_is_room(self, job: Job) -> None:
         """Ask the group to end after a checkpoint if a larger one could do its job."""
-        more = self._room() - self._num_workers
-        if 0 < more <= self._num_free():
+        fitted = self._fitted()
+        more = fitted.num_workers - self._num_workers
+        if 0 < more <= self._num_free(fitted):
             self._say(f"{job.spec.title}: there is room for {counted(more, 'more worker')}")
             self._ask("make_way")
 
     def _fitting_size(self) -> int:
-        """Return the number of workers of a group that starts now; an elastic run gets as many as there is room for."""
+        """Return the number of workers of a group that starts now; an elastic run is placed anew, on as many as there is room for."""
         if not self._scale.is_elastic:
             return self._placement.num_workers
         until = time.monotonic() + FREE_SECONDS  # the resources of a group that just ended are free in a moment
-        while self._num_free() < self._room() and time.monotonic() < until:
+        while True:
+            self._placement = self._fitted()
+            num_free = self._num_free(self._placement)
+            if num_free >= self._placement.num_workers or time.monotonic() > until:
+                return max(self._scale.fewest_workers, min(self._placement.num_workers, num_free))
             time.sleep(POLL_SECONDS)
-        return max(self._scale.fewest_workers, min(self._room(), self._num_free()))
 
-    def _room(self) -> int:
-        """Return the number of workers that fit on the current machines, with the flow's other groups."""
+    def _fitted(self) -> Placement:
+        """Return the placement of an elastic run on the current machines and the same kind of device, with the flow's other groups."""
         from ray._private.state import total_resources_per_node
 
+        nodes, last = _nodes_that_stay(total_resources_per_node()), self._placement
+        flow = self._scale.model_copy(update={"concurrent_runs": last.num_groups, "device": last.device})
         try:
-            flow = self._scale.model_copy(update={"concurrent_runs": self._placement.num_groups})
-            return choose(flow, _of_nodes_that_stay(total_resources_per_node())).num_workers
+            return replace(choose(flow, sum(map(Counter, nodes), Counter()), nodes), num_groups=last.num_groups)
         except TrainingError:  # no resources at the moment
-            return self._scale.fewest_workers
+            return replace(last, num_workers=self._scale.fewest_workers)
 
-    def _num_free(self) -> int:
+    def _num_free(self, placement: Placement) -> int:
         from ray._private.state import available_resources_per_node
 
-        free = _of_nodes_that_stay(available_resources_per_node())
-        return int(free["GPU"]) if self._placement.device == "cuda" else int(free["CPU"]) // max(1, self._placement.num_cores)
+        return placement.num_places(_nodes_that_stay(available_resources_per_node()))
 
 
-def _of_nodes_that_stay(resources: dict[str, dict[str, float]]) -> Counter[str]:
-    """Sum the resources of all nodes except those that Ray is draining: nothing is started there."""
+def _nodes_that_stay(resources: dict[str, dict[str, float]]) -> list[dict[str, float]]:
+    """Return the resources of each node except those that Ray is draining: nothing is started there."""
     from ray._private.state import state
 
     leaving = state.get_draining_nodes()
-    total: Counter[str] = Counter()
-    for node, amounts in resources.items():
-        if node not in leaving:
-            total.update(amounts)
-    return total
+    return [amounts for node, amounts in resources.items() if node not in leaving]
 
 
 def _serve(config: dict[str, Any]) -> None:

@@ -44,6 +44,10 @@ class Placement:
         """Resources requested from Ray for each worker."""
         return {"CPU": self.num_cores} | ({"GPU": _gpu_share(self.runs_per_gpu)} if self.device == "cuda" else {})
 
+    def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
+        """Return the number of workers that fit on machines with these resources."""
+        return _num_places(nodes, self.device, self.num_cores, self.runs_per_gpu)
+
     @property
     def text(self) -> str:
         """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
@@ -99,14 +103,16 @@ def _gpu_share(runs_per_gpu: int) -> float:
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:
     """Return a worker's loader processes and the CPUs reserved for it: as many as it can use and every worker can have."""
-
-    def places(num_cores: int) -> int:
-        """Return the number of workers with this many CPUs that fit on the machines."""
-        by_cores = [int(node.get("CPU", 0)) // num_cores for node in nodes]
-        by_device = by_cores if device == "cpu" else [scale.runs_per_gpu * int(node.get("GPU", 0)) for node in nodes]
-        return sum(map(min, by_cores, by_device))
-
     requested = scale.num_loader_workers
     wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
-    num_cores = next((number for number in range(1 + wanted, 0, -1) if places(number) >= num_workers), 0)
+    fitting = (number for number in range(1 + wanted, 0, -1) if _num_places(nodes, device, number, scale.runs_per_gpu) >= num_workers)
+    num_cores = next(fitting, 0)
     return (max(0, num_cores - 1) if requested == "auto" else requested), num_cores
+
+
+def _num_places(nodes: Sequence[Mapping[str, float]], device: str, num_cores: int, runs_per_gpu: int) -> int:
+    """Return the number of workers with this many CPUs that fit on the machines; with none, on a GPU."""
+    by_device = [runs_per_gpu * int(node.get("GPU" if device == "cuda" else "CPU", 0)) for node in nodes]
+    return sum(
+        min(places, int(node.get("CPU", 0)) // num_cores) if num_cores else places for places, node in zip(by_device, nodes, strict=True)
+    )

@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray._private import state
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
+from tasks.workers import group
 from tasks.workers.placement import choose
 
 
@@ -148,3 +154,43 @@ def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs
     printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
     chosen = choose(ScaleSpec(num_workers=2), json.loads(printed.splitlines()[-1]))
     assert (chosen.device, chosen.num_workers) == ("cuda", 1)
+
+
+LARGE, SMALL = {"CPU": 17.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}
+TAKEN = {"CPU": 0.0, "GPU": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "joining", "free", "asked", "size", "num_cores"),
+    [
+        (4, SMALL, SMALL, True, 2, 4),  # the workers that reserved 17 cores reserve 4, so that a place is there for both
+        (4, SMALL, {"CPU": 1.0, "GPU": 1.0}, False, 1, 4),  # its cores are another flow's
+        (4, {"CPU": 64.0}, {"CPU": 64.0}, False, 1, 17),  # no GPU, and the run has begun on one
+        (1, SMALL, SMALL, False, 1, 4),
+    ],
+)
+def test_an_elastic_run_grows_only_where_its_workers_fit(
+    num_workers: int,
+    joining: dict[str, float],
+    free: dict[str, float],
+    asked: bool,
+    size: int,
+    num_cores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine with fewer cores joins: Ray would wait for a place that no machine has, until the run is given up."""
+    scale = ScaleSpec(num_workers=(1, num_workers))
+    monkeypatch.setattr(state, "state", SimpleNamespace(get_draining_nodes=dict, disconnect=lambda: None))
+    monkeypatch.setattr(state, "total_resources_per_node", lambda: {"first": LARGE, "second": joining})
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {"first": TAKEN, "second": free})
+    monkeypatch.setattr(group, "FREE_SECONDS", 0.0)
+    workers = group.WorkerGroup(choose(scale, LARGE), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+    workers._num_workers, calls = 1, []
+    monkeypatch.setattr(workers, "_ask", calls.append)
+    job: Any = SimpleNamespace(spec=SimpleNamespace(title="run"))
+    workers._make_way_if_there_is_room(job)
+    assert calls == ["make_way"] * asked
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {"first": LARGE, "second": free})  # the group has ended
+    assert workers._fitting_size() == size
+    assert workers._placement.num_cores == num_cores
