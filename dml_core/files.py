@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from dml_core.errors import StoreError
 SEAL = "sha256"  # key of the hash of all other values
 FIRST_SEALED_FORMAT = 2
 SET_ASIDE = ".damaged-"
+LEFTOVER = r"\..+\.[0-9a-f]{32}"  # name of a file that a killed process was writing (`writing`)
 
 
 def check_regular(path: Path) -> None:
@@ -65,6 +67,14 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the files that killed processes were writing in a folder (`writing`); no other process may be writing there."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if re.fullmatch(LEFTOVER, path.name):
+                path.unlink()
 
 
 def replace_folder(new: Path, folder: Path) -> None:

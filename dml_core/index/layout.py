@@ -28,7 +28,7 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric, Positive
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
-from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed, writing
+from dml_core.files import LEFTOVER, check_regular, file_sha256, read_regular, sealed, unsealed, writing
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
 VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
 VERSION = "[0-9a-f]{12}"
-LEFTOVER = r"\.index\.json\.[0-9a-f]{32}"  # of a change that was killed (`dml_core.files.writing`)
 OWN_NAME = re.compile("|".join([*(file.replace(".", r"\.").format(VERSION) for file in FILES), LEFTOVER]))
 THUMBNAIL_PIXELS = 160  # longer side
 Kind = Literal["exact", "ivf", "pq", "hnsw"]

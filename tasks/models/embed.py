@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, StoreError
-from dml_core.files import writing
+from dml_core.files import LEFTOVER, remove_leftovers, writing
 from dml_core.index.thumbnails import thumbnail
 from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
@@ -136,6 +137,7 @@ def embed_images(
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     try:
         _begin_or_resume(out, _plan(model, images, shard_rows), {name: _versions(images, rows) for name, rows in rows_of.items()})
+        remove_leftovers(out)
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
         bad: dict[int, str] = {}
         if missing:
@@ -282,7 +284,7 @@ def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) ->
         for name in shards:
             if before.get(name) != shards[name]:
                 (out / name).unlink(missing_ok=True)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(not re.fullmatch(LEFTOVER, inside.name) for inside in out.iterdir())):
         raise ConfigError(f"{out}: already exists and was not created by dml embed; name another folder")
     write_whole(path, json.dumps(plan | {"shards": shards}, indent=1))
 

@@ -4,9 +4,7 @@ Every worker of the group makes the same calls. Checkpoints are verified before 
 starts from the beginning, and embedding needs one that is intact, of this run and of all its epochs.
 """
 
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from dml_core.data.store.info import IMAGES_FILE, read_info
 from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.splits import open_role, save_split
 from dml_core.errors import StoreError
+from dml_core.files import remove_leftovers
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.checkpoints.writing import Saving
@@ -71,7 +70,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         report(progress)
 
     if rank() == 0:
-        _remove_unfinished(folder)
+        remove_leftovers(folder)  # of a killed worker; this one holds the folder's lock
         if validation is not None:
             save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
@@ -123,14 +122,6 @@ def scored_datasets(folder: Path, spec: RunSpec, source: EncodedImages | None = 
     role = spec.evaluation.role
     roles = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
     return {role: open_role(folder, role, spec.training.validation, source) for role in roles}
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove files that a killed worker was writing (`dml_core.files.writing` names them); the caller holds the folder's lock."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name):
-                path.unlink()
 
 
 @cache

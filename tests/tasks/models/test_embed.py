@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import boto3
 import numpy as np
@@ -280,6 +281,21 @@ def test_a_folder_is_not_readable_from_the_moment_that_a_shard_of_it_is_removed(
         embed_images(model, find_images(str(tmp_path / "images")), tmp_path / "out", shard_rows=2)
     with pytest.raises(EvaluationError, match=r"no manifest\.json there"):
         score_files(Files(tmp_path / "out", None, None, None), CONFIG, False, None)
+
+
+def test_a_folder_whose_first_file_was_being_written_is_begun_again(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    """What a kill leaves at that moment (`dml_core.files.writing`)."""
+    images = find_images(str(folder / "class 00"))
+    for name in ("first", "again"):
+        leftover = tmp_path / "out" / f".plan.json.{uuid4().hex}"
+        leftover.parent.mkdir(exist_ok=True)
+        leftover.write_bytes(b"{")
+        assert embed_to(model, images, tmp_path / "out").num_rows == len(images), name
+        assert not leftover.exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"mine/.plan.json.{uuid4().hex}x").write_bytes(b"{")
+    with pytest.raises(ConfigError, match=r"mine: already exists and was not created by dml embed"):
+        embed_to(model, images, tmp_path / "mine")
 
 
 def test_an_image_that_was_replaced_is_embedded_again(model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path) -> None:
