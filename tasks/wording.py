@@ -12,3 +12,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def significant(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with so many significant digits, a larger one as a whole number: `0.036`, `+4.4`, `1,234`. `sign` is "" or "+"."""
+    text = f"{value:{sign}.{digits}g}"
+    return f"{value:{sign},.0f}" if "e+" in text else text

@@ -18,6 +18,7 @@ from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 MAX_PANELS = 6
+SAME = 1e-9  # points
 ROW_INCHES, PANEL_INCHES, NAME_INCHES = 0.27, 1.75, 1.7
 
 Recalls = Mapping[str, Mapping[int, Sequence[float]]]
@@ -65,7 +66,7 @@ def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> Non
     """Draw one K: rows from the top as given, the best mean's row highlighted."""
     summaries = np.array([mean_and_half_width(values) for values in values_of], dtype=float)  # no interval is NaN, which is not drawn
     means, half_widths = 100 * summaries.T
-    ranks = 1 + (means[:, None] < means).sum(axis=1)  # equal means share a rank
+    ranks = 1 + (means[:, None] < means - SAME).sum(axis=1)  # equal means share a rank, also those of the same values in another order
     for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):
         colour = COLOURS[1] if rank == 1 else COLOURS[0]
         if len(values) > 1:

@@ -11,7 +11,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project, say
 from flows.cli.table_options import Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
-from tasks.wording import counted, duration
+from tasks.wording import counted, duration, significant
 
 if TYPE_CHECKING:
     from tasks.plans.needs import Need
@@ -177,9 +177,9 @@ def _cost_line(cost: "Cost", prices: "Prices | None") -> str:
     """Return the predicted cost of training and embedding as one line."""
     from tasks.plans.prices import HOUR, KILOWATT_HOUR
 
-    parts = [f"{cost.cpu_seconds / HOUR:.2g} CPU hours"]
-    parts += [f"{cost.gpu_seconds / HOUR:.2g} GPU hours"] if cost.gpu_seconds else []
-    parts += [f"{cost.energy_joules / KILOWATT_HOUR:.2g} kWh"] if cost.energy_joules is not None else []
+    parts = [f"{significant(cost.cpu_seconds / HOUR, 2)} CPU hours"]
+    parts += [f"{significant(cost.gpu_seconds / HOUR, 2)} GPU hours"] if cost.gpu_seconds else []
+    parts += [f"{significant(cost.energy_joules / KILOWATT_HOUR, 2)} kWh"] if cost.energy_joules is not None else []
     parts += [prices.text(cost)] if prices is not None else []
     return f"training and embedding cost about {', '.join(parts)}"
 

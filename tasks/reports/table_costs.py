@@ -8,7 +8,7 @@ from tasks.plans.times import TimedStep
 from tasks.runs.costs import total_cost
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.wording import duration
+from tasks.wording import duration, significant
 
 UNKNOWN = "-"
 
@@ -65,10 +65,10 @@ def _cells(runs: Sequence[MeasuredRun], prices: Prices | None) -> list[str]:
         duration(work.predicted_seconds) if is_predicted and work.predicted_seconds is not None else UNKNOWN,
         duration(work.work_seconds or 0.0),
         duration(total.lost_seconds),
-        f"{total.cpu_seconds / HOUR:.2g}",
-        f"{total.gpu_seconds / HOUR:.2g}",
+        significant(total.cpu_seconds / HOUR, 2),
+        significant(total.gpu_seconds / HOUR, 2),
         f"{total.peak_memory_bytes / 1e9:.2f} GB",
-        f"{total.moved_bytes / 1e9:.2g} GB",
-        UNKNOWN if total.energy_joules is None else f"{total.energy_joules / KILOWATT_HOUR:.2g} kWh",
+        f"{significant(total.moved_bytes / 1e9, 2)} GB",
+        UNKNOWN if total.energy_joules is None else f"{significant(total.energy_joules / KILOWATT_HOUR, 2)} kWh",
         *([] if prices is None else [prices.text(total)]),
     ]

@@ -13,7 +13,7 @@ from dml_core.evaluation.statistics.mean_ranks import Ranking
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.file import Value
-from tasks.wording import counted
+from tasks.wording import counted, significant
 
 FORMAT = 2
 EPOCH_NOTES = {
@@ -264,12 +264,13 @@ class JudgedClaim(Record):
         if self.mean is None or self.reference_mean is None or self.difference is None:
             return str(self.why)
         other_metric = f" ({metric_info(self.reference_metric).title})" if self.reference_metric != self.metric else ""
-        spread = f" ± {self.half_width:.3g}" if self.half_width is not None else ""
+        spread = f" ± {significant(self.half_width, 3)}" if self.half_width is not None else ""
+        both = f"{significant(self.mean, 4)} vs {significant(self.reference_mean, 4)}{other_metric}"
         parts = [
-            f"{metric_info(self.metric).title} on {self.dataset}: {self.mean:.4g} vs {self.reference_mean:.4g}{other_metric}",
-            f"difference {self.difference:+.3g}{spread}",
+            f"{metric_info(self.metric).title} on {self.dataset}: {both}",
+            f"difference {significant(self.difference, 3, '+')}{spread}",
         ]
-        parts += [f"ratio {self.ratio:.3g}"] if self.ratio is not None else []
+        parts += [f"ratio {significant(self.ratio, 3)}"] if self.ratio is not None else []
         parts += [f"{len(self.seeds)} seeds", f"p = {self.p_holm:.2g} (Holm)"] if self.p_holm is not None else [str(self.why)]
         return ", ".join(parts)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dml_core.evaluation.statistics.paired import (
+    MIN_SEEDS,
     holm,
     paired_difference,
     power,
@@ -99,4 +100,5 @@ def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_t
     assert power(1.0, 2.0, needed) >= 0.8 > power(1.0, 2.0, needed - 1)
     assert needed == 34  # textbook value: a paired t test for an effect of half a deviation
     assert seeds_needed(1e-6, 1.0) is None
-    assert (seeds_needed(1.0, 0.0), smallest_difference(0.0, 5)) == (2, 0.0)
+    assert (seeds_needed(1.0, 0.0), smallest_difference(0.0, 5)) == (MIN_SEEDS, 0.0)
+    assert seeds_needed(1.0, 0.01) == MIN_SEEDS, "fewer are never compared, whatever their power"

@@ -153,6 +153,15 @@ def test_the_best_two_of_equal_means_are_both_marked(tmp_path: Path) -> None:
     assert two == 2 * one > 0
 
 
+def test_means_of_the_same_values_in_another_order_share_a_rank(tmp_path: Path) -> None:
+    """Their sums differ in the last bit: 0.1 + 0.2 + 0.3 is above 0.3 + 0.2 + 0.1."""
+    dots = [
+        is_colour(plot_recalls({"a": {1: [0.1, 0.2, 0.3]}, "b": {1: seeds}}, tmp_path / f"{number}.png"), COLOURS[1]).sum()
+        for number, seeds in enumerate(([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]))
+    ]
+    assert dots[0] == dots[1] > 0
+
+
 def test_wrong_neighbours_and_only_they_have_a_broken_frame_in_red(tmp_path: Path) -> None:
     mask = np.array([[True, False, True], [True, True, True]])
     path = draw_gallery(tmp_path / "gallery.png", mask)

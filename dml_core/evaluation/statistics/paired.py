@@ -160,10 +160,10 @@ def _smallest_effect(num_seeds: int, wanted_power: float, level: float) -> float
 
 
 def seeds_needed(difference: float, deviation: float, wanted_power: float = 0.8, level: float = 0.05) -> int | None:
-    """Return the fewest seeds that detect a true mean difference with the wanted power; None if more than MOST_SEEDS."""
+    """Return the fewest seeds, at least MIN_SEEDS, that detect a true difference with the wanted power; None if more than MOST_SEEDS."""
     if deviation == 0:
-        return 2
-    low, high = 1, 2
+        return MIN_SEEDS
+    low, high = MIN_SEEDS - 1, MIN_SEEDS
     while power(difference, deviation, high, level) < wanted_power:
         low, high = high, 2 * high
         if high > 2 * MOST_SEEDS:

@@ -45,3 +45,11 @@ def test_a_training_of_which_two_epochs_are_scored_or_that_two_rows_show_counts_
     assert [line[header.index("runs")] for line in lines] == ["1", "2", "1"], "npairs is first in the table"
     shown = dict(zip(header, total, strict=True))
     assert (shown["runs"], shown["wall"], shown["CPU hours"]) == ("2", "20 h 31 min", "21")
+
+
+def test_large_costs_are_whole_numbers_without_an_exponent() -> None:
+    """A week on eight GPUs: 1e+03 hours would hide that these are 1,344."""
+    train = Cost(gpu_seconds=1344 * 3600, cpu_seconds=99.7 * 3600, moved_bytes=104_000_000_000, energy_joules=0.018 * 3.6e6)
+    header, row = cost_rows(load_table(NAME), TableResult(name=NAME, runs=(run(0, train=train),)))
+    shown = dict(zip(header, row, strict=True))
+    assert [shown[name] for name in ("GPU hours", "CPU hours", "moved", "energy")] == ["1,344", "100", "104 GB", "0.018 kWh"]

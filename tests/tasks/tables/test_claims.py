@@ -189,6 +189,8 @@ def test_times_are_compared_by_their_ratio_too_and_nothing_else_is():
     found = judged(table(metric="epoch_minutes"), *runs)
     assert found.ratio == pytest.approx(3.0 / 0.5)
     assert "ratio 6, 3 seeds" in claim_line(found)
+    hours = [one.model_copy(update={"scores": {"epoch_minutes": 5000 * one.scores["epoch_minutes"]}}) for one in runs]
+    assert "15,000 vs 2500, difference +12,500 ± 0, ratio 6, 3 seeds" in claim_line(judged(table(metric="epoch_minutes"), *hours))
     assert judged(table(), *runs).ratio is None
     assert judged(table(metric="epoch_minutes", reference=0.0), *runs).ratio is None
 
