@@ -42,7 +42,7 @@ class Placement:
     @property
     def resources(self) -> dict[str, float]:
         """Resources requested from Ray for each worker."""
-        return {"CPU": self.num_cores} | ({"GPU": _gpu_share(self.runs_per_gpu)} if self.device == "cuda" else {})
+        return {"CPU": self.num_cores} | ({"GPU": gpu_share(self.runs_per_gpu)} if self.device == "cuda" else {})
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of workers that fit on machines with these resources."""
@@ -96,9 +96,9 @@ def choose(
     return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores, runs_per_gpu)
 
 
-def _gpu_share(runs_per_gpu: int) -> float:
-    """Return a worker's part of a GPU, rounded down to the four decimals that Ray counts, so that all parts fit."""
-    return 1 if runs_per_gpu == 1 else 10_000 // runs_per_gpu / 10_000
+def gpu_share(num_sharing: int) -> float:
+    """Return the part of a GPU that each process on it gets, rounded down to the four decimals that Ray counts, so that all parts fit."""
+    return 1 if num_sharing == 1 else 10_000 // num_sharing / 10_000
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:

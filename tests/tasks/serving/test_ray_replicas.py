@@ -79,3 +79,21 @@ def test_a_request_that_no_replica_takes_is_refused(replica: RayReplica, monkeyp
         asyncio.run(RayReplicas(Handle(replica, *errors)).answer([b"not read"]))
     assert refused.value.status_code == 503
     assert not asyncio.run(RayReplicas(Handle(replica, *errors)).check())
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2, 3, 8])
+def test_every_replica_finds_a_part_of_a_gpu(made: Made, monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    """Three replicas of two thirds of a GPU each do not fit on two, and Serve would wait for the third for ever."""
+    requested: list[float] = []
+
+    def deployment(cls: type) -> Any:
+        return SimpleNamespace(options=lambda ray_actor_options, **_: requested.append(ray_actor_options["num_gpus"]) or CLASS)
+
+    CLASS = SimpleNamespace(bind=lambda *_: None)
+    monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(ray_replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": float(num_gpus)})
+    monkeypatch.setattr(ray_replicas, "serve", SimpleNamespace(deployment=deployment, start=lambda **_: None, run=lambda *_, **__: None))
+    for num_replicas in range(1, 13):
+        ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local", "test")
+        each = round(10_000 * requested[-1])  # Ray counts four decimals
+        assert (num_gpus * (10_000 // each) >= num_replicas) if num_gpus else each == 0, num_replicas
