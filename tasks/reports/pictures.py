@@ -27,7 +27,6 @@ CAPTIONS = {  # in their order on a page
 }
 PAGE_BYTES = 3_000_000  # of all pictures of a page, before base64 adds a third
 LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, quality) to try, the best first
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".svg"}
 
 
 class Encoded(Record):
@@ -105,16 +104,15 @@ def encode(data: bytes, most_bytes: int) -> Encoded:
         small.thumbnail((pixels, 2 * pixels))
         small.save(encoded, "WEBP", quality=quality, method=4)
         if encoded.tell() <= most_bytes:
-            return Encoded(source=_data_uri("webp", encoded.getvalue()), width=small.width, height=small.height)
+            source = f"data:image/webp;base64,{base64.b64encode(encoded.getvalue()).decode()}"
+            return Encoded(source=source, width=small.width, height=small.height)
     return Encoded(source=None)
 
 
 def picture_files(folder: Path) -> list[Path]:
     """Return a finished run's pictures: the figures of every run, then those of its measurements."""
     known = list(CAPTIONS)
-    figures, measurements = (
-        sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in SUFFIXES) for part in (FIGURES_FOLDER, MEASUREMENTS)
-    )
+    figures, measurements = (sorted((folder / part).rglob("*.png")) for part in (FIGURES_FOLDER, MEASUREMENTS))
     return sorted(figures, key=lambda path: known.index(path.stem) if path.stem in known else len(known)) + measurements
 
 
@@ -126,24 +124,12 @@ def load_picture(path: Path, folder: Path, num_pictures: int, pictures: PictureC
         num_pictures: number of pictures on the whole page.
         pictures: the page's encoded pictures.
     """
-    most_bytes = PAGE_BYTES // max(num_pictures, 1)
     try:
-        data = path.read_bytes()
+        encoded = pictures.encode(path.read_bytes(), PAGE_BYTES // max(num_pictures, 1))
     except OSError:
         encoded = Encoded(source=None)
-    else:
-        is_svg = path.suffix.lower() == ".svg"
-        encoded = _embedded_svg(data, most_bytes) if is_svg else pictures.encode(data, most_bytes)
     caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
     return Picture(**dict(encoded), caption=caption, file=path.relative_to(folder).as_posix())
-
-
-def _embedded_svg(data: bytes, most_bytes: int) -> Encoded:
-    return Encoded(source=_data_uri("svg+xml", data) if len(data) <= most_bytes else None)
-
-
-def _data_uri(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def diagram_picture(ranking: Ranking, pictures: PictureCache) -> Picture:
