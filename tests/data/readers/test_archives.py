@@ -186,6 +186,21 @@ def test_a_damaged_archive_is_refused_or_has_lost_nothing(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(packed_by("zip0", {"naïve": b"1"}).replace("ï".encode(), b"\xff\xff"), id="a name that is not UTF-8"),
+        pytest.param(packed_by("zip0", {"name": b"1"}).replace(b"name", b"\0ame"), id="an empty name in a zip"),
+        pytest.param(packed_by("", {"é": b"1"}).replace(b"=\xc3\xa9", b"=a\0"), id="a zero byte in a name in a tar"),
+    ],
+)
+def test_a_damaged_name_is_refused(damaged: bytes, tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(damaged)
+    with pytest.raises(DataError, match="damaged or truncated"):
+        unpack(tmp_path / "archive", tmp_path / "in")
+    assert list((tmp_path / "in").iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("place", "value", "reason"),
     [(6, 1, "File .* is encrypted, password required for extraction"), (8, 99, "That compression method is not supported")],
 )

@@ -230,8 +230,11 @@ def test_files_of_the_user_stay_and_faults_are_one_line(home: Path, tmp_path: Pa
     assert [path.name for path in raw.iterdir()] == ["mine"]
     (raw / "mine").unlink()
     fetch("glyphs", OPTIONS, raw)
-    images = raw / "images.zip"
-    images.write_bytes(images.read_bytes()[:-9])
+    images, packed = raw / "images.zip", (raw / "images.zip").read_bytes()
+    images.write_bytes(packed.replace(b"PK\1\2\x14\x03\x14", b"PK\1\2\x14\x03\xff"))
+    with pytest.raises(DataError, match=r"images\.zip: missing or damaged; remove .* and run `dml data fetch` again$"):
+        Glyphs(**OPTIONS).read(raw)
+    images.write_bytes(packed[:-9])
     with pytest.raises(DataError, match=r"images\.zip: missing or damaged; remove .* and run `dml data fetch` again$"):
         Glyphs(**OPTIONS).read(raw)
     deb = next((home / ".cache/dml-repro").glob("fonts-one*"))

@@ -183,6 +183,13 @@ def test_parquet_problems_are_one_line(columns: dict[str, list[object]], message
     assert "\n" not in str(error.value)
 
 
+def test_a_parquet_file_whose_text_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    latin1 = pa.array([b"\xe91", b"\xe92"]).view(pa.string())
+    pq.write_table(pa.table({"path": ["1.png", "2.png"], "label": latin1}), listed(tmp_path, "") / "list.parquet")
+    with pytest.raises(DataError, match=r"list\.parquet: not readable as a table \(.*UTF"):
+        roles("manifest", tmp_path, file="list.parquet")
+
+
 def test_parquet_with_categories_and_empty_columns(tmp_path: Path) -> None:
     columns = {"path": ["1.png", "2.png"], "label": pa.array(["a", "a"]).dictionary_encode()}
     empty = dict.fromkeys(("left", "top", "right", "bottom"), pa.nulls(2))

@@ -19,6 +19,8 @@ from dml_core.errors import DataError, StoreError
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60
+# Raised by Python for a damaged archive: of its format, its compression, and names that cannot be (with a zero byte, not UTF-8, empty).
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, IndexError)
 Progress = Callable[[int, int], None]
 
 
@@ -31,14 +33,12 @@ class Archive:
         unpacked: a path in the raw folder that exists after unpacking (the file itself if it is no archive).
         md5: published checksum, or None.
         url: direct download link, or None.
-        num_bytes: published size, or None.
     """
 
     file_name: str
     unpacked: str
     md5: str | None = None
     url: str | None = None
-    num_bytes: int | None = None
 
 
 def download(url: str, path: Path, progress: Progress | None = None) -> None:
@@ -118,7 +118,7 @@ def _extract(archive: Path, folder: Path) -> None:
                 _write(folder / name, content)
     except RuntimeError as error:  # of a zip: encrypted, or compressed in a way that Python does not know
         raise DataError(f"{archive}: cannot be unpacked here ({error}); unpack it with another program") from None
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+    except DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:  # of the system; those of damage have no number and text
             raise DataError(f"{archive}: cannot be read ({error.strerror}); check its permissions and disk") from None
         raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None

@@ -23,7 +23,7 @@ from typing import ClassVar
 from PIL import Image
 from pydantic import Field
 
-from dml_core.data.readers.shared.archives import Progress
+from dml_core.data.readers.shared.archives import DAMAGE, Progress
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.generated import generate_once, recorded_sha256
 from dml_core.data.readers.shared.own import split_by_class
@@ -122,13 +122,13 @@ class DrawnDataset(DatasetConfig):
         """Return a reader of the pictures in `images.zip`."""
         try:
             stored = zipfile.ZipFile(raw / IMAGES)
-        except (OSError, zipfile.BadZipFile):
+        except (*DAMAGE, RuntimeError):
             raise DataError(f"{raw / IMAGES}: missing or damaged; remove {raw} and run `dml data fetch` again") from None
 
         def read(row: Row) -> bytes:
             try:
                 return stored.read(row.path)
-            except (KeyError, OSError, zipfile.BadZipFile):
+            except (*DAMAGE, KeyError, RuntimeError):  # an unknown compression is a RuntimeError
                 raise DataError(f"{raw / IMAGES}: {row.path} is missing or damaged; remove {raw} and run `dml data fetch` again") from None
 
         return read

@@ -71,7 +71,8 @@ def _read_table(path: Path) -> tuple[Any, list[str]]:
     options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
     try:
         check_regular(path)
-        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=options)
+        table = parquet.read_table(path) if path.suffix.lower() == ".parquet" else csv.read_csv(path, convert_options=options)
+        table.validate(full=True)  # texts of a Parquet file may be no UTF-8
         return table, table.column_names  # decoded here
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
