@@ -129,6 +129,20 @@ def test_materialise_generates_again_when_the_generator_or_the_loader_changes(
     assert (raw / STAMP_FILE).read_text() != before
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_raw_folder_may_be_a_link(is_there: bool, tmp_path: Path) -> None:
+    """To another disk, whose folder may not exist yet."""
+    raw, target = tmp_path / "raw", tmp_path / "disk"
+    raw.symlink_to(target)
+    if is_there:
+        target.mkdir()
+    for seed in (0, 1):
+        materialise("synthetic", {**OPTIONS, "seed": seed}, raw)
+        assert raw.is_symlink()
+        assert f'"seed": {seed}' in (target / STAMP_FILE).read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "raw"]
+
+
 def test_materialise_never_overwrites_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "mine.jpg").write_bytes(b"mine")
     with pytest.raises(DataError, match="did not write"):

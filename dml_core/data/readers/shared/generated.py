@@ -1,5 +1,6 @@
 """Raw folders that the program writes itself, once for each generator and options, and never over files of the user."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,9 +23,11 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None], hashe
     Raises:
         DataError: `raw` holds files that the generator did not write.
     """
-    if has_stamp(raw, stamp):
+    raw = Path(os.path.realpath(raw))  # keep a link and replace its target
+    stamped = raw / STAMP_FILE
+    if stamped.is_file() and stamped.read_text(encoding="utf-8").startswith(stamp):
         return
-    if raw.is_dir() and any(raw.iterdir()) and not (raw / STAMP_FILE).is_file():
+    if raw.is_dir() and any(raw.iterdir()) and not stamped.is_file():
         raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
     partial = raw.parent / f".{raw.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -36,12 +39,6 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None], hashe
         partial.rename(raw)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def has_stamp(raw: Path, stamp: str) -> bool:
-    """Return whether `raw` is the result of that stamp."""
-    path = raw / STAMP_FILE
-    return path.is_file() and path.read_text(encoding="utf-8").startswith(stamp)
 
 
 def recorded_sha256(path: Path) -> str | None:
