@@ -31,6 +31,7 @@ from tasks.environment import Project, answers, finished_records, prefect_server
 from tasks.runs.identity import train_step
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import enable_s3_weights, open_store
+from tasks.workers.placement import num_gpus
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss  # imports torch
@@ -167,16 +168,10 @@ def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
         decoder = run.training.transform.decoder
         if decoder == "nvjpeg" and scale.device == "cpu":
             raise ConfigError(f"{run.where}: transform.decoder is 'nvjpeg', which needs a GPU, but scale.device is cpu; change one of them")
-        if (decoder == "nvjpeg" or scale.device == "cuda") and not _has_gpu():
+        if (decoder == "nvjpeg" or scale.device == "cuda") and not num_gpus():
             setting = "transform.decoder: nvjpeg" if decoder == "nvjpeg" else "scale.device: cuda"
             remedy = "decoder: cpu" if decoder == "nvjpeg" else "device: auto"
             raise ConfigError(f"{run.where}: {setting} needs a GPU, and torch finds none; check nvidia-smi, or set {remedy}")
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:

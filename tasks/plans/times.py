@@ -20,7 +20,7 @@ from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
 from tasks.wording import counted
-from tasks.workers.placement import Placement, choose
+from tasks.workers.placement import Placement, choose, num_gpus
 
 RATES_FILE = "rates.jsonl"
 FEWEST_IMAGES = 500  # below it, a step's time is mostly start and end
@@ -162,8 +162,8 @@ def _parsed(path: Path, line: bytes) -> Rate:
 
 def placement_here(scale: ScaleSpec) -> Placement:
     """Return where a flow's runs would train on this machine, without querying a Ray cluster."""
-    gpus = 0 if scale.device == "cpu" else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return choose(scale, {"CPU": os.cpu_count() or 1, "GPU": max(gpus, int(scale.device == "cuda"))})
+    gpus = 0 if scale.device == "cpu" else max(num_gpus(), int(scale.device == "cuda"))
+    return choose(scale, {"CPU": os.cpu_count() or 1, "GPU": gpus})
 
 
 def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:

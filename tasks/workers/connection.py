@@ -11,7 +11,7 @@ from dml_core.errors import TrainingError, first_line
 from tasks.environment import ray_cluster, shown, without_secrets
 from tasks.processes import watch_children
 from tasks.runs.specs import ScaleSpec
-from tasks.workers.placement import Placement, choose
+from tasks.workers.placement import Placement, choose, num_gpus
 
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 
@@ -53,7 +53,8 @@ def connect(attempts: int = 2) -> None:
     address = ray_cluster() or "local"
     try:
         with _needed_processes() if address == "local" else nullcontext():
-            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+            gpus = {"num_gpus": num_gpus()} if address == "local" else {}
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False, **gpus)
     except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
             return connect(attempts - 1)

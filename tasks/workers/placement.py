@@ -7,11 +7,13 @@ choice is printed at the start.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.wording import counted
 
+DEVICES = Path("/dev")
 MOST_LOADERS = 16  # of a worker by "auto": more decode faster than a network trains, and each keeps its own pixels
 
 
@@ -94,6 +96,18 @@ def choose(
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
     return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores, runs_per_gpu)
+
+
+def num_gpus() -> int:
+    """Return the number of this machine's GPUs that torch can use, not counting hidden ones (`CUDA_VISIBLE_DEVICES`).
+
+    Ray counts GPUs whose driver is too old for torch, too. Without a device file torch, which takes seconds to load, is not asked.
+    """
+    if not any(file for name in ("nvidia[0-9]*", "dxg") for file in DEVICES.glob(name)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def gpu_share(num_sharing: int) -> float:

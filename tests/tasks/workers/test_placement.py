@@ -12,9 +12,10 @@ import pytest
 from ray._private import state
 
 from dml_core.errors import TrainingError
+from tasks.plans.times import placement_here
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.workers import group
+from tasks.workers import connection, group, placement
 from tasks.workers.placement import choose
 
 
@@ -154,6 +155,39 @@ def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs
     printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
     chosen = choose(ScaleSpec(num_workers=2), json.loads(printed.splitlines()[-1]))
     assert (chosen.device, chosen.num_workers) == ("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "usable", "visible", "expected"),
+    [
+        ((), True, 0, 0),
+        (("nvidia0", "nvidia1", "nvidiactl"), True, 2, 2),
+        (("nvidia0", "nvidia1"), True, 1, 1),  # CUDA_VISIBLE_DEVICES=1
+        (("nvidia0", "nvidia1"), False, 2, 0),  # a driver that is too old for torch
+        (("dxg",), True, 1, 1),  # Windows' subsystem for Linux
+    ],
+)
+def test_only_gpus_that_torch_can_use_count(
+    files: tuple[str, ...], usable: bool, visible: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plans, and in a Ray that is started here: it would place workers on others, and each would end at its first use of CUDA."""
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(placement, "DEVICES", tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: usable)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    planned = placement_here(ScaleSpec(concurrent_runs=8))
+    assert (planned.device == "cuda") == (expected > 0)
+    assert not expected or planned.num_groups == expected
+    started: list[int] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda *_, num_gpus, **__: started.append(num_gpus))
+    monkeypatch.setattr(connection, "watch_children", lambda names: lambda: None)
+    monkeypatch.setattr(connection.atexit, "register", lambda function: None)
+    connection.connect()
+    connection._watches.clear()
+    assert started == [expected]
 
 
 LARGE, SMALL = {"CPU": 17.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}
