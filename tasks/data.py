@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -171,7 +172,11 @@ def _repro(project: Project, name: str) -> None:
     mark.unlink(missing_ok=True)
     written = project.packed(name) / INFO_FILE
     allow_missing = ["--allow-missing"] if written.is_file() else []
-    run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
+    try:
+        run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
+    except DataError as error:  # a comparison that DVC runs (`make results`) reads the dataset, which then nothing may write
+        if " is busy, " not in str(error) or changed_datasets(project, load_params(project.params_file), [name]):
+            raise
     after = _dvc_state(project, name)
     if after is None or after["inputs"] is None:
         return
@@ -245,8 +250,8 @@ def run_dvc(project: Project, *arguments: str) -> str:
         [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
-        errors = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("error:", "ERROR:"))]
-        reason = errors[0].partition(":")[2].strip() if errors else f"exit code {ran.returncode}"
+        error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*)?)", ran.stdout + ran.stderr, re.MULTILINE)  # a second line after a colon
+        reason = " ".join(error[1].split()) if error else f"exit code {ran.returncode}"
         raise DataError(f"dvc {' '.join(arguments)} failed: {reason}")
     return ran.stdout
 

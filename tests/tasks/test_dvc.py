@@ -1,6 +1,7 @@
 """DVC in a temporary checkout: dependencies of `prepare`, and packed data pushed from one clone and pulled into another."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from dml_core.data.registry import DATASETS
+from dml_core.errors import DataError
 from tasks import environment
 from tasks.data import changed_datasets, update_dataset
 from tasks.environment import find_project
@@ -140,6 +142,31 @@ def test_a_dataset_has_changed_when_its_raw_files_or_settings_differ_from_what_w
     first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
     assert changed() == ["synthetic"]
     first.root.joinpath("params.yaml").write_text(text)
+
+
+@pytest.mark.slow
+def test_a_dataset_that_a_comparison_of_dvc_reads_can_be_used_if_it_has_not_changed(
+    first: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC lets nobody reproduce it meanwhile: this process stands for `dvc repro comparison@synthetic`."""
+    monkeypatch.setenv("PYTHONPATH", str(first.root))
+    project = environment.Project(first.root, tmp_path, str(tmp_path / "store"), "")
+    lock, process = first.root / ".dvc/tmp/rwlock", {"pid": os.getpid(), "cmd": "dvc repro comparison@synthetic"}
+    lock.write_text(json.dumps({"read": {str(project.packed("synthetic")): [process]}}))
+    text = first.root.joinpath("params.yaml").read_text()
+    assert update_dataset(project, "synthetic").counts == {"train": 40, "test": 40}
+    first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
+    with pytest.raises(DataError, match=rf"synthetic' is busy, [^\n]+: \(PID {os.getpid()}\): dvc repro comparison@synthetic$"):
+        update_dataset(project, "synthetic")
+    first.root.joinpath("params.yaml").write_text(text)
+    lock.unlink()
+
+
+def test_no_stage_loses_its_outputs_when_it_begins() -> None:
+    """DVC removes others before a stage's command, so that an interrupted `make results` would leave no results."""
+    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
+        for out in stage["do"]["outs"]:
+            assert [options.get("persist") for options in out.values()] == [True], (name, out)
 
 
 @pytest.mark.slow
