@@ -29,7 +29,7 @@ _BOX_TOLERANCE_PIXELS = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """A kind of finding, how often it occurs, and a few examples (image paths)."""
+    """A kind of finding, how often it occurs, and a few examples: paths of images, of an unreadable one with the reason."""
 
     what: str
     num_found: int
@@ -88,8 +88,8 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
     with ThreadPoolExecutor() as pool:
         read = pool.map(lambda row: _read_image(manifest, row, dataset.own_images), rows)
         for number, (row, image) in enumerate(zip(rows, read, strict=True), start=1):
-            if image is None:
-                unreadable.append(row.path)
+            if isinstance(image, str):
+                unreadable.append(f"{row.path} ({image})")
             else:
                 images.append(image)
             if progress:
@@ -124,13 +124,14 @@ def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
     return {role: (min(of_role), max(of_role)) for role, of_role in per_role.items()}
 
 
-def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | None:
+def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | str:
+    """Return what is compared of an image, or the reason why it is unreadable."""
     try:
         data = manifest.read_bytes(row)
         pixels = (decode_upright if own_images else decode_rgb)(data)
         _, height, width = pixels.shape
-    except (DataError, ValueError):
-        return None
+    except (DataError, ValueError) as error:
+        return str(error).rpartition(": ")[2]  # without the path
     return _Image(row, hashlib.sha256(data).hexdigest(), _pixels_sha256(pixels), _mode(data), (width, height))
 
 

@@ -131,7 +131,7 @@ def _checked_bytes(manifest: Manifest, row: Row, already_checked: bytes) -> byte
     try:
         decode_rgb(data)
     except ValueError as error:
-        raise DataError(f"{row.path}: cannot be decoded ({error}); restore the file from the archive") from None
+        raise DataError(f"{row.path}: cannot be decoded ({error}); restore or replace the file") from None
     return data
 
 

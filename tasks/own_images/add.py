@@ -26,6 +26,7 @@ from tasks.own_images.fine_tuning import fine_tuning_settings
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
 from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
+from tasks.wording import counted
 
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport, Finding
@@ -123,7 +124,9 @@ def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], N
     report = check_dataset(spec.reader, raw, spec.options, progress)
     if report.violations:
         finding = report.violations[0]
-        raise DataError(f"{raw}: {finding.num_found} images: {finding.what}, the first is {finding.examples[0]}; fix or remove them")
+        raise DataError(
+            f"{raw}: {counted(finding.num_found, 'image')}: {finding.what}, the first is {finding.examples[0]}; fix or remove them"
+        )
     tested = sum(counts.num_classes for role, counts in report.counts.items() if role in ("test", "query"))
     trained = report.counts["train"].num_classes if "train" in report.counts else 0
     if min(trained, tested) < _MIN_CLASSES:

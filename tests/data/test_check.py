@@ -32,7 +32,7 @@ def image(raw: Path, class_number: int, number: int) -> Path:
 
 
 def found(report: CheckReport) -> dict[str, tuple[str, ...]]:
-    return {finding.what: tuple(Path(path).name for path in finding.examples) for finding in report.violations}
+    return {finding.what: tuple(path.rpartition("/")[2] for path in finding.examples) for finding in report.violations}
 
 
 def test_a_sound_folder_has_no_violations(raw: Path) -> None:
@@ -54,7 +54,7 @@ def test_every_problem_is_listed(raw: Path) -> None:
     boxes.write_text("\n".join([*lines[:29], "30 20.0 20.0 20.0 5.0"]) + "\n")
     report = check(raw)
     assert found(report) == {
-        "unreadable": ("Species_1_0001.jpg", "Species_2_0001.jpg"),
+        "unreadable": ("Species_1_0001.jpg (the file is empty; restore it)", "Species_2_0001.jpg (damaged or truncated)"),
         "same bytes in train and in another role": ("Species_3_0001.jpg", "Species_4_0001.jpg"),
         "box outside the image": ("Species_6_0005.jpg",),
     }
@@ -75,7 +75,7 @@ def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
     image(raw, 1, 2).unlink()
     report = check(raw)
     assert "CMYK, converted to RGB" in [note.what for note in report.notes]
-    assert found(report) == {"unreadable": ("Species_1_0002.jpg",)}
+    assert found(report) == {"unreadable": ("Species_1_0002.jpg (listed, but there is no such file; restore it or correct the list)",)}
 
 
 def test_an_image_whose_metadata_only_pillow_refuses_is_readable_as_for_prepare(tmp_path: Path) -> None:

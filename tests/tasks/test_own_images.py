@@ -329,11 +329,27 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "one class": (lambda raw: [shutil.rmtree(raw / name) for name in "bcd"], "0 classes to train on and 1 others"),
     "three classes": (lambda raw: shutil.rmtree(raw / "d"), "1 classes to train on and 2 others to test on, at least 2 of each"),
     "a class with one image": (lambda raw: [path.unlink() for path in (raw / "b").glob("[12].png")], "class 'b' has one image in train"),
-    "a damaged image": (lambda raw: (raw / "c/1.png").write_bytes(b"x"), r"1 images: unreadable, the first is c/1\.png; fix or remove"),
+    "a damaged image": (
+        lambda raw: (raw / "c/1.png").write_bytes(b"x"),
+        r"1 image: unreadable, the first is c/1\.png \(not an image, or damaged\); fix or remove",
+    ),
+    "a long image": (
+        lambda raw: draw(raw / "c/1.png", 2002, 2),
+        r"first is c/1\.png \(of 2002 x 2 pixels, one side more than 1000 times the other\)",
+    ),
+    "a list of what is not there": (
+        lambda raw: (raw / "manifest.csv").write_text(
+            "path,label\na/0.png,a\na\\1.png,a\n" + "".join(f"{label}/{number}.png,{label}\n" for label in "bcd" for number in (0, 1))
+        ),
+        r"first is a\\1\.png \(listed, but there is no such file; restore it or correct the list\)",
+    ),
     "the same image twice": (lambda raw: shutil.copy(raw / "a/0.png", raw / "d/0.png"), "2 images: same bytes in train and in another"),
     "images outside classes": (lambda raw: draw(raw / "x.png"), r"x\.png: an image outside the folders of the classes"),
     "something else": (lambda raw: (raw / "a/Thumbs.db").write_bytes(b""), r"Thumbs\.db: not the name of an image"),
-    "folders one too deep": (lambda raw: draw(raw / "a/inner/x.png"), "a/inner: a folder in a class's folder; name the folder"),
+    "folders one too deep": (
+        lambda raw: draw(raw / "a/inner/x.png"),
+        "a/inner: a folder in a class's folder; name a folder of the classes' folders, or one that has only train/ and test/ of such",
+    ),
     "one class in train and test": (twice, "class 'a' is in train and in test; classes must be disjoint"),
     "two lists": (lambda raw: [(raw / f"manifest.{kind}").touch() for kind in ("csv", "parquet")], r"2 lists \(manifest.csv, manif"),
     "a list that is none": (lambda raw: (raw / "manifest.csv").write_text("file,class\n"), "unknown column 'file'"),

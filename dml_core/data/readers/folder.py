@@ -57,7 +57,9 @@ def _images(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     inner = next((path for path in paths if path.is_dir()), None)
     if inner is not None:
-        raise DataError(f"{inner}: a folder in a class's folder; name the folder that has the classes' folders (or train/, test/ of such)")
+        raise DataError(
+            f"{inner}: a folder in a class's folder; name a folder of the classes' folders, or one that has only train/ and test/ of such"
+        )
     strange = next((path for path in paths if not is_image_name(path)), None)
     if strange is not None:
         raise DataError(f"{strange}: not the name of an image; a class folder holds images only")

@@ -41,7 +41,7 @@ def _resized_png(manifest: Manifest, row: Row, size: Resize, interpolation: Inte
     try:
         image = (decode_upright if own_images else decode_rgb)(manifest.read_bytes(row))
     except ValueError as error:
-        raise DataError(f"{row.path}: cannot be decoded ({error}); restore the file from the archive") from None
+        raise DataError(f"{row.path}: cannot be decoded ({error}); restore or replace the file") from None
     encoded = io.BytesIO()
     Image.fromarray(resize(image, size, interpolation).permute(1, 2, 0).numpy()).save(encoded, "PNG")
     return encoded.getvalue()

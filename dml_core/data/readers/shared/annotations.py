@@ -15,11 +15,11 @@ def read_file(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path}: the annotations name this image but there is no such file; unpack the archive again") from None
+        raise DataError(f"{path}: listed, but there is no such file; restore it or correct the list") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
     if not data:
-        raise DataError(f"{path}: the file is empty; unpack the archive again")
+        raise DataError(f"{path}: the file is empty; restore it")
     return data
 
 
