@@ -51,8 +51,6 @@ def test_pools_both_files_and_splits_by_class(name: str, tiny: Path, tmp_path: P
 
 
 def test_images_per_class_keeps_the_first(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="20 images, published are 70000"):
-        prepare("mnist", tiny, tmp_path / "out", {"images_per_class": 2})
     labels = np.tile(np.arange(10, dtype=np.uint8), 3)
     (tiny / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((30, 4, 4), dtype=np.uint8)))
     (tiny / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
@@ -127,6 +125,13 @@ def test_the_real_files_have_the_published_counts_and_lose_nothing(published: Pa
     for row in manifest.rows[60_000::500]:
         number = int(Path(row.path).stem)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(manifest.read_bytes(row)))), originals[number])
+
+
+@pytest.mark.parametrize("split", ["classes", "images"])
+def test_files_of_another_dataset_with_the_same_names_and_counts_are_refused(split: str, published: Path) -> None:
+    with pytest.raises(DataError, match="not the published files"):
+        Mnist(split=split).read(published)
+    assert len(Mnist(split=split, published_counts=False).read(published).rows) == 70_000
 
 
 @pytest.mark.usefixtures("published")
