@@ -57,7 +57,7 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
 
 
 def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
-    """Unpack the archive that holds the whole dataset, unless it is unpacked already."""
+    """Unpack the archive that holds the whole dataset; refuse it if one is unpacked already, which may be another."""
     kind = dataset_class(name)
     assert issubclass(kind, OfficialDataset)
     if not path.is_file():
@@ -67,8 +67,6 @@ def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
         alone_enough = f"{', '.join(archives)} or " if len(kind.archives) == 1 else ""
         raise DataError(f"{path}: expected {alone_enough}the folder with all of the dataset's files; {kind.how_to_get}")
     archive = archives[path.name]
-    if (raw / archive.unpacked).exists():
-        return
     if archive.md5 and not is_part:
         check_md5(path, archive.md5)
     unpack(path, raw)

@@ -78,6 +78,9 @@ def test_a_part_is_not_compared_with_what_is_published(project, add, tmp_path) -
     assert not (project / "data/raw/cub200").exists()
     assert "6 train images" in add("cub200", archive, "--part")
     assert blocks(project)["cub200"]["options"] == {"published_counts": False}
+    (project / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    refusal = "data/raw/cub200/CUB_200_2011: exists already; remove it to unpack CUB_200_2011.tgz again"
+    assert refusal in add("cub200", archive, "--part", code=2), "what is unpacked there may be another archive's"
 
 
 def test_a_folder_stays_where_it_is(project, add, tmp_path) -> None:
