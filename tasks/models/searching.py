@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from dml_core.data.readers.shared.own import LIST_SUFFIXES
+from dml_core.data.readers.shared.own import is_list_name
 from dml_core.data.store.rows import Box
 from dml_core.files import read_regular
 from dml_core.index.index import Index
@@ -71,7 +71,7 @@ def _queries(paths: Sequence[Path]) -> Images:
     boxes: list[Box | None] = []
     reads: list[Callable[[], bytes]] = []
     for path in paths:
-        if path.is_dir() or path.suffix in LIST_SUFFIXES:
+        if path.is_dir() or is_list_name(path):
             source, root = find_images(str(path)), path if path.is_dir() else path.parent
             names += [str(root / name) for name in source.names]
             boxes += source.boxes or [None] * len(source)

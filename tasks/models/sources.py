@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dml_core.data.readers.shared.lists import read_list
-from dml_core.data.readers.shared.own import LIST_SUFFIXES, is_image_name
+from dml_core.data.readers.shared.own import is_image_name, is_list_name
 from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
 from dml_core.files import read_regular
@@ -50,7 +50,7 @@ def find_images(source: str) -> Images:
     """
     if source.startswith("s3://"):
         images = _in_bucket(source)
-    elif Path(source).suffix in LIST_SUFFIXES:
+    elif is_list_name(Path(source)):
         images = _in_list(Path(source))
     else:
         images = _in_folder(Path(source))

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dml_core.data.readers.shared.own import guess_reader
 from tasks.models.sources import find_images
 
 
@@ -9,6 +13,14 @@ def test_a_row_without_a_box_is_the_whole_image_and_the_others_keep_theirs(tmp_p
     rows = ["path,left,top,right,bottom", "a.png,1,2,3,4", "b.png,,,,"]
     (tmp_path / "list.csv").write_text("\n".join(rows))
     assert find_images(str(tmp_path / "list.csv")).boxes == [(1.0, 2.0, 3.0, 4.0), None]
+
+
+def test_a_list_may_have_a_suffix_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "LIST.CSV").write_text("path,label\na.png,a\n")
+    assert find_images(str(tmp_path / "LIST.CSV")).classes == ["a"]
+    assert guess_reader(tmp_path / "LIST.CSV", None) == ("manifest", tmp_path, {"file": "LIST.CSV"})
+    pq.write_table(pa.table({"path": ["b.png"]}), tmp_path / "LIST.PARQUET")
+    assert find_images(str(tmp_path / "LIST.PARQUET")).names == ["b.png"]
 
 
 def test_a_class_called_na_is_a_class(tmp_path: Path) -> None:

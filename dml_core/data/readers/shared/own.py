@@ -14,6 +14,11 @@ def is_image_name(path: PurePath) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
+def is_list_name(path: PurePath) -> bool:
+    """Return whether the name has the suffix of a list of images."""
+    return path.suffix.lower() in LIST_SUFFIXES
+
+
 def split_by_class(names: set[str]) -> dict[str, Role]:
     """Return the role of each class: in order of their names, the first half is for training, the rest for test, as in CUB."""
     ordered = sorted(names)
@@ -30,7 +35,7 @@ def guess_reader(path: Path, reader: str | None) -> tuple[str, Path, dict[str, s
     Raises:
         DataError: nothing at `path`, no list although required, or several lists.
     """
-    if path.is_file() and path.suffix in LIST_SUFFIXES and reader != "folder":
+    if path.is_file() and is_list_name(path) and reader != "folder":
         return "manifest", path.parent, {} if path.name == "manifest.csv" else {"file": path.name}
     if not path.is_dir():
         problem = "neither a folder nor a list (.csv, .parquet)" if path.exists() else "no such folder or file"
