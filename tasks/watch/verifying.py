@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from dml_core.config import refuse_repeats
 from dml_core.data.store.info import INFO_FILE
-from dml_core.errors import ConfigError, DataError, DmlError
+from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
 from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
@@ -272,9 +272,12 @@ class _Verifier:
         if reference is not None:
             return verdict_of(evidence, reference.of_row(turn.row), self.level)
         reason = "the finished run of this seed is not in the store"
-        for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment):
-            difference = first_difference(finished, evidence)
-            reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
+        try:
+            for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment):
+                difference = first_difference(finished, evidence)
+                reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
+        except StoreError as error:  # damaged, or trained again meanwhile: the other rows' verdicts stay
+            reason = f"not compared with the finished run: {error}"
         return RowVerdict(row=turn.row, seed=turn.seed, verdict=Verdict.NEW, reason=reason, evidence=evidence)
 
     def _verification(self, name: str, night: Night, late: Sequence[Turn], too_long: Sequence[Turn]) -> Verification:

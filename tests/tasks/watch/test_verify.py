@@ -63,6 +63,28 @@ def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project
     assert not reference_path(project, "own").exists()
 
 
+def test_a_finished_run_that_is_trained_again_meanwhile_costs_no_verdict(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `dml reproduce --force` in another shell: its files are no longer those of its record."""
+    changed: dict[Path, bytes] = {}
+
+    def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        changed.update({path: path.read_bytes() for path in Path(project.store).glob("train/*/checkpoint.pt")})
+        for path in changed:
+            path.write_bytes(b"of an epoch before the last")
+        return train_here(space, specs, until, say)
+
+    monkeypatch.setattr(verifying, "train", train)
+    try:
+        row = verified(project)
+    finally:
+        for path, before in changed.items():
+            path.write_bytes(before)
+    assert row.verdict is Verdict.NEW
+    assert row.reason.startswith("not compared with the finished run: ")
+    assert "/checkpoint.pt: changed or gone since its step recorded it" in row.reason
+    assert row.evidence is not None
+
+
 def test_rows_that_are_accepted_at_once_are_all_kept(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = read_reference(accepted, "own")
     assert reference is not None
