@@ -94,7 +94,6 @@ def create_database(path: Path, lock: Path) -> None:
     with alone(lock), one_line_errors(f"{SQLITE}{path}"):
         if path.exists() and path.stat().st_size:
             return
-        from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +102,8 @@ def create_database(path: Path, lock: Path) -> None:
             for suffix in ("-journal", "-wal"):  # of a database that was moved away: SQLite would apply it to the new one
                 if (left := path.with_name(f"{path.name}{suffix}")).exists():
                     logger.warning("%s: of a database that is gone; kept as %s", left, set_aside(left).name)
-            store = SqlAlchemyStore(f"{SQLITE}{new}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
+            artifacts = (path.parent / "mlruns").absolute().as_uri()  # MLflow writes it into SQL as it is: a path may have an apostrophe
+            store = SqlAlchemyStore(f"{SQLITE}{new}", artifacts)  # type: ignore[no-untyped-call]
             store.engine.dispose()
             new.replace(path)
 

@@ -21,7 +21,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
-from tasks.tracking.connection import check_available, create_database, schemas
+from tasks.tracking.connection import check_available, create_database, open_client, schemas
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import published_as, published_runs, search_published, standing_comparisons
 from tasks.tracking.registered import LoggedNetwork, Registry
@@ -205,6 +205,13 @@ def test_the_journal_of_a_database_that_was_moved_away_is_not_applied_to_the_new
     check_available(f"sqlite:///{path}")
     assert _tags(path) == []
     assert (tmp_path / "mlflow.db-journal.damaged-1").read_bytes() == before
+
+
+def test_the_folder_s_name_may_contain_any_letter(tmp_path: Path) -> None:
+    path = tmp_path / 'Ann\'s "papers" ü%41 #1 + [x] 100%s :a' / "mlflow.db"
+    client = open_client(f"sqlite:///{path}", path.parent)
+    assert client.get_experiment("0").artifact_location == f"{path.parent.as_uri()}/mlruns/0"
+    assert client.get_experiment(client.create_experiment("x", path.parent.as_uri())).name == "x"
 
 
 @pytest.fixture
