@@ -5,10 +5,11 @@ The JSON of a table is the record `ShownTable`, described in docs/reference/tabl
 
 from typing import Literal, get_args
 
+import numpy as np
+
 from dml_core.epochs import Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import Comparison
-from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
@@ -244,12 +245,12 @@ class JudgedClaim(Record):
     @property
     def mean(self) -> float | None:
         """Mean of the values."""
-        return mean_over_seeds(self.values)[0] if self.values else None
+        return float(np.mean(self.values)) if self.values else None
 
     @property
     def reference_mean(self) -> float | None:
         """Mean of the references."""
-        return mean_over_seeds(self.references)[0] if self.references else None
+        return float(np.mean(self.references)) if self.references else None
 
     @property
     def ratio(self) -> float | None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.evaluation.statistics.confidence import mean_over_seeds
-from dml_core.evaluation.statistics.paired import MIN_SEEDS
+from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
 from tasks.reports.table_pages import INDEX, index_page
 from tasks.reports.table_text import as_markdown
 from tasks.runs.tuned import STANDING
@@ -60,9 +59,9 @@ def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: st
     shown = page(name)
     lines = [line for row in shown.rows for line in row.lines]
     for cell in (cell for line in lines for cell in line.cells if cell is not None):
-        mean, half_width = mean_over_seeds(list(cell.values.values()))
+        mean, half_width = mean_and_half_width(list(cell.values.values()))
         assert cell.mean == pytest.approx(mean), AGAIN.format(name)
-        assert (cell.half_width or 0.0) == pytest.approx(half_width if len(cell.values) >= MIN_SEEDS else 0.0), AGAIN.format(name)
+        assert cell.half_width == (None if half_width is None else pytest.approx(half_width)), AGAIN.format(name)
     said = [
         found.sentence
         for found in compare_lines(shown.columns, *compared_lines(shown.rows, load_table(name).reference, printed_epoch(name)))

@@ -38,10 +38,12 @@ def test_by_hand() -> None:
     for pair in found.pairs:
         assert pair.p_value == pytest.approx(p_values[pair.system, pair.other], rel=1e-3)
         assert pair.p_adjusted == pytest.approx(3 * p_values[pair.system, pair.other], rel=1e-3)
-    first = found.pair("a", "b")
+    (_, (_, first, _)), (_, (reverse, _, _)), _ = found.matrix
+    assert first is not None
+    assert reverse is not None
     # t(2) at 0.05 / 6 is 7.649
     assert (first.difference, first.deviation, first.half_width) == pytest.approx((2, 1, 7.649 / 3**0.5), rel=1e-3)
-    assert found.pair("b", "a").difference == -2
+    assert reverse.difference == -2
     assert (found.reference, found.is_named) == ("a", False)
     assert [(pair.system, pair.other, pair.difference) for pair in found.against] == [("b", "a", -2), ("c", "a", pytest.approx(-10))]
 
@@ -176,7 +178,7 @@ def test_only_pairs_that_were_tested_are_counted() -> None:
     alone = compared(noisy)
     assert found.limits == alone.limits is not None
     assert found.needed[0] == alone.needed[0]
-    assert found.pair("a", "b").level == alone.pair("a", "b").level == 0.05
+    assert found.pairs[0].level == alone.pairs[0].level == 0.05
 
 
 def test_many_leaders_are_the_first_and_a_number() -> None:
@@ -227,8 +229,8 @@ def test_the_smallest_difference_is_in_the_unit_of_the_scores() -> None:
 
 def test_a_pair_is_read_from_either_side() -> None:
     found = compared(HAND)
-    assert found.pair("a", "b") == found.pairs[0]
-    assert found.pair("b", "a") == found.pairs[0].reversed
+    assert found.matrix[0][1][1] == found.pairs[0]
+    assert found.matrix[1][1][0] == found.pairs[0].reversed
     assert [[pair and (pair.system, pair.other) for pair in row] for _, row in found.matrix] == [
         [None, ("a", "b"), ("a", "c")],
         [("b", "a"), None, ("b", "c")],

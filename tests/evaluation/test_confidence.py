@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dml_core.evaluation.statistics.confidence import interval_over_units, mean_over_seeds
+from dml_core.evaluation.statistics.confidence import interval_over_units
 
 
 def test_the_interval_over_units_by_hand() -> None:
@@ -40,13 +40,3 @@ def test_what_does_not_vary_has_no_interval() -> None:
         one = interval_over_units(values, np.zeros(4, dtype=int))
     assert np.isnan(low).tolist() == np.isnan(high).tolist() == [True, True, True, False]
     assert np.isnan(one).all()
-
-
-def test_mean_over_seeds() -> None:
-    # Standard deviation 1, error 1 / sqrt(5) of five runs; t(0.975, 4) = 2.776 in any table.
-    values = np.sqrt(5 / 2) * np.array([-1, -0.5, 0, 0.5, 1]) * np.sqrt(4 / 5) * 1.0
-    values = values / np.std(values, ddof=1) + 70
-    mean, half_width = mean_over_seeds(values.tolist())
-    assert mean == pytest.approx(70)
-    assert half_width == pytest.approx(2.776 / 5**0.5, abs=1e-3)
-    assert np.isnan(mean_over_seeds([70.0])[1])

@@ -12,7 +12,6 @@ correction: each family of tests and intervals has a familywise level of 0.05.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from statistics import median
 from typing import TypedDict
@@ -181,16 +180,8 @@ class Comparison:
     @property
     def matrix(self) -> list[tuple[str, list[Pair | None]]]:
         """Each system minus each system, best first; None on the diagonal."""
-        return [(system, [None if system == other else self.pair(system, other) for other in self.means]) for system in self.means]
-
-    def pair(self, system: str, other: str) -> Pair:
-        """Return the system minus the other, from `pairs`."""
-        return self._by_names[system, other]
-
-    @cached_property
-    def _by_names(self) -> dict[tuple[str, str], Pair]:
-        """Every pair in both directions."""
-        return {(pair.system, pair.other): pair for one in self.pairs for pair in (one, one.reversed)}
+        by_names = {(pair.system, pair.other): pair for one in self.pairs for pair in (one, one.reversed)}
+        return [(system, [by_names.get((system, other)) for other in self.means]) for system in self.means]
 
 
 class Tested(TypedDict):

@@ -1,14 +1,12 @@
-"""Confidence intervals of a mean over queries, classes and seeds.
+"""Confidence intervals of a mean over queries and classes, and the summary of one over seeds (`over_seeds`).
 
 Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which omits each unit once. The
 interval is Student's t on the logit, with one degree of freedom less than units. A bootstrap's percentile intervals are too narrow for few
-units: with 4 classes its 95 % intervals contain the truth 8 times in 10 (tests/evaluation/test_coverage.py). Over seeds the interval is
-Student's t.
+units: with 4 classes its 95 % intervals contain the truth 8 times in 10 (tests/evaluation/test_coverage.py).
 
 Shapes: Q queries or other units, M metrics, U units.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +43,6 @@ def _of_units(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64]) -> tup
     """Return the sums (U, M) and the sizes (U,) of the units, in the order of their codes."""
     units_Q = np.unique(codes_Q, return_inverse=True)[1]
     return np.stack([np.bincount(units_Q, weights=column) for column in values_QM.T], axis=1), np.bincount(units_Q).astype(np.float64)
-
-
-def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return a metric's mean over runs and the half-width of its 95 % interval; the width is NaN for one run, whose spread is unknown."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, np.nan
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return mean, float(stdtrit(len(values) - 1, 0.975)) * error
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from dml_core.evaluation.statistics.confidence import Summary, mean_over_seeds
+import numpy as np
+from scipy.special import stdtrit
+
+from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 TOO_FEW = f"too few to decide, at least {MIN_SEEDS} are needed"
@@ -13,8 +16,10 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
     Two values may be equal, or far apart, by chance: with the same spread, their interval is 3.6 times as wide as that of three.
     """
-    mean, half_width = mean_over_seeds(values)
-    return mean, half_width if len(values) >= MIN_SEEDS else None
+    mean = float(np.mean(values))
+    if len(values) < MIN_SEEDS:
+        return mean, None
+    return mean, float(stdtrit(len(values) - 1, 0.975)) * (float(np.std(values, ddof=1)) / len(values) ** 0.5)
 
 
 def summarise_seeds(values: Sequence[float]) -> Summary:
