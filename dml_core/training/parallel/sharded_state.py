@@ -1,8 +1,8 @@
 """Runs that shard the loss's classes over workers: settings for DistributedDataParallel, and checkpoints with all classes.
 
 Everything outside the loop has all classes, so a checkpoint of four workers can be resumed by two or one, and embedding and scoring code
-does not handle shards. All workers call a function that joins shards, and all receive the result: each briefly holds one tensor of all
-classes. Without shards, the functions return their input unchanged.
+does not handle shards. All workers call a function that joins shards; rank 0 receives the result, on the CPU, and the others their own
+part: each device holds one tensor of all classes at a time. Without shards, the functions return their input unchanged.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss
 from dml_core.losses.registry import losses_with
-from dml_core.training.parallel.workers import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem, rank
 
 
 def check_shardable(name: str, loss: Loss, num_workers: int) -> None:
@@ -43,7 +43,7 @@ def leave_to_their_worker(parallel: nn.Module, system: TrainingSystem) -> None:
 
 
 def whole_state(system: TrainingSystem) -> dict[str, Tensor]:
-    """Return the system's state dictionary with all classes."""
+    """Return the system's state dictionary, on rank 0 with all classes."""
     state = system.state_dict()
     for name, dim in system.loss.sharded_dims.items():
         state[f"loss.{name}"] = _join(system, state[f"loss.{name}"], dim)
@@ -51,7 +51,7 @@ def whole_state(system: TrainingSystem) -> dict[str, Tensor]:
 
 
 def whole_optimiser_state(optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[str, Any]:
-    """Return the optimiser's state dictionary as if one optimiser had updated all classes."""
+    """Return the optimiser's state dictionary, on rank 0 as if one optimiser had updated all classes."""
     state = optimiser.state_dict()
     dims = _dims_of_parameters(optimiser, system)
     parameters = _parameters(optimiser)
@@ -83,7 +83,10 @@ def own_part(system: TrainingSystem, optimiser: torch.optim.Optimizer) -> Callab
 
 
 def _join(system: TrainingSystem, part: Tensor, dim: int) -> Tensor:
-    return part if system.loss.shard is None else system.loss.shard.join(part, dim)
+    if system.loss.shard is None:
+        return part
+    whole = system.loss.shard.join(part, dim)
+    return whole.cpu() if rank() == 0 else part
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
