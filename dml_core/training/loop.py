@@ -136,8 +136,12 @@ class _Run:
         self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
         if world_size() > 1:
             leave_to_their_worker(self.parallel, self.system)
+            # A timm network has layers after its features, and a loss of pytorch-metric-learning may use no parameter of it in a step.
+            is_foreign = any(type(module).__module__.startswith(("timm.", "pytorch_metric_learning.")) for module in self.system.modules())
             # Without `device_ids`, which would move labels that a loss needs on the CPU.
-            self.parallel = DistributedDataParallel(self.parallel, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self.parallel = DistributedDataParallel(
+                self.parallel, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=is_foreign
+            )
 
     @property
     def result(self) -> TrainingSystem:

@@ -19,6 +19,11 @@ from tests.workers import load_float64, spawn
 
 CPU = torch.device("cpu")
 RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
+MOBILENET = {"backbone": {"name": "timm:mobilenetv3_small_050"}, "freeze_batchnorm": "statistics"}
+NO_TRIPLET = LossChoice(
+    name="pml:MarginLoss",
+    options={"learn_beta": True, "miner": {"name": "TripletMarginMiner", "margin": -2.5, "type_of_triplets": "hard"}},
+)
 BETTER_INIT = LossChoice(name="heated_up_softmax", options={"better_init": True})
 RUNS = {
     "centres, GroupNorm": small_training("softtriple", num_epochs=2, keep_epochs=["oracle"]),
@@ -31,6 +36,11 @@ RUNS = {
         "triplet_global", sampler={"kind": "mined_triplets"}, optimiser={"learning_rate": 1e-4}, num_epochs=2
     ),
     "centres, BatchNorm": small_training(model=RESNET, num_epochs=1),
+    # A last layer follows the features of this network, and a miner without a triplet leaves the learned boundary without a gradient.
+    "a layer without a gradient": small_training(model=MOBILENET, num_epochs=1),
+    "a loss without a gradient": small_training(
+        sampler={"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2}, num_epochs=1
+    ).model_copy(update={"loss": NO_TRIPLET}),
     # No step is trained: BatchNorm averages the training images, then the classifier is placed at the class means.
     "before the first epoch": small_training(model=RESNET, num_epochs=0, warm_up_batchnorm=True).model_copy(update={"loss": BETTER_INIT}),
 }
