@@ -8,6 +8,7 @@ weight_regularizer), at any depth, is a mapping of `name` and its options:
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Generator, Tensor, nn
 
 from dml_core.config import nearest_hint, unknown_name
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, first_line
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 
 CLASSES = {  # kind of object, also its option's name -> module and base class in the library
@@ -58,7 +59,7 @@ class PmlLoss(Loss):
     """The named loss and miner as a `Loss`: float32 under autocast, random draws from the run's generator, the global batch.
 
     Raises:
-        ConfigError: the library rejects the values.
+        ConfigError: the library rejects the values, or cannot compute the loss with them.
     """
 
     Config = PmlConfig
@@ -74,8 +75,11 @@ class PmlLoss(Loss):
         try:
             self.miner: nn.Module | None = miner and _built("miner", miner["name"], _without_name(miner), sizes)
             self.loss: nn.Module = _built("loss", config.target, options, sizes)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {str(error) or type(error).__name__}") from None
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():  # some options are refused only by a call, which would end the first training step
+                deepcopy(self).compute(torch.randn(12, embedding_dim, generator=generator), torch.arange(12) % 2, generator)
+        except Exception as error:  # noqa: BLE001 - the library raises whatever its options lead it to
+            raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {first_line(error)}") from None
         for module in self.modules():  # tensors that the library keeps as plain attributes would stay on the CPU
             for name in [name for name, value in vars(module).items() if isinstance(value, Tensor)]:
                 module.register_buffer(name, module.__dict__.pop(name), persistent=False)

@@ -168,6 +168,10 @@ def test_what_the_adapter_asks_of_the_loop():
         ),
         ("SoftTripleLoss", {"distance": {"name": "LpDistance"}}, "refuses its options: AssertionError"),
         ("P2SGradLoss", {}, "refuses its options"),
+        ("P2SGradLoss", {"descriptors_dim": 7}, "refuses its options: mat1 and mat2 shapes"),
+        ("TripletMarginLoss", {"reducer": {"name": "PerAnchorReducer"}}, "refuses its options: Triplet reduction not supported$"),
+        ("ArcFaceLoss", {"reducer": {"name": "DoNothingReducer"}}, "refuses its options"),
+        ("ArcFaceLoss", {"reducer": {"name": "ClassWeightedReducer", "weights": [1, 2, 1, 1, 1]}}, "refuses its options"),
     ],
 )
 def test_wrong_names_and_options_are_refused_in_one_line(name, options, message):
