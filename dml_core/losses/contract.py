@@ -150,6 +150,9 @@ class Loss(nn.Module, ABC):
             found = f"embeddings {tuple(embeddings_ND.shape)} and labels {tuple(labels_N.shape)}"
             raise DataError(f"a loss over {self.embedding_dim} dimensions takes (N, {self.embedding_dim}) and (N,), found {found}")
         own = next((p.dtype for p in self.parameters()), embeddings_ND.dtype)
+        halved = {tensor.dtype for tensor in (*self.parameters(), *self.buffers())} & {torch.float16, torch.bfloat16}
+        if halved:
+            raise DataError(f"the loss's parameters are {halved.pop()}, and it computes in float32: call loss.float()")
         is_full_precision = embeddings_ND.dtype in (torch.float32, torch.float64)  # half precision is converted to float32
         if not embeddings_ND.is_floating_point() or (is_full_precision and embeddings_ND.dtype != own):
             wanted = own if own.is_floating_point else "floating-point numbers"

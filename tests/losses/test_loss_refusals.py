@@ -178,6 +178,19 @@ def test_embeddings_of_another_precision_than_the_centres_are_refused():
         build_loss("softtriple", {}, 5, 5)(TEN.double(), torch.arange(10) % 5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_parameters_in_half_precision_are_refused_in_one_line(case, dtype):
+    """A whole network in bfloat16 converts the loss inside it; without parameters and buffers a loss takes the embeddings."""
+    loss = build(case).to(dtype)
+    if not loss.state_dict():
+        assert loss(TEN.to(dtype), torch.arange(10) % 5).total.dtype == torch.float32
+        return
+    for embeddings in (TEN, TEN.to(dtype)):
+        with pytest.raises(DataError, match=rf"^the loss's parameters are {dtype}, and it computes in float32: call loss\.float\(\)$"):
+            loss(embeddings, torch.arange(10) % 5)
+
+
 @pytest.mark.parametrize("name", ["proxy_nca", "softmax", "softtriple"])
 def test_a_compiled_loss_takes_labels_of_any_type_and_refuses_those_out_of_range(name):
     """No negative label is left out, as -100 is by torch's cross-entropy."""
