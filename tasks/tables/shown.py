@@ -281,7 +281,7 @@ class Counted(Record):
 
     Attributes:
         rows: number of rows measured there, at least in part.
-        verdicts: verdict -> number of cells, at the judged epoch.
+        verdicts: verdict -> number of cells, at the judged epoch; lines with the same settings count once.
         claims: judgement -> number of claims, without undecided ones.
     """
 

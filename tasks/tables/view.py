@@ -110,7 +110,7 @@ def _counted(datasets: set[str], columns: Sequence[ShownColumn], rows: Sequence[
     """Return what was measured and judged on these datasets."""
     lines = [line for row in rows for line in row.lines]
     cells = [cell for line in lines for column, cell in zip(columns, line.cells, strict=True) if cell and column.dataset in datasets]
-    verdicts = Counter(cell.verdict for cell in cells)
+    verdicts = Counter(cell.verdict for cell in cells if cell.same_as is None)
     judgements = Counter(claim.judgement for claim in claims if claim.dataset in datasets and claim.judgement != "not decided")
     return Counted(
         rows=sum(any(run.dataset in datasets for line in row.lines for run in line.runs) for row in rows),

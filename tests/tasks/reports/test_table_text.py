@@ -113,3 +113,11 @@ def test_the_note_describes_the_table_and_its_progress() -> None:
     assert "The paper states: Ours is best." in note
     assert "Measured on the paper's datasets: 1 of 1 rows, 1 of them in part. Verdicts on published values: 1 compatible." in note
     assert "`dml reproduce paper/table1`" in note
+
+
+def test_a_published_value_counts_once_for_variants_with_the_same_settings() -> None:
+    """A protocol's variants may differ on other datasets only: both lines are shown, and one system was judged."""
+    runs = [run("ours", seed, recall_at_1=0.6 + seed / 100) for seed in range(3)]
+    table = shown(*(one.model_copy(update={"variant": variant}) for variant in ("as_published", "as_released") for one in runs))
+    assert [line.repeated for line in table.rows[1].lines] == ["", "settings of as_published: not compared"]
+    assert "Verdicts on published values: 1 compatible." in as_markdown(table)
