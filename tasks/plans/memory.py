@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.data.views.samplers import first_batch_size
+from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.registry import build_loss
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.config import OptimiserConfig
+from dml_core.training.parallel.workers import shard_sizes
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Memory:
         gradients: those of the trained parameters.
         optimiser: state of the optimiser.
         activations: those of the network; the loss's, N x C for a classifier, are not counted.
+        trained: bytes of a finished training on disk: its checkpoint (weights and optimiser), and in MLflow a copy of it and the network.
         embedding_dim: dimensions of the network's output.
     """
 
@@ -38,17 +41,13 @@ class Memory:
     gradients: int
     optimiser: int
     activations: int
+    trained: int
     embedding_dim: int
 
     @property
     def total(self) -> int:
         """Sum of all parts."""
         return self.weights + self.gradients + self.optimiser + self.activations
-
-    @property
-    def trained(self) -> int:
-        """Bytes of a finished training on disk: its checkpoint (weights, optimiser's state), and in MLflow a copy of it and the network."""
-        return 2 * (self.weights + self.optimiser) + self.weights
 
 
 def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:
@@ -78,9 +77,18 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     if is_half:  # autocast halves the bytes of activations, and keeps a cast copy of the weights
         activations = (activations + _num_bytes(network.parameters())) // 2
     system = nn.ModuleList([network, loss])
+    weights, _, optimiser = _sizes(system, config)
+    trained = 2 * (weights + optimiser) + weights
+    if config.shard_classes:  # files have all classes, a device those of its worker; the first worker has the most
+        loss.shard_classes(ClassShard(tuple(shard_sizes(num_classes, num_workers)), 0))
+    return Memory(batch, *_sizes(system, config), activations, trained, network.head.output_dim)
+
+
+def _sizes(system: nn.Module, config: TrainingConfig) -> tuple[int, int, int]:
+    """Return the bytes of a system's weights, of their gradients and of the optimiser's state."""
     weights = (_num_bytes(system.parameters()) + _num_bytes(system.buffers())) * (1 if config.average is None else 2)
     trained = _num_bytes(parameter for parameter in system.parameters() if parameter.requires_grad)
-    return Memory(batch, weights, trained, trained * num_states(config.optimiser), activations, network.head.output_dim)
+    return weights, trained, trained * num_states(config.optimiser)
 
 
 def num_states(optimiser: OptimiserConfig) -> int:

@@ -105,6 +105,21 @@ def test_a_batch_is_shared_by_workers_and_embedded_in_parts() -> None:
     assert images(sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 3})[0] == 12
 
 
+def test_classes_that_are_spread_over_workers_are_on_each_device_in_part_and_on_disk_as_a_whole() -> None:
+    whole, part, alone = (
+        training_memory(config(shard_classes=sharded), SIZE, 100, 10_000, "cuda", num_workers)
+        for sharded, num_workers in ((None, 4), (True, 4), (True, 1))
+    )
+    assert whole is not None
+    assert part is not None
+    assert alone is not None
+    centres = 4 * 2 * 10_000 * whole.embedding_dim
+    assert whole.weights - part.weights == whole.gradients - part.gradients == 3 * centres // 4
+    assert whole.optimiser - part.optimiser == num_states(config().optimiser) * 3 * centres // 4
+    assert part.trained == whole.trained == 3 * whole.weights + 2 * whole.optimiser
+    assert (alone.weights, alone.trained) == (whole.weights, whole.trained)
+
+
 def test_a_network_that_is_frozen_in_parts_and_one_that_is_averaged() -> None:
     def memory(**changes: Any) -> Any:
         return training_memory(config(**changes), SIZE, 100, 10, "cpu", num_workers=1)

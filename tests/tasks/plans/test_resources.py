@@ -18,6 +18,7 @@ from tasks.workers.placement import Placement
 from tests.tasks.plans.conftest import DRAWN, look
 
 CUB_ARCHIVE = 1_150_585_339
+MB = 10**6
 
 
 def test_a_dataset_takes_its_archive_and_its_images_three_times(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_runs_that_share_a_gpu_divide_its_memory(
 
 
 def test_what_is_said_and_what_to_do_where_it_is_short() -> None:
-    memory = Memory(32, weights=41_000_000, gradients=41_000_000, optimiser=82_000_000, activations=1_400_000_000, embedding_dim=64)
+    memory = Memory(32, weights=41 * MB, gradients=41 * MB, optimiser=82 * MB, activations=1400 * MB, trained=369 * MB, embedding_dim=64)
     disk = (DiskNeed("cub200 packed", 1_200_000_000), DiskNeed("sop as archive, unpacked and packed", None))
     enough = Resources(disk, 10**12, memory, "bn_inception, 32 images of 224 pixels at a time", 8 * 10**9, "cuda").lines()
     assert enough == [
