@@ -355,5 +355,5 @@ def _of_pillow(image: Image.Image, name: str) -> Tensor:
         raise DataError(f"{name}: of more than 8 bits per channel; convert it to RGB")
     try:
         return upright(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), orientation(image)).contiguous()
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{name}: cannot be decoded ({error})") from None
+    except Exception as error:  # noqa: BLE001 - Pillow raises errors of a dozen kinds where a file is damaged
+        raise DataError(f"{name}: cannot be decoded ({first_line(error)})") from None

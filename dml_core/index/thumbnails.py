@@ -27,7 +27,7 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
             image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
             image.thumbnail((num_pixels, num_pixels))
             small = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except Exception:  # noqa: BLE001 - Pillow raises errors of a dozen kinds where a file is damaged
         raise DataError(f"{name}: not an image, damaged, or too large to be one; mend it or leave it out") from None
     if turned > 1:
         small = Image.fromarray(upright(torch.from_numpy(np.array(small)).permute(2, 0, 1), turned).permute(1, 2, 0).numpy())

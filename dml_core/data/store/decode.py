@@ -68,11 +68,13 @@ def decode_rgb(data: bytes) -> Tensor:
             if image.mode.startswith(("I", "F")):
                 raise ValueError("of more than 8 bits per channel, convert it to PNG")
             return pil_to_tensor(image.convert("RGB"))  # type: ignore[no-any-return]
+    except (MemoryError, ValueError):
+        raise
     except (RuntimeError, zlib.error):
         raise ValueError("damaged or truncated") from None
     except Image.DecompressionBombError:
         raise ValueError(f"of more than {MOST_PIXELS:,} pixels, make it smaller") from None
-    except (OSError, SyntaxError):
+    except Exception:  # noqa: BLE001 - Pillow raises errors of a dozen kinds where a file is damaged
         raise ValueError("not an image, or damaged") from None
 
 

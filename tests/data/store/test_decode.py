@@ -20,7 +20,11 @@ from dml_core.data.store.info import OWN_READERS
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.resized import resized
 from dml_core.data.store.rows import Manifest, Row
+from dml_core.data.views.transform_config import TransformConfig
+from dml_core.errors import DataError
 from dml_core.index.thumbnails import picture_size, thumbnail
+from dml_core.network_description import NetworkDescription
+from dml_core.trained import TrainedModel
 
 FORMATS = ["JPEG", "PNG", "WEBP", "TIFF"]
 TURNS = range(1, 9)
@@ -211,6 +215,25 @@ def test_a_jpeg_s_size_is_read_from_its_frame(options: dict[str, object], monkey
     for whole in (data, filled, tables_first):
         with pytest.raises(ValueError, match="of 40 x 24 pixels, more than 959"):
             decode_rgb(whole)
+
+
+STRIP_OFFSETS = struct.pack("<HH", 273, 4)  # a tag of TIFF and its type
+
+
+@pytest.mark.parametrize("kind", [2, 5, 7, 12])
+def test_a_damaged_tag_that_leads_pillow_to_any_error_is_refused(kind: int) -> None:
+    """Text, a ratio, bytes or a float where Pillow expects an integer."""
+    whole = photograph("TIFF", None)
+    damaged = whole.replace(STRIP_OFFSETS, struct.pack("<HH", 273, kind))
+    assert damaged != whole
+    for decode in (decode_rgb, decode_upright):
+        with pytest.raises(ValueError, match=r"^not an image, or damaged$"):
+            decode(damaged)
+    with pytest.raises(DataError, match="a: not an image, damaged"):
+        thumbnail(damaged, "a")
+    model = TrainedModel(NetworkDescription.model_construct(transform=TransformConfig()), "", lambda views: np.zeros((len(views), 1)))
+    with pytest.raises(DataError, match="a: cannot be decoded"):
+        model.view(Image.open(io.BytesIO(damaged)), name="a")
 
 
 @pytest.mark.parametrize("kind", [*FORMATS, "GIF", "BMP"])
