@@ -31,6 +31,7 @@ class Cub200(OfficialDataset):
             FOLDER,
             md5="97eceeb196236b17998738112f37df78",
             url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            num_bytes=1_150_585_339,
         ),
     )
     landmarks: ClassVar[tuple[str, ...]] = ("images.txt", "classes.txt")

@@ -33,12 +33,14 @@ class Archive:
         unpacked: a path in the raw folder that exists after unpacking (the file itself if it is no archive).
         md5: published checksum, or None.
         url: direct download link, or None.
+        num_bytes: published size, for `dml plan`, or None.
     """
 
     file_name: str
     unpacked: str
     md5: str | None = None
     url: str | None = None
+    num_bytes: int | None = None
 
 
 def download(url: str, path: Path, progress: Progress | None = None) -> None:
