@@ -31,7 +31,7 @@ class MetricInfo(NamedTuple):
 
 METRICS = {  # in the order of tables, after every Recall@K
     "map@r": MetricInfo("MAP@R", "retrieval", higher_is_better=True, in_tables=True, is_headline=True),
-    "r_precision": MetricInfo("r precision", "retrieval", higher_is_better=True, in_tables=True),
+    "r_precision": MetricInfo("R-precision", "retrieval", higher_is_better=True, in_tables=True),
     "nmi": MetricInfo("NMI", "clustering", higher_is_better=True, in_tables=True, is_headline=True),
     "precision@1": MetricInfo("precision@1", "retrieval", higher_is_better=True, is_share_of_queries=True),
     "mrr": MetricInfo("MRR", "retrieval", higher_is_better=True),

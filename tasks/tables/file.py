@@ -373,7 +373,7 @@ def standing_table(params: Params) -> TableFile:
     }
     return TableFile(
         title="The standing comparison",
-        states="Every loss on one network, one budget and one augmentation, on the datasets of `comparison` in params.yaml.",
+        states="Every loss on one network, one budget and one augmentation, on the datasets of the comparison in params.yaml.",
         columns=columns,
         rows=rows,
         reference=None if comparison.reference is None else row_name(comparison.reference),

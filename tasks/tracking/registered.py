@@ -353,9 +353,9 @@ def register(
 
 
 def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
-    """Point the alias `best` of a registered model to a run's model; return the version."""
+    """Point the alias `best` of a registered model to a run's model; return the version, which keeps its description afterwards."""
     about = f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}."
-    number = register(client, name, run.info.run_id, find_model(client, run), description, about)
+    number = register(client, name, run.info.run_id, find_model(client, run), f"Registered as the {description}", about)
     if str(client.get_registered_model(name).aliases.get(BEST)) != number:
         client.set_registered_model_alias(name, BEST, number)
     return number

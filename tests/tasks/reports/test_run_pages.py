@@ -149,7 +149,7 @@ def test_a_run_s_scores_are_the_evaluator_s_with_intervals_around_them(made: Mad
     assert recall == pytest.approx(100 * brute.found.mean())
     table = page(single / "index.html").all("table", "numbers")[0]
     rows = {row.all("th")[0].text: [cell.text for cell in row.all("td")] for row in table.all("tbody")[0].all("tr")}
-    assert list(rows) == ["R@1", "R@2", "R@4", "R@8", "MAP@R", "r precision", "NMI"]
+    assert list(rows) == ["R@1", "R@2", "R@4", "R@8", "MAP@R", "R-precision", "NMI"]
     value, over_queries, over_classes, over_seeds = rows["R@1"]
     assert value == f"{recall:.1f}"
     for interval in (over_queries, over_classes):

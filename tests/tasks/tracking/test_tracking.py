@@ -410,8 +410,9 @@ def test_a_run_that_is_scored_again_has_the_same_model_in_a_version_of_its_own_w
 ) -> None:
     first, second = tracker.publish(report), tracker.publish(report.model_copy(update={"identity": "identity-of-y"}))
     client = client_of(tracker)
-    numbers = [register_best(client, "dml-d", client.get_run(run_id), "best") for run_id in (first, second, second)]
+    numbers = [register_best(client, "dml-d", client.get_run(run_id), "best run: x") for run_id in (first, second, second)]
     assert numbers == ["1", "2", "2"]
+    assert client.get_model_version("dml-d", "1").description == "Registered as the best run: x", "true also when it no longer is"
     older, newer = registered_versions(tracker.uri, "d")
     assert (older.run_id, newer.run_id, newer.aliases) == (first, second, ("best",))
     assert older.model_id == newer.model_id
