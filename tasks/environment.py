@@ -69,8 +69,8 @@ def find_project(*starts: Path) -> Project:
         *starts: folders; the first one in or below a project determines it. By default the working directory.
 
     Raises:
-        ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, or a store that is
-            neither a folder nor in a bucket.
+        ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, a store that is
+            neither a folder nor in a bucket, or a folder as MLflow's address.
         StoreError: the file of the local stack is damaged.
     """
     starts = starts or (Path.cwd(),)
@@ -82,8 +82,7 @@ def find_project(*starts: Path) -> Project:
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
     settings = stack_environment(state) | {name: value for name, value in os.environ.items() if value}
     store = _store(settings.get("DML_STORE", str(state / "store")))
-    tracking_uri = settings.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
-    return Project(root, state, store, tracking_uri)
+    return Project(root, state, store, _tracking(settings.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")))
 
 
 def state_folder(root: Path) -> Path:
@@ -107,6 +106,21 @@ def _store(address: str) -> str:
     if re.match(r"[\w+.-]+:/", address):
         raise ConfigError(f"DML_STORE: '{without_secrets(address)}' is neither a folder nor s3://bucket/prefix; set it to one of them")
     return str(_folder(address))
+
+
+def _tracking(address: str) -> str:
+    """Return MLflow's address; a SQLite file has an absolute path.
+
+    Raises:
+        ConfigError: it is a folder, MLflow's former default.
+    """
+    if address.startswith("file:") or ("://" not in address and address != "databricks"):
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI: '{address}' is a folder, in which MLflow keeps no runs any more; unset it, or set it to http://SERVER "
+            "or sqlite:///FILE"
+        )
+    path = address.removeprefix("sqlite:///")
+    return address if path == address else f"sqlite:///{_folder(path)}"
 
 
 def ray_cluster() -> str | None:
@@ -264,6 +278,7 @@ def set_environment(project: Project) -> None:
             os.environ[name] = str(_folder(os.environ[name]))
     if "DML_STORE" in os.environ:
         os.environ["DML_STORE"] = _store(os.environ["DML_STORE"])
+    os.environ["MLFLOW_TRACKING_URI"] = project.tracking_uri
     for name, value in stack_environment(project.state).items():
         os.environ.setdefault(name, value)
     if (direct := os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")) != "*":
@@ -283,7 +298,6 @@ def set_environment(project: Project) -> None:
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
         "RAY_worker_niceness": "0",
-        "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

@@ -139,6 +139,21 @@ def test_a_store_of_another_kind_is_no_folder(address: str, inside: Path) -> Non
     assert "word" not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["mlruns", "./mlruns", "/srv/mlruns", "file:///srv/mlruns"])
+def test_a_folder_is_no_address_of_mlflow(address: str, inside: Path) -> None:
+    """It was MLflow's default, and other programs set it; MLflow refuses it after the first training."""
+    os.environ["MLFLOW_TRACKING_URI"] = address
+    with pytest.raises(ConfigError, match=f"MLFLOW_TRACKING_URI: '{address}' is a folder.*unset it"):
+        find_project()
+
+
+def test_a_relative_database_of_mlflow_is_the_same_for_all_processes(inside: Path) -> None:
+    os.environ["MLFLOW_TRACKING_URI"] = "sqlite:///own.db"
+    assert open_project().tracking_uri == os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{inside}/own.db"
+    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:5000/mlflow"
+    assert find_project().tracking_uri == "http://127.0.0.1:5000/mlflow"
+
+
 def test_finding_a_project_changes_no_variable_and_opening_it_sets_the_stack_s(inside: Path) -> None:
     values = {"DML_STORE": "s3://dml/store", "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
     write_whole(inside / "state/stack/env", stack_text(values))
