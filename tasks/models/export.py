@@ -78,7 +78,9 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
     own = load_model(network, "cpu")
     run = run_of(project, own.identity)
     if run is None:
-        raise ConfigError(f"{text}: its run or test images are missing on this machine, so the effect of the export cannot be measured")
+        raise ConfigError(
+            f"{text}: no run of the standing comparison with test images on this machine, so an export's effect cannot be measured"
+        )
     graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
     out = out.absolute()
 
