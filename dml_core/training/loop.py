@@ -56,6 +56,7 @@ from dml_core.training.parallel.workers import (
     rank,
     shard_sizes,
     state_from_rank_zero,
+    sum_over_workers,
     world_size,
 )
 from dml_core.training.preparing import load, prepare, training_outputs
@@ -333,14 +334,17 @@ def build_system(config: TrainingConfig, num_classes: int, seed: int, device: to
 
 def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     if precision == "auto":
-        precision = "bfloat16" if device.type == "cuda" and _has_bfloat16(device) else "float32"
+        num_able = sum_over_workers(torch.tensor(int(_has_bfloat16(device)), device=device))  # machines may have different GPUs
+        precision = "bfloat16" if int(num_able) == world_size() else "float32"
     if precision == "float32":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Return True if the GPU multiplies bfloat16 itself; before Ampere, torch emulates it slowly."""
+    """Return True if this is a GPU that multiplies bfloat16 itself; before Ampere, torch emulates it slowly."""
+    if device.type != "cuda":
+        return False
     with torch.cuda.device(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 

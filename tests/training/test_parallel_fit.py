@@ -121,3 +121,25 @@ def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(tmp_path: Path) 
     torch.testing.assert_close(torch.cat([part["gradient"] for part in parts]), whole.grad, rtol=1e-4, atol=1e-4)
     for key, value in layer.state_dict().items():
         torch.testing.assert_close(parts[0]["state"][key], value, rtol=1e-5, atol=1e-6)
+
+
+def fit_on_different_gpus(rank: int, packed: Path, folder: Path, num_able: int) -> None:
+    loop._has_bfloat16 = lambda device: rank < num_able
+    sampler = {"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2}
+    system = loop.fit(
+        small_training("contrastive", sampler=sampler, num_epochs=1), PackedDataset(packed, "train"), 0, folder / str(rank), CPU
+    )
+    torch.save(system.state_dict(), folder / f"{rank}.pt")
+
+
+@pytest.mark.slow
+def test_workers_whose_gpus_differ_compute_in_one_precision(packed: Path, tmp_path: Path) -> None:
+    """A worker on an older GPU would receive bfloat16 embeddings as float32: as many bytes of others' memory as they lack."""
+    losses = []
+    for num_able in (0, 1, 2):
+        (folder := tmp_path / str(num_able)).mkdir()
+        spawn(fit_on_different_gpus, 2, packed, folder, num_able)
+        losses.append([row["loss"] for row in read_history(folder / "0")])
+        first, second = (torch.load(folder / f"{rank}.pt") for rank in range(2))
+        assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert losses[0] == losses[1] != losses[2]
