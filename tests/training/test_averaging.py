@@ -14,6 +14,7 @@ from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import fit
+from dml_core.training.optimisation.config import AverageConfig
 from tests.conftest import small_training
 from tests.training.stopping import StoppedError
 
@@ -116,6 +117,11 @@ def test_without_a_step_the_result_is_the_initial_weights(packed: Path, tmp_path
     train(config_of(num_epochs=0, average={"decay": DECAY}), packed, tmp_path)
     assert state_of(tmp_path)["averaged"] is None
     assert_equal(weights_of(state_of(tmp_path), "last")[0], state_of(tmp_path)["system"])
+
+
+@pytest.mark.parametrize(("after", "num_epochs", "begins"), [(0.7, 90, 63), (0.35, 180, 63), (0.5, 5, 2), (0.99, 6, 5), (0.0, 6, 0)])
+def test_averaging_begins_after_the_whole_epochs_of_its_share(after: float, num_epochs: int, begins: int) -> None:
+    assert AverageConfig(decay=0.9, after=after).begins_at(num_epochs) == begins
 
 
 @pytest.mark.parametrize("wrong", [{"decay": 1.0}, {"decay": 0.0}, {"decay": 0.9, "after": 1.0}, {}])

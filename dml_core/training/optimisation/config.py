@@ -67,4 +67,4 @@ class AverageConfig(Config):
 
     def begins_at(self, num_epochs: int) -> int:
         """Return the first epoch whose steps are averaged, counted from 0."""
-        return int(self.after * num_epochs)
+        return int(round(self.after * num_epochs, 6))  # 0.7 * 90 is a little less than 63
