@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from dml_core.initial_weights import start_at_class_means, start_at_unit_norm
+from dml_core.initial_weights import UNIT_NORM, start_as_tensorflow, start_at_class_means
 from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search_space import searched
@@ -62,7 +62,7 @@ class HeatedUpSoftmax(Loss):
         super().__init__(config, num_classes, embedding_dim)
         self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
         if config.initial == "unit_norm":
-            start_at_unit_norm(self.classifier)
+            start_as_tensorflow(self.classifier, UNIT_NORM)
         self._heat = 0.0  # 0: not heated, 1: fully heated
 
     @property

@@ -33,12 +33,8 @@ class TripletBatchHard(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean over the anchors that have a positive and a negative; exactly 0 if no anchor has both."""
-        same_NN = labels_N[:, None] == labels_N
-        anchor_N = (same_NN.sum(dim=1) > 1) & (~same_NN).any(dim=1)
-        distance_NN = torch.cdist(embeddings_ND, embeddings_ND)
-        hardest_positive_N = distance_NN.masked_fill(~same_NN, -torch.inf).amax(dim=1)
-        hardest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
-        return self._mean(hardest_positive_N - hardest_negative_N, anchor_N)
+        own_N = torch.arange(len(labels_N), device=labels_N.device)
+        return self.compare(embeddings_ND, labels_N, embeddings_ND, labels_N, own_N, generator)
 
     def compare(
         self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
@@ -50,9 +46,6 @@ class TripletBatchHard(Loss):
         distance_NM = torch.cdist(embeddings_ND, memory_MD)
         hardest_positive_N = distance_NM.masked_fill(~positive_NM, -torch.inf).amax(dim=1)
         hardest_negative_N = distance_NM.masked_fill(same_NM, torch.inf).amin(dim=1)
-        return self._mean(hardest_positive_N - hardest_negative_N, anchor_N)
-
-    def _mean(self, excess_N: Tensor, anchor_N: Tensor) -> LossOutput:
-        margin = self.config.margin
+        excess_N, margin = hardest_positive_N - hardest_negative_N, self.config.margin
         total = mean_where(functional.softplus(excess_N) if margin is None else functional.relu(excess_N + margin), anchor_N)
         return LossOutput(total, {"triplet": total.detach()})

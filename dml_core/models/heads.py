@@ -6,7 +6,7 @@ Shapes: N samples, F backbone features, D training output dimensions, E test emb
 from torch import Tensor, nn
 
 from dml_core.float32 import at_least_float32
-from dml_core.initial_weights import start_as_slim
+from dml_core.initial_weights import SLIM, start_as_tensorflow
 from dml_core.models.config import HeadConfig
 from dml_core.unit_length import unit_length
 
@@ -46,7 +46,7 @@ class LinearHead(Head):
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
         self.linear = nn.Linear(in_features, embedding_dim, bias=config.bias)
         if config.initial == "slim":
-            start_as_slim(self.linear)
+            start_as_tensorflow(self.linear, SLIM)
         self.normalise_in_training = config.normalise_in_training
 
     def forward(self, features_NF: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class BatchNormHead(Head):
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
         self.linear = nn.Linear(in_features, embedding_dim, bias=False)
         if config.initial == "slim":
-            start_as_slim(self.linear)
+            start_as_tensorflow(self.linear, SLIM)
         self.norm = nn.BatchNorm1d(embedding_dim, eps=0.001, momentum=0.05)  # TensorFlow's decay 0.95
         self.norm.weight.requires_grad_(False)
 

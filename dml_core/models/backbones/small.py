@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dml_core.initial_weights import start_as_slim
+from dml_core.initial_weights import SLIM, start_as_tensorflow
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
 
@@ -73,7 +73,7 @@ class ReleasedLeNet(nn.Module):
         self.linear = nn.Linear(64 * 7 * 7, 500)
         self.num_features = 500
         for layer in (self.conv1, self.conv2, self.linear):
-            start_as_slim(layer)
+            start_as_tensorflow(layer, SLIM)
         start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
