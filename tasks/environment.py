@@ -28,6 +28,7 @@ NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)
 OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
+RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
@@ -329,13 +330,18 @@ def _ray_on_this_machine() -> dict[str, str]:
     """
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return token | {
-        "RAY_LD_PRELOAD_ON_WORKERS": "1",
-        "MALLOC_CONF": "dirty_decay_ms:-1",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_raylet_client_connect_timeout_milliseconds": "20",
-        "RAY_raylet_client_num_connect_attempts": "500",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    }
+    folder = {"RAY_TMPDIR": "/tmp"} if len(os.fsencode(os.environ.get("TMPDIR", ""))) > RAY_FOLDER_BYTES else {}
+    return (
+        token
+        | folder
+        | {
+            "RAY_LD_PRELOAD_ON_WORKERS": "1",
+            "MALLOC_CONF": "dirty_decay_ms:-1",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_raylet_client_connect_timeout_milliseconds": "20",
+            "RAY_raylet_client_num_connect_attempts": "500",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        }
+    )

@@ -1,9 +1,9 @@
 """Read `infra/stack.yaml` for this machine, with the placeholders of its commands and environments filled in.
 
-The first `up` chooses ports, secrets and the S3 server; until `down` they stay in `state/stack/chosen.json`, which only the user can read.
+The first `up` chooses ports, secrets, the S3 server and the folder of sockets; until `down` they stay in `state/stack/chosen.json`, which
+only the user can read.
 """
 
-import getpass
 import hashlib
 import json
 import os
@@ -21,7 +21,7 @@ from typing import Any
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.files import writing
-from tasks.environment import STACK_ENV, Project
+from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project
 
 MARK = "DML_STACK"  # variable with the stack's folder, in the environment of all its processes
 CHOSEN = "chosen.json"
@@ -114,7 +114,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
     file = parse(StackFile, read_yaml(path), str(path))
     folder, run = project.state / "stack", run_folder(project.state)
     folder.mkdir(parents=True, exist_ok=True)
-    ports, words, s3 = _choose(folder / CHOSEN, file, own_s3)
+    ports, words, s3 = _choose(folder / CHOSEN, file, own_s3, run)
     values = file.model_dump()
     if not s3["is_stacks"]:
         del values["services"][S3]
@@ -147,12 +147,16 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
 
 
 def run_folder(state: Path) -> Path:
-    """Return a folder with a short path that depends on the state: sockets allow 107 letters, and PostgreSQL's user must reach it.
+    """Return a folder with a short path for sockets, and for what PostgreSQL's user must reach: that of the first `up`, whatever TMPDIR is.
 
     Raises:
         ConfigError: another user has made it, whose supervisor the stack would be controlled by.
     """
-    folder = Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{_short_digest(str(state))}"
+    chosen, name = state / "stack" / CHOSEN, f"dml-stack-{_short_digest(str(state))}"
+    kept = json.loads(chosen.read_bytes()).get("run") if chosen.is_file() else None
+    folder = Path(kept or f"{tempfile.gettempdir()}/{name}")
+    if len(os.fsencode(folder)) > RAY_FOLDER_BYTES:
+        folder = Path("/tmp", name)
     with suppress(FileNotFoundError):
         if folder.lstat().st_uid != os.geteuid():
             raise ConfigError(f"{folder}: another user's; remove it, or set TMPDIR to a folder of your own")
@@ -179,7 +183,7 @@ def _filled(value: Any, known: dict[str, Any]) -> Any:
     return [_filled(part, known) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _choose(path: Path, file: StackFile, own_s3: str | None) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
+def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
     """Return ports, secrets and the S3 server from their file, which is created if missing.
 
     Raises:
@@ -203,7 +207,7 @@ def _choose(path: Path, file: StackFile, own_s3: str | None) -> tuple[dict[str, 
                 raise ConfigError(f"{variable} is not set; an external S3 server needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         user, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
         s3 = {"address": own_s3, "user": user, "secret": secret, "is_stacks": False}
-    write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3}))
+    write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3, "run": str(run)}))
     return ports, words, s3
 
 

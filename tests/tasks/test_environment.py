@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import ray
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from ray._private.utils import validate_socket_filepath
 
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import (
@@ -222,6 +224,16 @@ def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Pat
         return
     with pytest.raises(StoreError, match=r"stack/env: damaged.*dml stack up"):
         find_project()
+
+
+@pytest.mark.parametrize(("length", "folder"), [(39, None), (40, "/tmp")])
+def test_ray_s_sockets_have_short_paths(length: int, folder: str | None, inside: Path) -> None:
+    os.environ["TMPDIR"] = "/" + "t" * (length - 1)
+    open_project()
+    assert os.environ.get("RAY_TMPDIR") == folder
+    used = folder or os.environ["TMPDIR"]
+    socket = f"{used}/ray/session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{2**22}/sockets/plasma_store"  # 2**22: the largest process id
+    validate_socket_filepath(socket)
 
 
 CLUSTERS = {None: None, "": None, "local": None, "10.0.0.1:6379": "10.0.0.1:6379", "auto": "auto"}

@@ -6,9 +6,11 @@ import shlex
 import shutil
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from ray._private.utils import validate_socket_filepath
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
@@ -42,7 +44,7 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
 
 def test_paths_with_a_space_are_one_word_of_a_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "my projects" / "python"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))
+    monkeypatch.setattr(tempfile, "tempdir", "/my files")
     services = load_stack(project).file.services.values()
     commands = [shlex.split(command) for service in services for command in (service.command, *service.setup) if "python" in command]
     assert len(commands) > 8
@@ -50,14 +52,30 @@ def test_paths_with_a_space_are_one_word_of_a_command(project: Project, tmp_path
     assert f"--temp-dir={run_folder(project.state)}/ray" in [word for command in commands for word in command]
 
 
-def test_a_folder_that_another_user_has_made_is_refused(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run_folder(project.state).mkdir()
-    load_stack(project)
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    with pytest.raises(ConfigError, match="another user's; remove it"):
+def test_a_folder_that_another_user_has_made_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(project.state)
+    folder.mkdir()
+    try:
         load_stack(project)
+        own = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        with pytest.raises(ConfigError, match="another user's; remove it"):
+            load_stack(project)
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("temporary", ["/scratch/ann", "/scratch/users/ann/job-1234567", None])
+def test_a_stack_s_folder_is_short_and_stays_where_the_first_up_was(
+    temporary: str | None, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other shells, and schedules, may have another TMPDIR."""
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
+    folder = load_stack(project).run
+    assert (str(folder.parent) == temporary) == (temporary == "/scratch/ann")
+    validate_socket_filepath(f"{folder}/ray/session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{2**22}/sockets/plasma_store")
+    monkeypatch.setattr(tempfile, "tempdir", "/other")
+    assert run_folder(project.state) == load_stack(project).run == folder
 
 
 def test_every_service_starts_after_those_that_it_names_and_all_start(project: Project) -> None:
