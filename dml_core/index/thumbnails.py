@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dml_core.data.store.decode import decode_rgb, orientation, upright
+from dml_core.data.store.decode import decode_upright, orientation, upright
 from dml_core.errors import DataError
 from dml_core.index.layout import THUMBNAIL_PIXELS
 
@@ -21,24 +21,29 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
         DataError: the file `name` is not an image, is damaged, or has more pixels than Pillow accepts.
     """
     try:
-        with Image.open(io.BytesIO(data)) as stored:
-            turned = orientation(stored)
-            image = _of_8_bits(data) if stored.format == "PNG" and stored.mode.startswith("I") else stored
-            image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
-            image.thumbnail((num_pixels, num_pixels))
-            small = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        try:
+            small = _by_pillow(data, num_pixels)
+        except (OSError, SyntaxError, ValueError):  # also of metadata that the network's decoder skips
+            small = Image.fromarray(decode_upright(data).permute(1, 2, 0).numpy())
+            small.thumbnail((num_pixels, num_pixels))
     except Exception:  # noqa: BLE001 - Pillow raises errors of a dozen kinds where a file is damaged
         raise DataError(f"{name}: not an image, damaged, or too large to be one; mend it or leave it out") from None
-    if turned > 1:
-        small = Image.fromarray(upright(torch.from_numpy(np.array(small)).permute(2, 0, 1), turned).permute(1, 2, 0).numpy())
     file = io.BytesIO()
     small.save(file, "WEBP", quality=QUALITY, lossless=max(small.size) <= PLAIN_PIXELS)
     return file.getvalue()
 
 
-def _of_8_bits(data: bytes) -> Image.Image:
-    """Return a PNG of 16 bits per pixel as the network sees it; Pillow's conversion makes all values above 255 white."""
-    return Image.fromarray(decode_rgb(data).permute(1, 2, 0).numpy())
+def _by_pillow(data: bytes, num_pixels: int) -> Image.Image:
+    with Image.open(io.BytesIO(data)) as stored:
+        turned = orientation(stored)
+        if stored.format == "PNG" and stored.mode.startswith("I"):  # Pillow's conversion makes all 16-bit values above 255 white
+            raise ValueError
+        stored.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
+        stored.thumbnail((num_pixels, num_pixels))
+        small = stored.convert("RGBA" if stored.has_transparency_data else "RGB")
+    if turned == 1:
+        return small
+    return Image.fromarray(upright(torch.from_numpy(np.array(small)).permute(2, 0, 1), turned).permute(1, 2, 0).numpy())
 
 
 def picture_size(picture: bytes) -> tuple[int, int]:

@@ -118,11 +118,12 @@ METADATA = {
 
 @pytest.mark.parametrize("name", METADATA)
 def test_metadata_that_only_pillow_refuses_leave_the_pixels(name: str) -> None:
-    """Packing accepts such an image, so training and search must read it."""
+    """Packing accepts such an image, so training, an index and search must read it."""
     data = METADATA[name]
     with pytest.raises((OSError, ValueError)):
         by_pillow(data)
     assert torch.equal(decode_upright(data), decode_rgb(data))
+    assert np.array_equal(by_pillow(thumbnail(data, "a")), pixels_of(decode_rgb(data)))
 
 
 # ---------------------------------------------------------------- too large, too long, too short
