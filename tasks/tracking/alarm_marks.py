@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasks.locks import alone
+from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title, table_comparison
 from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
-from tasks.tracking.connection import one_line_errors, open_client, project_runs, set_tags
+from tasks.tracking.connection import LOCKS, one_line_errors, open_client, project_runs, set_tags
 
 ALARM_TAG = "dml.alarm"
 NOTE = "Not reproduced: "
@@ -35,13 +37,15 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
             title = run.data.tags.get(COMPARISON_TAG, "")
             if title != comparison_title(name, "test") and not title.startswith(table_comparison(name, "")):
                 continue
-            note = run.data.tags.get(NOTE_TAG, "")
-            plain = note.partition("\n\n")[2] if note.startswith(NOTE) else note
-            marked = with_alarm(plain, " ".join(texts))
-            if marked == note and (ALARM_TAG in run.data.tags) == bool(texts):
-                continue
-            num_changed += 1
-            set_tags(client, run.info.run_id, {NOTE_TAG: marked} | ({ALARM_TAG: " ".join(texts)} if texts else {}))
-            if not texts:
-                client.delete_tag(run.info.run_id, ALARM_TAG)
+            with alone(state / LOCKS / ComparisonReport.model_construct(comparison=title).outbox_name):  # a flow may be publishing it
+                tags = client.get_run(run.info.run_id).data.tags
+                note = tags.get(NOTE_TAG, "")
+                plain = note.partition("\n\n")[2] if note.startswith(NOTE) else note
+                marked = with_alarm(plain, " ".join(texts))
+                if marked == note and (ALARM_TAG in tags) == bool(texts):
+                    continue
+                num_changed += 1
+                set_tags(client, run.info.run_id, {NOTE_TAG: marked} | ({ALARM_TAG: " ".join(texts)} if texts else {}))
+                if not texts:
+                    client.delete_tag(run.info.run_id, ALARM_TAG)
     return num_changed

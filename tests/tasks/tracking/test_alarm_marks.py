@@ -1,16 +1,20 @@
 """A comparison's run in MLflow carries the alarms of its dataset or table while they last."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from dml_core.errors import TrackingError
+from tasks.locks import alone
+from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title, table_comparison
-from tasks.tracking import connection
+from tasks.tracking import alarm_marks, connection
 from tasks.tracking.alarm_marks import ALARM_TAG, mark_comparisons
 from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
-from tasks.tracking.connection import EXPERIMENT_PREFIX
+from tasks.tracking.connection import EXPERIMENT_PREFIX, LOCKS
 
 TEXT = "softmax, seed 0: drifted: recall@1 0.30 is below its band."
 
@@ -36,6 +40,30 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
     mark_comparisons(uri, tmp_path, "synthetic", [])
     mark_comparisons(uri, tmp_path, "softtriple/table1", [])
     assert shown() == before
+
+
+@pytest.mark.slow
+def test_a_description_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, title = f"sqlite:///{tmp_path}/mlflow.db", comparison_title("synthetic", "test")
+    client = MlflowClient(uri)
+    experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
+    run = client.create_run(experiment, tags={COMPARISON_TAG: title, NOTE_TAG: "Best: a."}).info.run_id
+    waiting = threading.Event()
+
+    def runs_then_wait(*_: object) -> list[object]:
+        runs = [client.get_run(run)]
+        waiting.set()
+        return runs
+
+    report = ComparisonReport(comparison=title, dataset="synthetic", role="test", folder=None, tags={})
+    monkeypatch.setattr(alarm_marks, "project_runs", runs_then_wait)
+    with ThreadPoolExecutor(1) as pool:
+        with alone(tmp_path / LOCKS / report.outbox_name):  # a flow publishes the comparison (`Tracker.publish`)
+            marking = pool.submit(mark_comparisons, uri, tmp_path, "synthetic", [TEXT])
+            assert waiting.wait(60)
+            client.set_tag(run, NOTE_TAG, "Best: b.")
+        assert marking.result(60) == 1
+    assert client.get_run(run).data.tags[NOTE_TAG] == f"Not reproduced: {TEXT}\n\nBest: b."
 
 
 def test_a_missing_database_is_created_whole_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
