@@ -5,6 +5,7 @@ axes. It excludes decoding, resizing and cropping: the antialiased resize of uin
 of a batch have the same size only after it.
 """
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,7 @@ def write_graph(
     Raises:
         ConfigError: the format does not support int8.
         MissingPackageError: the format is ONNX, which is not installed.
+        OSError: the folder cannot be written.
     """
     if graph.precision == "int8" and graph.format != "onnx":
         raise ConfigError("--precision int8 is of ONNX: torch has its quantiser in a package of its own; use --format onnx")
@@ -81,7 +83,9 @@ def write_graph(
     with _quiet():
         program = _program(Graph(network, transform, graph.precision).eval(), transform)
         if graph.format == "torch-export":
-            torch.export.save(program, path)
+            data = io.BytesIO()  # written by torch to a full disk, the file would end the process
+            torch.export.save(program, data)
+            path.write_bytes(data.getbuffer())
             return
         exported = torch.onnx.export(program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], opset_version=OPSET, verbose=False)
         assert exported is not None

@@ -1,6 +1,7 @@
 """Networks exported as graphs give the network's outputs for any number of images, without this package."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from dml_core.files import SEAL, sealed
 from dml_core.network_description import GraphFile, NetworkDescription, write_description
 from dml_core.trained import load_model, load_network, save_network
 from dml_core.training.loop import build_system
-from tests.conftest import MODEL, small_training
+from tests.conftest import MODEL, ROOT, small_training
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -48,6 +49,25 @@ def exported(folder: Path, out: Path, graph_format: str, precision: str, sizes: 
     write_graph(out, load_network(folder, description), description.transform, graph, views)
     write_description(out, description.model_copy(update={"graph": graph}))
     return graph
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "torch-export"])
+def test_a_disk_that_is_full_is_an_error_of_the_system(graph_format: str, tmp_path: Path) -> None:
+    """In another process: torch ended it."""
+    network_in(tmp_path / "kept")
+    code = f"""
+import resource
+from pathlib import Path
+import pytest
+from tests.test_exported import exported
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+with pytest.raises(OSError, match="File too large"):
+    exported(Path("kept"), Path("out"), "{graph_format}", "fp32")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
