@@ -12,7 +12,6 @@ is verified by its SHA-256 when the index is opened.
 
 import fcntl
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,9 +29,7 @@ from dml_core.evaluation.config import Metric, Positive
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
 from dml_core.files import LEFTOVER, check_regular, file_sha256, read_regular, sealed, unsealed, writing
 
-logger = logging.getLogger(__name__)
-
-FORMAT: Literal[3] = 3  # format 1 had no hashes, format 2 no hash of the network's weights
+FORMAT: Literal[3] = 3  # format 2 had no hash of the network's weights
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
 VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
@@ -75,10 +72,10 @@ class IndexInfo(Config):
         approximation: settings of an approximate index.
         found: its measured recall; None for an exact index or a single item.
         version: part of the other files' names.
-        files_sha256: name of each other file -> its hash; None in format 1.
+        files_sha256: name of each other file -> its hash.
     """
 
-    format: Literal[1, 2, 3] = FORMAT
+    format: Literal[2, 3] = FORMAT
     model_identity: str
     model_source: str | None = None
     weights_sha256: str | None = None
@@ -90,7 +87,7 @@ class IndexInfo(Config):
     approximation: ApproximateConfig | None = None
     found: MeasuredRecall | None = None
     version: str = Field(pattern=f"^{VERSION}$")
-    files_sha256: dict[str, str] | None = None
+    files_sha256: dict[str, str] = {}
 
     def path(self, folder: Path, file: str) -> Path:
         """Return the path of its `VECTORS`, `ITEMS` or `APPROXIMATE`."""
@@ -106,7 +103,7 @@ def read_info(folder: Path) -> IndexInfo:
 
     Raises:
         ConfigError: no index there.
-        StoreError: the description is damaged or of a newer format.
+        StoreError: the description is damaged, or of format 1 or a newer one.
     """
     path = folder / INFO_FILE
     try:
@@ -121,7 +118,7 @@ def read_info(folder: Path) -> IndexInfo:
 
 
 def verify(folder: Path, info: IndexInfo) -> None:
-    """Compare every file of an index with its hash; log a warning if the index has no hashes.
+    """Compare every file of an index with its hash.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -131,9 +128,6 @@ def verify(folder: Path, info: IndexInfo) -> None:
     try:
         for path in files:
             check_regular(path)
-        if info.files_sha256 is None:
-            logger.warning("%s: an index of format 1 has no hashes: damage goes unnoticed until the next change adds them", folder)
-            return
         hashes = _hashes(files)
     except FileNotFoundError:
         raise
