@@ -223,7 +223,7 @@ def fit(
                 system.model.compile()
                 system.loss.compile()
             optimiser = build_optimiser(config.optimiser, system)
-            autocast = _autocast(config.precision, device)
+            autocast = autocast_of(config.precision, device)
             scorers = (validate, score_test, score_curve)
             run = _Run(
                 config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures
@@ -332,7 +332,8 @@ def build_system(config: TrainingConfig, num_classes: int, seed: int, device: to
     return synchronised.to(device)
 
 
-def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def autocast_of(precision: str, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return the context in which a training with this `precision` computes its forward passes; every worker makes the same call."""
     if precision == "auto":
         num_able = sum_over_workers(torch.tensor(int(_has_bfloat16(device)), device=device))  # machines may have different GPUs
         precision = "bfloat16" if int(num_able) == world_size() else "float32"

@@ -10,6 +10,7 @@ import torch
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
+from dml_core.training.loop import autocast_of
 from tasks.plans.times import Estimate, Rate, TimedStep, input_size, placement_here, step_estimate, total
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.workers.placement import Placement
@@ -75,9 +76,13 @@ def _steps(training: TrainingConfig, images_NCHW: torch.Tensor) -> tuple[Callabl
     loss = build_loss(training.loss.name, training.loss.options, NUM_CLASSES, network.head.output_dim).to(images_NCHW.device)
     labels_N = torch.arange(len(images_NCHW), device=images_NCHW.device) // 2 % NUM_CLASSES
 
+    autocast = autocast_of(training.precision, images_NCHW.device)
+
     def train() -> None:
         network.train()
-        loss(network(images_NCHW), labels_N)[0].backward()
+        with autocast():
+            total = loss(network(images_NCHW), labels_N).total
+        total.backward()
 
     @torch.no_grad()
     def embed() -> None:

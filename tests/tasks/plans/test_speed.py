@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from dml_core.models.embedder import Embedder
 from tasks.plans import speed
 from tasks.plans.speed import comparison_times, measured_rates
 from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
@@ -34,6 +35,22 @@ def test_without_the_gpu_that_is_required_there_is_no_estimate(runs: list[RunSpe
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (found,) = comparison_times([runs], COUNTS, ScaleSpec(device="cuda"))
     assert (found.seconds, found.basis) == (None, "no time estimate (no GPU)")
+
+
+@pytest.mark.parametrize("precision", ["auto", "bfloat16"])
+def test_a_step_is_measured_in_the_precision_of_the_training(runs: list[RunSpec], monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """On a GPU `auto` is bfloat16, which is several times as fast as float32."""
+    casts: list[bool] = []
+    forward = Embedder.forward
+
+    def noted(network: Embedder, images: torch.Tensor) -> torch.Tensor:
+        casts.append(torch.is_autocast_enabled("cpu"))
+        return forward(network, images)
+
+    monkeypatch.setattr(Embedder, "forward", noted)
+    training = runs[-1].training.model_copy(update={"precision": precision})
+    measured_rates(runs[-1].model_copy(update={"training": training}), Placement("cpu", 1, 1, (1, 1)))
+    assert set(casts) == {precision == "bfloat16"}
 
 
 def test_a_larger_network_takes_longer_and_the_number_of_threads_is_put_back(runs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
