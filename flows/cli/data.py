@@ -18,7 +18,7 @@ from flows.cli.session import open_project
 from tasks.data import dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
-from tasks.own_images.published import add_published, is_published
+from tasks.own_images.published import add_published, published_dataset
 from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
 from tasks.wording import counted
 
@@ -75,7 +75,7 @@ def data_add(
     project = open_project()
     if weights is not None and backbone is None:
         raise typer.BadParameter("needs --backbone", param_hint="--weights")
-    if reader is None and is_published(name):
+    if reader is None and published_dataset(name):
         if backbone is not None:
             raise typer.BadParameter(f"'{name}' is a published dataset; its tables name their backbones", param_hint="--backbone")
         _add_published(project, name, path, part)

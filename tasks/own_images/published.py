@@ -19,11 +19,6 @@ def published_dataset(name: str) -> type[OfficialDataset] | None:
     return reader if reader is not None and issubclass(reader, OfficialDataset) else None
 
 
-def is_published(name: str) -> bool:
-    """Return whether a name is that of a published dataset."""
-    return published_dataset(name) is not None
-
-
 def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> Added:
     """Add a published dataset to the project and write its block into `params.yaml`; the archive is not moved.
 

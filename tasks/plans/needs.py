@@ -11,7 +11,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
 from tasks.checks import check_before, check_parts, prepared_folder
 from tasks.environment import Project
-from tasks.own_images.published import is_published
+from tasks.own_images.published import published_dataset
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block
@@ -46,7 +46,7 @@ def dataset_need(project: Project, params: Params, dataset: str, options: Mappin
     name = named_dataset(params, dataset, options)
     if name is None:
         how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader for it"
-        by_command = f"dml data add {dataset} PATH (archive or folder), or " if is_published(dataset) and not options else ""
+        by_command = f"dml data add {dataset} PATH (archive or folder), or " if published_dataset(dataset) and not options else ""
         return Need(what, f"{by_command}add below datasets in params.yaml: {params_block(dataset, options)}; {how}", stops=True)
     try:
         prepared_folder(project, params, name)

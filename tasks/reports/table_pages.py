@@ -16,7 +16,7 @@ from tasks.checks import check_before
 from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
-from tasks.own_images.published import is_published
+from tasks.own_images.published import published_dataset
 from tasks.plans.prices import Prices
 from tasks.plans.results import load_result
 from tasks.reports.kit import render
@@ -176,7 +176,7 @@ def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
 
 def _index_entry(folder: Path, name: str) -> IndexEntry:
     table = load_table(name)
-    needs = tuple(dataset for dataset in table.datasets if is_published(dataset) and dataset not in table.stand_ins)
+    needs = tuple(dataset for dataset in table.datasets if published_dataset(dataset) and dataset not in table.stand_ins)
     return IndexEntry(name, table.title, _written(folder, name), (folder / f"{name}.html").is_file(), needs)
 
 

@@ -12,7 +12,7 @@ from dml_core.config import Config
 from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.archives import Archive, Progress, check_md5, download, unpack
 from dml_core.data.readers.shared.places import find_folder, names_there
-from dml_core.data.readers.shared.rules import check_files, check_published, check_rows
+from dml_core.data.readers.shared.rules import check_files, check_rows, published_differences
 from dml_core.data.store.rows import Counts, Manifest, Row
 from dml_core.data.store.sizes import Interpolation, Resize
 from dml_core.errors import DataError
@@ -158,6 +158,6 @@ class OfficialDataset(DatasetConfig):
     def read(self, raw: Path) -> Manifest:
         """Like `DatasetConfig.read`, with the published counts checked."""
         manifest = super().read(raw)
-        if self.published_counts:
-            check_published(manifest.rows, self.published, raw)
+        if differing := published_differences(manifest.rows, self.published_for(raw)):
+            raise DataError(f"{raw}: {differing[0]}; unpack the official archive again, or set published_counts: false")
         return manifest

@@ -52,17 +52,6 @@ def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_
     _check_positives(rows, where, single_image_classes)
 
 
-def check_published(rows: list[Row], published: Mapping[str, Counts], where: Path) -> None:
-    """Compare the counts of every role with the published ones.
-
-    Raises:
-        DataError: a role has another number of images or classes.
-    """
-    differing = published_differences(rows, published)
-    if differing:
-        raise DataError(f"{where}: {differing[0]}; unpack the official archive again, or set published_counts: false")
-
-
 def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> list[str]:
     """Return one sentence for each role whose number of images or classes differs from the published one."""
     counts = role_counts(rows)
