@@ -62,6 +62,7 @@ def table_title(name: str) -> str:
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, its first row as header, whose columns are padded to their widest cell."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
     return "\n".join([padded[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *padded[1:]])

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from tasks.reports.kit import markdown_table
 from tasks.watch.records import REPRODUCED, Receipt, Reference, Verdict, Verification
 
 
@@ -32,11 +33,8 @@ def verdict_counts(verdicts: Iterable[Verdict]) -> str:
 
 def as_markdown(verification: Verification, reference: Reference | None) -> str:
     """Return a verification as a page: its sentence, a table of its rows, and what differs from the accepted environment."""
-    rows = [
-        f"| {row.row} | {row.seed if row.evidence is not None else ''} | {row.verdict} | {row.recall} | {row.reason} |"
-        for row in verification.rows
-    ]
-    table = ["| row | seed | verdict | R@1 | comparison |", "|---|---|---|---|---|", *rows, ""] if rows else []
+    rows = [[row.row, str(row.seed) if row.evidence is not None else "", row.verdict, row.recall, row.reason] for row in verification.rows]
+    table = [markdown_table([["row", "seed", "verdict", "R@1", "comparison"], *rows]), ""] if rows else []
     changed = dict.fromkeys(line for row in verification.rows for line in row.changed)
     differs = ["Differs from the accepted environment:", "", *(f"- {line}" for line in changed), ""] if changed else []
     return "\n".join([f"# {first_sentence(verification, reference)}", "", *table, *differs])

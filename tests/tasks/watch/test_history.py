@@ -1,5 +1,6 @@
 """The page of verifications answers: still reproduced, since when not, what changed."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -7,6 +8,7 @@ import pytest
 
 from tasks.watch.history import RowHistory, rows_of
 from tasks.watch.records import RowVerdict, Verdict, Verification
+from tasks.watch.summary import as_markdown
 
 FIRST = datetime(2026, 11, 1, 4, tzinfo=UTC)
 SAME, BAND, DRIFT, FAILED, NEW = Verdict.IDENTICAL, Verdict.WITHIN_BAND, Verdict.DRIFTED, Verdict.FAILED, Verdict.NEW
@@ -65,3 +67,11 @@ def test_rows_that_are_not_reproduced_come_first() -> None:
     rows.append(RowVerdict(row="b", seed=1, verdict=SAME, reason=""))
     past = [Verification(name="synthetic", started_at=FIRST, seconds=1, commit="0" * 40, rows=tuple(rows))]
     assert [row.row for row in rows_of(past, None, 0.01)] == ["b", "a", "c"]
+
+
+def test_a_bar_in_a_reason_stays_in_its_cell() -> None:
+    """Readers of Markdown drop what follows in cells that the header has not."""
+    row = RowVerdict(row="d/softmax", seed=0, verdict=Verdict.FAILED, reason="a|b: no such file")
+    verification = Verification(name="d", started_at=datetime.now(UTC), seconds=1, commit="c", rows=(row,))
+    [line] = [line for line in as_markdown(verification, None).splitlines() if "softmax" in line]
+    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] == ["", "d/softmax", "", "failed", "", r"a\|b: no such file", ""]
