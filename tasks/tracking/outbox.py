@@ -43,18 +43,15 @@ def read_report(path: Path) -> Report:
 
 
 def runs_wait(outbox: Path, comparison: str, locks: Path) -> bool:
-    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`."""
+    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`.
+
+    Records that cannot be read do not count.
+    """
     for path in sorted(outbox.glob("[!~]*.json")):  # a comparison's begins with ~
-        if _comparison_of(path) == comparison:
-            with alone(locks / path.name):
-                if path.exists():
-                    return True
+        with suppress(StoreError):
+            report = read_sealed(path, REPORT)  # None if it was delivered meanwhile
+            if report is not None and report.comparison == comparison:
+                with alone(locks / path.name):
+                    if path.exists():
+                        return True
     return False
-
-
-def _comparison_of(path: Path) -> str | None:
-    """Return the comparison of a report in the outbox, or None if it was delivered meanwhile or cannot be read."""
-    with suppress(StoreError):
-        report = read_sealed(path, REPORT)
-        return None if report is None else report.comparison
-    return None
