@@ -163,7 +163,7 @@ def _parsed(path: Path, line: bytes) -> Rate:
 def placement_here(scale: ScaleSpec) -> Placement:
     """Return where a flow's runs would train on this machine, without querying a Ray cluster."""
     gpus = 0 if scale.device == "cpu" else max(num_gpus(), int(scale.device == "cuda"))
-    return choose(scale, {"CPU": os.cpu_count() or 1, "GPU": gpus})
+    return choose(scale, [{"CPU": os.cpu_count() or 1, "GPU": gpus}])
 
 
 def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:

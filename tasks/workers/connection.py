@@ -35,7 +35,7 @@ def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     import ray
 
     connect()
-    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]], num_runs)
+    return choose(scale, [node["Resources"] for node in ray.nodes() if node["Alive"]], num_runs)
 
 
 def connect(attempts: int = 2) -> None:

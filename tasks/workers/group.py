@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -323,7 +322,7 @@ class WorkerGroup:
         nodes, last = _nodes_that_stay(total_resources_per_node()), self._placement
         flow = self._scale.model_copy(update={"concurrent_runs": last.num_groups, "device": last.device})
         try:
-            return replace(choose(flow, sum(map(Counter, nodes), Counter()), nodes), num_groups=last.num_groups)
+            return replace(choose(flow, nodes), num_groups=last.num_groups)
         except TrainingError:  # no resources at the moment
             return replace(last, num_workers=self._scale.fewest_workers)
 

@@ -64,22 +64,19 @@ class Placement:
         return f"{line}, {counted(self.num_groups, 'run')} at a time{fewer}"
 
 
-def choose(
-    scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None, num_runs: int | None = None
-) -> Placement:
+def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int | None = None) -> Placement:
     """Fit a flow's runs to Ray's resources. Concurrent runs take precedence over more workers, because runs do not wait for each other.
 
     Args:
         scale: limits set by the parameters.
-        resources: Ray's resources of the whole cluster, name -> amount.
-        nodes: resources of each machine; by default one machine.
+        nodes: Ray's resources of each machine, name -> amount.
         num_runs: number of runs to train; if it is smaller than the number that could train at a time, each run gets more workers. None if
             unknown.
 
     Raises:
         TrainingError: `device: cuda` and no GPU, or no CPU at all.
     """
-    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    num_gpus, num_cpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("GPU", "CPU"))
     if scale.device == "cuda" and num_gpus == 0:
         raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")
     device = "cuda" if scale.device != "cpu" and num_gpus > 0 else "cpu"
@@ -91,11 +88,11 @@ def choose(
     if num_runs is not None and num_runs < num_groups:
         num_groups = max(1, num_runs, min(num_groups, num_devices // scale.most_workers))  # embeddings use the rest
     num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
-    models = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")) if device == "cuda" else []
+    models = {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:") and device == "cuda"}
     limits = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
-    num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
-    return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores, runs_per_gpu)
+    num_loaders, num_cores = _loaders(scale, device, num_placed, nodes)
+    return Placement(device, num_workers, num_groups, limits, ", ".join(sorted(models)), num_loaders, num_cores, runs_per_gpu)
 
 
 def num_gpus() -> int:

@@ -152,7 +152,7 @@ def test_resources_that_are_never_there_end_the_job_in_one_line(
     workers._end()
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
     scale = SCALE.model_copy(update={"num_workers": (100, 100)})
-    impossible = WorkerGroup(group.choose(scale, {"CPU": 2.0}), scale, tmp_path, lambda text: None, starts)
+    impossible = WorkerGroup(group.choose(scale, [{"CPU": 2.0}]), scale, tmp_path, lambda text: None, starts)
     monkeypatch.setattr(group, "FREE_SECONDS", 1.0)
     began = time.monotonic()
     with pytest.raises(TrainingError, match=r"given up after 2 attempts; the last: .*100") as raised:

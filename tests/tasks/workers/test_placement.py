@@ -38,7 +38,7 @@ from tasks.workers.placement import choose
 def test_runs_are_fitted_to_what_there_is(
     scale: dict[str, object], resources: dict[str, float], device: str, num_workers: int, num_groups: int
 ) -> None:
-    chosen = choose(ScaleSpec(**scale), resources)
+    chosen = choose(ScaleSpec(**scale), [resources])
     assert (chosen.device, chosen.num_workers, chosen.num_groups) == (device, num_workers, num_groups)
     assert chosen.num_workers * chosen.num_groups <= resources["GPU" if device == "cuda" else "CPU"]
 
@@ -60,7 +60,7 @@ def test_runs_are_fitted_to_what_there_is(
 def test_few_runs_get_more_workers_each(
     scale: dict[str, object], resources: dict[str, float], num_runs: int, num_workers: int, num_groups: int
 ) -> None:
-    chosen = choose(ScaleSpec(**scale), resources, num_runs=num_runs)
+    chosen = choose(ScaleSpec(**scale), [resources], num_runs=num_runs)
     assert (chosen.num_workers, chosen.num_groups) == (num_workers, num_groups)
 
 
@@ -83,10 +83,9 @@ def test_few_runs_get_more_workers_each(
 def test_loaders_are_as_many_as_every_worker_has_cores_for(
     scale: dict[str, object], nodes: list[dict[str, float]], num_loaders: int, num_cores: int
 ) -> None:
-    whole = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
-    chosen = choose(ScaleSpec(**scale), whole, nodes)
+    chosen = choose(ScaleSpec(**scale), nodes)
     assert (chosen.num_loaders, chosen.num_cores) == (num_loaders, num_cores)
-    assert chosen.resources == {"CPU": num_cores} | ({"GPU": 1} if whole["GPU"] else {})
+    assert chosen.resources == {"CPU": num_cores} | ({"GPU": 1} if any("GPU" in node for node in nodes) else {})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_loaders_are_as_many_as_every_worker_has_cores_for(
 )
 def test_runs_share_a_gpu(concurrent_runs: int, runs_per_gpu: int, num_gpus: int, num_groups: int, num_loaders: int, text: str) -> None:
     scale = ScaleSpec(concurrent_runs=concurrent_runs, runs_per_gpu=runs_per_gpu)
-    chosen = choose(scale, {"CPU": 16.0, "GPU": float(num_gpus)})
+    chosen = choose(scale, [{"CPU": 16.0, "GPU": float(num_gpus)}])
     assert (chosen.device, chosen.num_workers, chosen.num_groups, chosen.num_loaders, chosen.text) == (
         "cuda",
         1,
@@ -114,27 +113,27 @@ def test_runs_share_a_gpu(concurrent_runs: int, runs_per_gpu: int, num_gpus: int
 
 
 def test_a_machine_without_gpus_ignores_how_many_runs_share_one() -> None:
-    chosen = choose(ScaleSpec(concurrent_runs=8, runs_per_gpu=8), {"CPU": 2.0})
+    chosen = choose(ScaleSpec(concurrent_runs=8, runs_per_gpu=8), [{"CPU": 2.0}])
     assert (chosen.device, chosen.num_groups, chosen.resources) == ("cpu", 2, {"CPU": 1})
 
 
 def test_fewer_than_the_fewest_are_waited_for() -> None:
-    assert choose(ScaleSpec(num_workers=(3, 4), concurrent_runs=2), {"CPU": 2.0}).num_workers == 3
+    assert choose(ScaleSpec(num_workers=(3, 4), concurrent_runs=2), [{"CPU": 2.0}]).num_workers == 3
 
 
 def test_the_choice_is_said_in_one_line() -> None:
-    assert choose(ScaleSpec(num_workers=2), {"CPU": 2.0}).text == "training on 2 CPUs: 2 workers a run"
-    on_a_gpu = choose(ScaleSpec(num_workers=2), {"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0})
+    assert choose(ScaleSpec(num_workers=2), [{"CPU": 2.0}]).text == "training on 2 CPUs: 2 workers a run"
+    on_a_gpu = choose(ScaleSpec(num_workers=2), [{"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
     assert on_a_gpu.text == "training on 1 GPU (H100): 1 worker a run (2 allowed), 15 loaders each"
-    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4, num_loader_workers=0), {"CPU": 16.0, "GPU": 2.0})
+    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4, num_loader_workers=0), [{"CPU": 16.0, "GPU": 2.0}])
     assert beside.text == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
 
 
 def test_only_what_was_asked_for_by_name_is_refused() -> None:
     with pytest.raises(TrainingError, match="device is cuda and Ray has no GPU"):
-        choose(ScaleSpec(device="cuda"), {"CPU": 16.0})
+        choose(ScaleSpec(device="cuda"), [{"CPU": 16.0}])
     with pytest.raises(TrainingError, match="no CPU"):
-        choose(ScaleSpec(), {})
+        choose(ScaleSpec(), [{}])
 
 
 @pytest.mark.slow
@@ -145,7 +144,7 @@ def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs
         "from tasks.runs.specs import ScaleSpec\n"
         "from tasks.workers.placement import choose\n"
         "ray.init('local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
-        "share = choose(ScaleSpec(concurrent_runs=7, runs_per_gpu=7, num_loader_workers=0), {'CPU': 7.0, 'GPU': 1.0}).resources['GPU']\n"
+        "share = choose(ScaleSpec(concurrent_runs=7, runs_per_gpu=7, num_loader_workers=0), [{'CPU': 7.0, 'GPU': 1.0}]).resources['GPU']\n"
         "groups = [ray.util.placement_group([{'GPU': share}]) for _ in range(7)]\n"  # as Ray Train reserves each worker's part
         "ray.get([group.ready() for group in groups], timeout=60)\n"
         "print(json.dumps(ray.cluster_resources()))"
@@ -153,7 +152,7 @@ def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # in a separate process: Ray reads them once
     printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
-    chosen = choose(ScaleSpec(num_workers=2), json.loads(printed.splitlines()[-1]))
+    chosen = choose(ScaleSpec(num_workers=2), [json.loads(printed.splitlines()[-1])])
     assert (chosen.device, chosen.num_workers) == ("cuda", 1)
 
 
@@ -219,7 +218,7 @@ def test_an_elastic_run_grows_only_where_its_workers_fit(
     monkeypatch.setattr(state, "total_resources_per_node", lambda: {"first": LARGE, "second": joining})
     monkeypatch.setattr(state, "available_resources_per_node", lambda: {"first": TAKEN, "second": free})
     monkeypatch.setattr(group, "FREE_SECONDS", 0.0)
-    workers = group.WorkerGroup(choose(scale, LARGE), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+    workers = group.WorkerGroup(choose(scale, [LARGE]), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
     workers._num_workers, calls = 1, []
     monkeypatch.setattr(workers, "_ask", calls.append)
     job: Any = SimpleNamespace(spec=SimpleNamespace(title="run"))
