@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from dml_core.data.readers.shared.lists import read_list
 from dml_core.data.readers.shared.own import is_image_name, is_list_name
+from dml_core.data.readers.shared.rules import check_utf8
 from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
 from dml_core.files import read_regular
@@ -64,7 +65,7 @@ def _in_folder(folder: Path) -> Images:
         raise DataError(f"{folder}: no such folder; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
     names = [path.as_posix() for path in sorted(path.relative_to(folder) for path in _image_paths(folder))]
     for name in names:
-        _check_name(name, folder)
+        check_utf8(name, folder)
     return _in_files(names, _parents(names), None, folder.absolute())
 
 
@@ -103,13 +104,6 @@ def _image_paths(folder: Path) -> Iterator[Path]:
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (inside / name for name in files if not name.startswith(".") and is_image_name(Path(name)))
-
-
-def _check_name(name: str, folder: Path) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{folder}: the name of {name.encode(errors='backslashreplace').decode()} is not UTF-8; rename the file") from None
 
 
 def _in_bucket(address: str) -> Images:

@@ -220,7 +220,7 @@ def test_a_file_whose_name_is_not_utf8(project: Project) -> None:
         path = project.raw / "a" / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    project.refused("prepare", "not printable UTF-8; rename the file")
+    project.refused("prepare", r"the name of \\udcff.png is not UTF-8; rename the file")
 
 
 def test_bad_archives(project: Project) -> None:

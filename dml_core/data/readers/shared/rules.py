@@ -16,11 +16,12 @@ def check_files(folder: Path) -> None:
     """Check that a raw folder is readable throughout, and that everything in it is a regular file or a folder. It may itself be a link.
 
     Raises:
-        DataError: a pipe, a socket, a device, a dangling link, a link to a folder, or an unreadable folder.
+        DataError: a pipe, a socket, a device, a dangling link, a link to a folder, an unreadable folder, or a name that is not UTF-8.
     """
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                check_utf8(entry.name, folder)  # DVC's message would not name the file
                 if entry.is_file(follow_symlinks=False):
                     continue
                 path = folder / entry.name
@@ -32,6 +33,18 @@ def check_files(folder: Path) -> None:
                     raise DataError(f"{path}: neither a file nor a folder (a dangling link, a pipe, a socket or a device); remove it")
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror}); check its permissions and disk") from None
+
+
+def check_utf8(name: str, folder: Path) -> None:
+    """Check that the name of a file in `folder` is text.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{folder}: the name of {name.encode(errors='backslashreplace').decode()} is not UTF-8; rename the file") from None
 
 
 def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_classes: bool = False) -> None:
