@@ -8,6 +8,7 @@ from flows.outcomes import Failure, Outcome
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
 from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, next_seeds, widest
+from tasks.wording import significant
 
 Compared = Callable[[RunSpec], tuple[str, str | None] | None]
 Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]
@@ -71,6 +72,6 @@ def _next_count(
         result = f"; more than {resolve.points:g}, but --max-seeds is reached"
     else:
         result = f", within {resolve.points:g}"
-    difference = f"{least.system} - {least.reference}, ± {least.half_width:.1f} points"
+    difference = f"{least.system} - {least.reference}, ± {significant(least.half_width, 3)} points"
     say(f"{title}: {num_seeds} seeds; the least precise difference is {difference}{result}")
     return wanted

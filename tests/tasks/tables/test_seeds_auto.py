@@ -133,6 +133,8 @@ def test_it_stops_at_the_cap_and_says_so() -> None:
     seeds, _, said = resolved(specs("a", "b"), Drawn(deviation=50.0), Resolve(0.1, 7))
     assert {len(found) for found in seeds.values()} == {7}
     assert said[-1].endswith("more than 0.1, but --max-seeds is reached")
+    *_, last = resolved(specs("a", "b"), Drawn(deviation=0.5), Resolve(0.5, 3))[2]
+    assert last.endswith("± 0.503 points; more than 0.5, but --max-seeds is reached"), "± 0.5 would not be more"
 
 
 def test_it_never_looks_at_whether_a_difference_is_shown() -> None:
