@@ -17,7 +17,7 @@ from tasks.watch.receipts import read_receipts
 from tasks.watch.records import REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications
 
-MOST_RUNS = 60  # of a row, the newest
+MOST_RUNS = 60  # of a row that are shown, the newest
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VerifiedRun:
 
 @dataclass(frozen=True)
 class RowHistory:
-    """The verified runs of a row, oldest first, and a picture of its first score."""
+    """The verified runs of a row, oldest first, and a picture of the first score of the newest ones."""
 
     row: str
     runs: tuple[VerifiedRun, ...]
@@ -72,7 +72,7 @@ def write_history(project: Project) -> None:
     level = shared_level(references.values())
     histories = {name: rows_of(past, references.get(name), level) for name, past in names.items()}
     receipts = read_receipts(project, references, level)
-    page = render("verification.html", histories=histories, references=references, receipts=receipts)
+    page = render("verification.html", histories=histories, references=references, receipts=receipts, most=MOST_RUNS)
     write_whole(project.root / SITE / HISTORY, page)
 
 
@@ -93,9 +93,8 @@ def rows_of(past: Sequence[Verification], reference: Reference | None, level: fl
     histories = []
     for row, of_row in runs.items():
         accepted = [] if reference is None else reference.of_row(row)
-        newest = tuple(of_row[-MOST_RUNS:])
-        history = RowHistory(row, newest, _picture(newest, accepted, level))
-        is_unwatched = reference is not None or newest[-1].verdict.verdict is Verdict.VANISHED
+        history = RowHistory(row, tuple(of_row), _picture(of_row[-MOST_RUNS:], accepted, level))
+        is_unwatched = reference is not None or of_row[-1].verdict.verdict is Verdict.VANISHED
         if accepted or not (history.is_bad and is_unwatched):
             histories.append(history)
     return sorted(histories, key=lambda history: not history.is_bad)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tasks.watch.history import RowHistory, rows_of
+from tasks.watch.history import MOST_RUNS, RowHistory, rows_of
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.summary import as_markdown
 
@@ -60,6 +60,11 @@ def test_a_row_is_reproduced_only_with_every_seed_of_a_verification() -> None:
     assert row.is_bad
     since, before = "NOT reproduced since 2026-11-02, commit 1111111111", "reproduced before on 2026-11-01 at commit 0000000000"
     assert row.answer == f"{since}; {before}; changed: torch 1"
+
+
+def test_a_spell_longer_than_the_page_shows_has_its_true_beginning() -> None:
+    row = history([SAME], *([[DRIFT, DRIFT]] * MOST_RUNS))
+    assert row.answer.startswith("NOT reproduced since 2026-11-02, commit 1111111111; reproduced before on 2026-11-01 at commit 0000000000")
 
 
 def test_rows_that_are_not_reproduced_come_first() -> None:
