@@ -227,3 +227,23 @@ def test_an_elastic_run_grows_only_where_its_workers_fit(
     monkeypatch.setattr(state, "available_resources_per_node", lambda: {"first": LARGE, "second": free})  # the group has ended
     assert workers._fitting_size() == size
     assert workers._placement.num_cores == num_cores
+
+
+def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of 64 cores gave each of four workers 16 threads on nodes of two cores."""
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr("tasks.workers.board.Board", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None)))
+    monkeypatch.setattr(group.WorkerGroup, "_time_start", lambda *_: None)
+    monkeypatch.setattr(
+        "tasks.workers.rendezvous.Trainer",
+        lambda serve, train_loop_config, **_: configs.append(train_loop_config) or SimpleNamespace(fit=lambda: None),
+    )
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(group, "ray_cluster", lambda: "10.0.0.1:6379")
+    scale = ScaleSpec(num_workers=2, concurrent_runs=2)
+    nodes = [{"CPU": 2.0}] * 4
+    workers = group.WorkerGroup(choose(scale, nodes), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+    workers.start()
+    assert [config["num_threads"] for config in configs] == [2]
