@@ -165,6 +165,5 @@ def _floor(name: str, evidence: Evidence) -> float:
 
 
 def _shown(name: str, value: float) -> str:
-    if name in (FIRST_LOSS, LAST_LOSS):
-        return f"{value:.4g}"
-    return f"{value:.1f}" if name == EPOCHS else f"{100 * value:.1f}"
+    """Return a score or a limit with so many digits that the two look different, scores in per cent."""
+    return f"{value if name in (EPOCHS, FIRST_LOSS, LAST_LOSS) else 100 * value:.5g}"

@@ -50,8 +50,18 @@ def test_the_band_of_the_epochs_is_finite_although_one_of_many_accepted_runs_col
     accepted = [evidence("own/good", seed, curve=curve, curve_epochs=(1, 2)) for seed, curve in enumerate(curves)]
     band = bands_of(accepted, level_of(ROWS))[EPOCHS]
     assert (band.low, band.high) == (pytest.approx(-1.32, abs=0.01), pytest.approx(3.39, abs=0.01))
-    for curve, outside in (((0.1, 0.49), None), ((0.01, 0.015), "epochs to target inf is above the band -1.3 to 3.4")):
+    for curve, outside in (((0.1, 0.49), None), ((0.01, 0.015), "epochs to target inf is above the band -1.3236 to 3.3903")):
         assert judge(evidence("own/good", 30, curve=curve, curve_epochs=(1, 2)), accepted, level_of(ROWS))[1] == outside
+
+
+def test_a_score_that_is_just_outside_does_not_look_like_the_limit() -> None:
+    accepted = [evidence("own/good", seed, scores={"map@r": 0.87 + 0.0001 * (seed % 3)}) for seed in range(10)]
+    high = bands_of(accepted, level_of(ROWS))["map@r"].high
+    outside = judge(evidence("own/good", 10, scores={"map@r": high + 1e-4}), accepted, level_of(ROWS))[1]
+    assert outside is not None
+    assert outside.startswith("MAP@R ")
+    value, *_, limit = outside.removeprefix("MAP@R ").split()
+    assert float(value) > float(limit) > 87
 
 
 def test_more_rows_need_more_seeds_for_their_bands() -> None:
