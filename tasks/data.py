@@ -25,7 +25,7 @@ from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
 from tasks.file_states import hash_of_states, last_change
-from tasks.files import write_whole
+from tasks.files import check_output, write_whole
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, load_params
@@ -73,11 +73,12 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
 
     Raises:
         DataError: the dataset is not prepared, or a packed file is missing or damaged.
-        ConfigError: the dataset has no such role.
+        ConfigError: the dataset has no such role, or `path` is a file that is not a PNG.
         StoreError: the file cannot be written.
     """
     from dml_core.data.sheet import contact_sheet
 
+    check_output(path, b"\x89PNG")
     verify_files(project.packed(name))
     try:
         contact_sheet(project.packed(name), role, num_classes, num_samples, path)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dml_core.errors import StoreError
-from dml_core.files import SET_ASIDE, writing
+from dml_core.errors import ConfigError, StoreError
+from dml_core.files import SET_ASIDE, check_regular, writing
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -17,6 +17,36 @@ def write_whole(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_output(path: Path, start: bytes) -> None:
+    """Check that a command may write a file that its user names: a new one, or one that begins with `start` as its output does.
+
+    Raises:
+        ConfigError: another file is there, or something that is not a regular file.
+    """
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            found = file.read(len(start))
+    except (FileNotFoundError, NotADirectoryError):
+        return  # if it cannot be written either, the writer says so
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+    if found not in (b"", start):
+        raise ConfigError(f"{path}: already exists and was not written by this command; name another file")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that a command's user names.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another file, or free space") from None
 
 
 @contextmanager

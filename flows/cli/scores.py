@@ -11,7 +11,9 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from flows.cli.app import app, examples
-from tasks.files import write_whole
+from tasks.files import check_output, write_output
+
+START = b'{\n  "metric": '  # of the JSON that is written
 
 
 @app.command(epilog=examples("dml evaluate --embeddings embeddings", "dml evaluate --embeddings e.npy --labels l.npy --metric euclidean"))
@@ -49,10 +51,12 @@ def evaluate(
 
     if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
+    if output is not None:
+        check_output(output, START)
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
     used = metric or recorded_network(embeddings).metric
-    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": used}, "dml evaluate")
+    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": used}, "--k")
     approximation = None if approximate is None else approximation_of(approximate, index_option or [])
     metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)
     if approximate is not None:
@@ -65,6 +69,6 @@ def evaluate(
             file=sys.stderr,
         )
     text = json.dumps({"metric": used} | metrics, indent=2)
-    if output is not None:
-        write_whole(output, f"{text}\n")
     print(text)
+    if output is not None:
+        write_output(output, f"{text}\n")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, DmlError, StoreError
+from dml_core.errors import ConfigError, DmlError
 from dml_core.index.index import Index
 from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_project_of
-from tasks.files import write_whole
+from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
 if TYPE_CHECKING:  # these import torch
@@ -119,6 +119,8 @@ def search(
     """
     from tasks.models.searching import search_images
 
+    if html is not None:
+        check_output(html, b"<!doctype html>")
     index = Index.open(folder)
     answers = search_images(index, open_index_model(index, model)[1], images, k)
     if html is not None:
@@ -216,10 +218,7 @@ def _print_index(index: Index) -> None:
 def _write_page(path: Path, index: Index, answers: "list[Answer]") -> None:
     from tasks.models.searching import search_page
 
-    try:
-        write_whole(path, search_page(index, answers))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+    write_output(path, search_page(index, answers))
     print(f"page: {path}", file=sys.stderr)
 
 

@@ -159,7 +159,7 @@ def show(
 @tables_app.command(epilog=examples("dml tables export project/glyphs -o glyphs.json"))
 def export(
     name: Name,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; replaced if it exists.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; an earlier export is replaced.")],
 ) -> None:
     """Write a table's measured runs to a file for another project.
 

@@ -13,6 +13,7 @@ from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DataError, DmlError
 from tasks.data import read_dataset
 from tasks.environment import Project
+from tasks.files import check_output
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.comparable import present_digest
@@ -90,9 +91,10 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     Runs that an import refuses, since their row, variant or dataset is no longer in the table, are left out with a warning.
 
     Raises:
-        ConfigError: the table is unknown, or has no measured runs.
+        ConfigError: the table is unknown, or has no measured runs, or `path` is a file that was not exported.
         NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
     """
+    check_output(path, b'{"format": ')
     table, result = load_table(name), load_result(project, name)
     known = [run for run in result.runs if _is_known(table, run)]
     if not known:
@@ -134,9 +136,13 @@ def import_result(project: Project, path: Path) -> Imported:
             that of its evaluation, or params.yaml is wrong; nothing was added.
         NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
-    exported = read_sealed(path, RESULT)
+    remedy = "write one with: dml tables export TABLE -o FILE"
+    try:
+        exported = read_sealed(path, RESULT)
+    except DamagedError:
+        raise DamagedError(f"{path}: damaged, or not exported by dml; {remedy}") from None
     if exported is None:
-        raise ConfigError(f"{path}: no such file; write one with: dml tables export TABLE -o FILE")
+        raise ConfigError(f"{path}: no such file; {remedy}")
     params = load_params(project.params_file)
     with located(str(path)):
         table = load_table(exported.name)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import Project
+from tasks.files import check_output
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
 from tasks.watch.storage import content_hash, read_evidence, write_evidence
@@ -55,11 +56,12 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
         say: receives progress, a line at a time.
 
     Raises:
-        ConfigError: there is no such key, it cannot sign, or as `tasks.watch.accepting.verified_reference`.
+        ConfigError: there is no such key, it cannot sign, `path` is a file that is not a receipt, or as `verified_reference`.
         StoreError: the file cannot be written.
     """
     if key is not None and not key.is_file():
         raise ConfigError(f"--sign {key}: no such file; name an SSH key, for example ~/.ssh/id_ed25519")
+    check_output(path, b'{\n"accepted_at": ')
     reference = verified_reference(project, name, "", rows, (), say)
     receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
     content = receipt.model_dump(mode="json")

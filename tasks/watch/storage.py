@@ -20,7 +20,7 @@ from dml_core.config import unknown_name
 from dml_core.errors import StoreError
 from dml_core.files import read_regular
 from tasks.environment import Project
-from tasks.files import write_whole
+from tasks.files import write_output
 from tasks.runs.protocols import read_protocol
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tasks.runs.tuned import STANDING
@@ -109,10 +109,7 @@ def write_evidence(path: Path, content: dict[str, Any]) -> None:
     runs = ",\n".join(json.dumps(evidence, sort_keys=True) for evidence in content["evidence"])
     texts = {key: f"[\n{runs}\n]" if key == "evidence" else json.dumps(content[key]) for key in sorted(content)}
     fields = ",\n".join(f'"{key}": {text}' for key, text in texts.items())
-    try:
-        write_whole(path, f"{{\n{fields}\n}}\n")
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+    write_output(path, f"{{\n{fields}\n}}\n")
 
 
 # ---------------------------------------------------------------- verifications

@@ -1,0 +1,51 @@
+"""An output that the user names never replaces another file: a slip such as `-o embeddings.npy` destroyed the embeddings."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml_core.errors import ConfigError
+from tasks.files import check_output
+from tests.flows.test_cli import dml, project, refused
+
+__all__ = ["project"]
+OTHER = "\0an earlier file of the user"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "-o"],
+        ["search", "my.index", "query.jpg", "--html"],
+        ["data", "show", "synthetic", "-o"],
+        ["tables", "export", "project/glyphs", "-o"],
+        ["receipt", "synthetic", "-o"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_another_file_and_a_folder_are_not_replaced(words: list[str], project: Path) -> None:
+    (project / "mine").write_text(OTHER)
+    refused(dml(*words, "mine", cwd=project), "mine: already exists and was not written by this command; name another file")
+    assert (project / "mine").read_text() == OTHER
+    (project / "folder").mkdir()
+    refused(dml(*words, "folder", cwd=project), "folder: cannot be written (a folder)")
+
+
+def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(project: Path) -> None:
+    np.save(project / "e.npy", np.eye(8, dtype=np.float32)[[0, 1, 2, 3] * 2])
+    np.save(project / "l.npy", np.arange(8) % 4)
+    words = ["evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1", "-o"]
+    for _ in range(2):
+        shown = dml(*words, "scores.json", cwd=project)
+        assert (shown.returncode, shown.stdout) == (0, (project / "scores.json").read_text())
+    shown = dml(*words, "/proc/scores.json", cwd=project)
+    assert (shown.returncode, shown.stdout) == (2, (project / "scores.json").read_text())
+    refused(shown, "error: /proc/scores.json: cannot be written (")
+
+
+def test_an_empty_file_is_written_and_a_device_is_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    check_output(tmp_path / "empty", b"{")
+    with pytest.raises(ConfigError, match=r"^/dev/null: cannot be written \(not a regular file\); choose another file$"):
+        check_output(Path("/dev/null"), b"{")
