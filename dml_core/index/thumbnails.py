@@ -39,8 +39,8 @@ def _by_pillow(data: bytes, num_pixels: int) -> Image.Image:
         if stored.format == "PNG" and stored.mode.startswith("I"):  # Pillow's conversion makes all 16-bit values above 255 white
             raise ValueError
         stored.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
-        stored.thumbnail((num_pixels, num_pixels))
         small = stored.convert("RGBA" if stored.has_transparency_data else "RGB")
+        small.thumbnail((num_pixels, num_pixels))  # after the conversion: Pillow drops pixels of a palette instead of averaging them
     if turned == 1:
         return small
     return Image.fromarray(upright(torch.from_numpy(np.array(small)).permute(2, 0, 1), turned).permute(1, 2, 0).numpy())

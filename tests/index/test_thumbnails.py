@@ -56,6 +56,14 @@ def test_every_kind_of_image_has_a_thumbnail(mode: str) -> None:
     assert picture_size(thumbnail(encoded(image, kind), "a")) == (160, 80)
 
 
+@pytest.mark.parametrize("mode", ["1", "P", "L"])
+def test_thin_lines_of_a_drawing_are_in_its_thumbnail(mode: str) -> None:
+    pixels = np.full((1600, 1600), 255, np.uint8)
+    pixels[::20] = 0
+    small = opened(thumbnail(encoded(Image.fromarray(pixels).convert(mode), "PNG"), "scan.png")).convert("L")
+    assert np.asarray(small).mean() == pytest.approx(pixels.mean(), abs=3)
+
+
 @pytest.mark.parametrize("data", [b"", b"text", encoded(Image.new("RGB", (300, 300), "red"), "PNG")[:200]])
 def test_what_is_no_image_is_named(data: bytes) -> None:
     with pytest.raises(DataError, match=r"^birds/x\.png: not an image, damaged"):
