@@ -51,6 +51,15 @@ def test_loader_reads_back_what_the_generator_drew(layout: str, pictures: list[P
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_lists_that_a_windows_program_saved_are_read(layout: str, pictures: list[Picture], tmp_path: Path) -> None:
+    """With a byte order mark and its line ends."""
+    rows = read(layout, write(layout, tmp_path, pictures)).rows
+    for path in [*tmp_path.rglob("*.txt"), *tmp_path.rglob("*.csv")]:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read(layout, tmp_path).rows == rows
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_packs(layout: str, tmp_path: Path) -> None:
     options = {"num_classes": 4, "images_per_class": 4, "image_size": 16, "layout": layout}
     materialise("synthetic", options, tmp_path / "raw")

@@ -30,7 +30,7 @@ def read_lines(path: Path) -> list[str]:
         DataError: the file is missing, unreadable or not UTF-8 text.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows programs write a byte order mark
     except FileNotFoundError:
         raise DataError(f"{path}: missing annotation file; unpack the archive again") from None
     except OSError as error:
