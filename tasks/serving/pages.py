@@ -122,4 +122,4 @@ def _hash(name: str) -> str:
 
 
 def _text(name: str) -> str:
-    return (FOLDER / name).read_text()
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 import base64
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_play
 
 from dml_core.index.index import Index
 from tasks.serving.pages import search_page
+from tests.conftest import ROOT
 from tests.tasks.serving.conftest import LONG_POSITION, Made, Service
 
 WAIT_MILLISECONDS = 120_000  # reached only when nothing happens any more
@@ -31,6 +34,14 @@ def test_the_page_is_one_file_that_loads_nothing() -> None:
     assert "page.css" not in page
     assert "page.js" not in page
     assert "'unsafe" not in policy
+
+
+def test_the_page_is_the_same_in_a_locale_that_is_not_utf_8() -> None:
+    """It had other letters in a Latin-1 locale, and was an error in an ASCII one."""
+    shown = "from tasks.serving.pages import search_page; print(ascii(search_page()))"
+    ascii_locale = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    printed = subprocess.run([sys.executable, "-c", shown], env=ascii_locale, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert printed == f"{ascii(search_page())}\n"
 
 
 @pytest.fixture(scope="module")
