@@ -35,17 +35,14 @@ def _class_folders(raw: Path) -> list[tuple[Role, Path]]:
     by_role: dict[Role, Path] = {role: raw / role for role in get_args(Role) if raw / role in folders}
     has_roles = "train" in by_role and len(by_role) == len(folders) > 1
     for top in (raw, *(by_role.values() if has_roles else ())):
-        stray = next((path for path in sorted(top.iterdir()) if path.is_file() and _is_image(path)), None)
+        names = (path for path in sorted(top.iterdir()) if path.is_file() and not path.name.startswith("."))
+        stray = next(filter(is_image_name, names), None)
         if stray is not None:
             raise DataError(f"{stray}: an image outside the folders of the classes; move it into one, or away")
     if has_roles:
         return [(role, folder) for role, top in by_role.items() for folder in _subfolders(top)]
     roles = split_by_class({folder.name for folder in folders})
     return [(roles[folder.name], folder) for folder in folders]
-
-
-def _is_image(path: Path) -> bool:
-    return is_image_name(path) and not path.name.startswith(".")
 
 
 def _subfolders(folder: Path) -> list[Path]:

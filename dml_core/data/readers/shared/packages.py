@@ -141,19 +141,15 @@ def _unpack_download(package: str, folder: Path) -> None:
 
 def _download_debian(package: str, folder: Path) -> Path:
     try:
-        _apt_get_download(package, folder)
+        _run(["apt-get", *_OPTIONS, "download", package], folder)
     except DataError:
-        _apt_get_download(package, folder, *_own_lists(folder))
+        _run(["apt-get", *_OPTIONS, *_own_lists(folder), "download", package], folder)
     return next(folder.glob("*.deb"))
 
 
 def _download_npm(package: str, folder: Path) -> None:
     _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
     unpack(next(folder.glob("*.tgz")), folder / "unpacked")
-
-
-def _apt_get_download(package: str, folder: Path, *options: str) -> None:
-    _run(["apt-get", *_OPTIONS, *options, "download", package], folder)
 
 
 def _own_lists(folder: Path) -> list[str]:
