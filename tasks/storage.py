@@ -1,11 +1,11 @@
-"""Store of finished work: a folder, or an S3 bucket that all machines share. No other module reads or writes objects.
+"""Store of finished work: a folder, or an S3 bucket that all machines share. No other module accesses object stores.
 
 A step writes into `folder(key)` on its machine and then calls `push(key)`; a reader calls `pull(key)` first. For a folder store both do
 nothing; for S3 `folder(key)` is a cache, and files are stored with their SHA-256 so that a pull fetches only what differs. Before a step
 runs again, `clear(key)` removes the earlier files; before its files are used, `checked(record)` compares them with the record.
 
-A store hashes a file again only when its size, time or inode changed, and reads an object's hash again only when its ETag changed: the
-steps of all runs of a flow check the same packed dataset and networks. An object without a hash is read for it, once a process.
+A store hashes a file again only when its size, time or inode changed, and asks for an object's hash only when its ETag changed: all runs of
+a flow check the same dataset and networks. An object without a hash is read for it, once a process.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -94,8 +94,8 @@ class Store:
         for path in visible_files(folder):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
-                extra = {"Metadata": {"sha256": sha256}}
-                self._call("upload_file", f"{key}/{name}", Filename=str(path), ExtraArgs=extra, Config=_transfers())
+                metadata = {"Metadata": {"sha256": sha256}}
+                self._call("upload_file", f"{key}/{name}", Filename=str(path), ExtraArgs=metadata, Config=_transfers())
 
     def pull(self, key: str, without: Collection[str] = ()) -> Path:
         """Make `folder(key)` hold exactly what the store has under `key`, except the files named in `without`, and return it.
@@ -168,8 +168,6 @@ class Store:
             self._file_hashes[version] = sha256
         return sha256
 
-    # ------------------------------------------------------------ S3
-
     @cached_property
     def _client(self) -> Any:
         import boto3
@@ -206,14 +204,13 @@ class Store:
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
-    def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
+    def fetch(self, key: str, path: Path, progress: Progress) -> None:
         """Fetch one large object; an interrupted fetch resumes where it stopped, and starts again if the object was replaced meanwhile.
 
         Raises:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
-        head = self._call("head_object", key)
-        etag, total = head["ETag"], head["ContentLength"]
+        etag, total = map(self._call("head_object", key).get, ("ETag", "ContentLength"))
         received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
         received.parent.mkdir(parents=True, exist_ok=True)
         with received.open("ab") as file, self._one_line("get_object"):
@@ -221,8 +218,7 @@ class Store:
                 answer = self._call("get_object", key, IfMatch=etag, Range=f"bytes={file.tell()}-")
                 for part in answer["Body"].iter_chunks(2**20):
                     file.write(part)
-                    if progress is not None:
-                        progress(file.tell(), total)
+                    progress(file.tell(), total)
         received.replace(path)
 
     def read(self, key: str) -> bytes:
@@ -232,8 +228,7 @@ class Store:
             DataError: the object was removed, or is archived.
             StoreError: the bucket cannot be read.
         """
-        data = self._body(self._client, key)
-        if data is None:
+        if (data := self._body(self._client, key)) is None:
             raise DataError(f"store {self.address}: {key} is gone or archived; restore it")
         return data
 
@@ -250,8 +245,7 @@ class Store:
         """Return the bytes from `start` to before `stop` of one object. Threads may share the store once it has its `range_client`.
 
         Args:
-            key: the object.
-            start, stop: offsets in bytes.
+            key, start, stop: the object, and offsets in bytes.
             etag: version of the object (`version`); another one is not read.
 
         Raises:
@@ -270,14 +264,13 @@ class Store:
         with self._one_line("get_object"):
             try:
                 body = get()["Body"]
-                try:
+                with suppress(BotoCoreError):  # boto3 retries a request, but not a body that ends early
                     return bytes(body.read())
-                except BotoCoreError:  # boto3 retries a request, but not a body that ends early
-                    return bytes(get()["Body"].read())
+                return bytes(get()["Body"].read())
             except ClientError as error:
                 if error.response["Error"]["Code"] not in GONE:
                     raise
-        return None
+                return None
 
     @cached_property
     def range_client(self) -> Any:
@@ -367,7 +360,7 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
             raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
-        source.fetch(name, path, progress)
+        source.fetch(name, path, progress or (lambda done, total: None))
 
 
 def push_objects(folder: Path, address: str) -> None:
@@ -380,6 +373,20 @@ def push_objects(folder: Path, address: str) -> None:
         raise StoreError(f"{folder}: no such folder")
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         Store(address, folder).push_folder(part, part.name)
+
+
+def make_bucket(name: str, login: dict[str, str]) -> None:
+    """Create a bucket on the project's own server, if missing; `login` has boto3's `endpoint_url`, access key and secret key.
+
+    Raises:
+        StoreError: the server does not create it.
+    """
+    import boto3
+
+    client = boto3.client("s3", region_name="us-east-1", **login)
+    with Store(f"s3://{name}", Path())._one_line("create_bucket"):
+        if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+            client.create_bucket(Bucket=name)
 
 
 def enable_s3_weights() -> None:

@@ -19,7 +19,6 @@ from dml_core.trained import TrainedModel, load_model
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer, Replica
 from tasks.serving.replicas import Replicas, ServiceError
-from tasks.workers.placement import gpu_share
 
 NUM_ATTEMPTS = 5
 AGAIN_SECONDS = 0.2
@@ -108,7 +107,7 @@ def start_replicas(
             graceful_shutdown_timeout_s=limits.DRAIN_SECONDS,
             ray_actor_options={
                 "num_cpus": min(1.0, num_cores / (num_replicas + 1)),
-                "num_gpus": gpu_share(-(-num_replicas // num_gpus)) if num_gpus else 0,
+                "num_gpus": 10_000 // -(-num_replicas // num_gpus) / 10_000 if num_gpus else 0,  # equal parts, in Ray's four decimals
                 "runtime_env": environment,
             },
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),

@@ -23,6 +23,7 @@ from tasks import environment
 from tasks.environment import STACK_ENV, Project, stack_text
 from tasks.locks import alone
 from tasks.stack.settings import CHOSEN, MARK, RECORDS, S3, Stack, load_stack, run_folder, write_private
+from tasks.storage import make_bucket
 
 UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten times as long as an idle one
 DOWN_SECONDS = 60.0
@@ -284,19 +285,8 @@ def _set_up(stack: Stack, name: str) -> None:
 
 
 def _make_bucket(stack: Stack) -> None:
-    """Create the bucket on the project's own server, if missing."""
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    name, clients = stack.file.bucket, stack.file.clients
-    login = {name.lower(): clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    address = clients["AWS_ENDPOINT_URL"]
-    try:
-        client = boto3.client("s3", region_name="us-east-1", endpoint_url=address, **login)
-        if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
-            client.create_bucket(Bucket=name)
-    except (BotoCoreError, ClientError) as error:
-        raise StackError(f"bucket {name} cannot be created at {address}: {environment.without_secrets(str(error))}") from None
+    login = {name.lower(): stack.file.clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    make_bucket(stack.file.bucket, login | {"endpoint_url": stack.file.clients["AWS_ENDPOINT_URL"]})
 
 
 def _answers(stack: Stack, name: str) -> bool:

@@ -43,8 +43,8 @@ class Placement:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Resources requested from Ray for each worker."""
-        return {"CPU": self.num_cores} | ({"GPU": gpu_share(self.runs_per_gpu)} if self.device == "cuda" else {})
+        """Resources requested from Ray for each worker; a part of a GPU in the four decimals that Ray counts, so that all parts fit."""
+        return {"CPU": self.num_cores} | ({"GPU": 10_000 // self.runs_per_gpu / 10_000} if self.device == "cuda" else {})
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of workers that fit on machines with these resources."""
@@ -96,20 +96,12 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
 
 
 def num_gpus() -> int:
-    """Return the number of this machine's GPUs that torch can use, not counting hidden ones (`CUDA_VISIBLE_DEVICES`).
-
-    Ray counts GPUs whose driver is too old for torch, too. Without a device file torch, which takes seconds to load, is not asked.
-    """
+    """Return the number of this machine's GPUs that torch can use; Ray counts those whose driver is too old for torch, too."""
     if not any(file for name in ("nvidia[0-9]*", "dxg") for file in DEVICES.glob(name)):
         return 0
-    import torch
+    import torch  # takes seconds
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def gpu_share(num_sharing: int) -> float:
-    """Return the part of a GPU that each process on it gets, rounded down to the four decimals that Ray counts, so that all parts fit."""
-    return 1 if num_sharing == 1 else 10_000 // num_sharing / 10_000
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:

@@ -41,7 +41,7 @@ STACK: dict[str, Any] = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra/stack.yaml").write_text(yaml.safe_dump(STACK))
-    monkeypatch.setattr(lifecycle, "_make_bucket", lambda stack: None)
+    monkeypatch.setattr(lifecycle, "make_bucket", lambda *_: None)
     project = Project(tmp_path, tmp_path / "state", "", "")
     yield project
     down(project)
