@@ -11,7 +11,7 @@ import typer
 from dml_core.errors import ConfigError
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_project, open_project_of
+from flows.cli.session import open_model, open_project
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -89,8 +89,8 @@ def promote(
     Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a significance
     level that decreases with each attempt. A model card is stored with it.
     """
-    if force != (reason is not None):
-        raise ConfigError("--force and --reason require each other; give both or neither")
+    if force != (reason is not None) or (reason is not None and not reason.strip()):
+        raise ConfigError("--force and --reason require each other; give both or neither, and words as the reason")
     project = open_project()
     from tasks.models.promotion import promote as promote_run
 
@@ -140,14 +140,10 @@ def embed(
     The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
-    project = open_project_of(model)
-    from dml_core.trained import load_model
-    from tasks.models.embed import embed_on_cluster, embed_to
-    from tasks.models.lookup import resolve_model
-
     images = find_images(source)
-    folder = resolve_model(model, project)
-    network = load_model(folder)
+    folder, network = open_model(model)
+    from tasks.models.embed import embed_on_cluster, embed_to
+
     cluster = partial(embed_on_cluster, folder, batch_size) if ray_cluster() else None
     began = time.monotonic()
 

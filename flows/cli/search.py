@@ -14,7 +14,7 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_project_of
+from flows.cli.session import open_model
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
@@ -50,7 +50,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
     """Build an index of images."""
-    _, trained = _open_model(model)
+    _, trained = open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
     bad: list[str] | None = [] if skip_bad else None
     identity, weights, batches = _batches(source, lambda: trained, images, thumbnail, bad)
@@ -157,14 +157,6 @@ def _tell_bad(bad: list[str] | None) -> None:
         print(f"skipped: {line}", file=sys.stderr)
 
 
-def _open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedModel]":
-    from dml_core.trained import load_model
-    from tasks.models.lookup import resolve_model
-
-    folder = resolve_model(text, open_project_of(text))
-    return folder, load_model(folder, device)
-
-
 def open_index_model(index: Index, named: str | None, device: str | None = None) -> "tuple[Path, TrainedModel]":
     """Open the named model, or the index's own, found by its identity or by its name when the index was built; return its folder too.
 
@@ -173,7 +165,7 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
         DmlError: the index's own model could not be opened, neither by its identity nor by its name, for another reason.
     """
     if named is not None:
-        folder, trained = _open_model(named, device)
+        folder, trained = open_model(named, device)
         index.check_model(trained.identity, trained.weights_sha256)
         return folder, trained
     errors: list[DmlError] = []
@@ -198,7 +190,7 @@ def _own_model(index: Index, text: str, device: str | None) -> "tuple[Path, Trai
         DmlError: it cannot be opened, or was trained again since.
     """
     try:
-        folder, trained = _open_model(text, device)
+        folder, trained = open_model(text, device)
     except ConfigError:
         return None
     if trained.identity != index.model_identity:

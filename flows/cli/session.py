@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.local_database import copy_empty_database, keep_empty_database, set_aside_if_damaged
 from flows.local_server import LocalServer
@@ -15,6 +16,9 @@ from tasks import environment
 from tasks.environment import STACK_ENV, Project, overridden, prefect_server, stack_environment
 from tasks.processes import watch_children
 from tasks.start_times import StartTimes
+
+if TYPE_CHECKING:  # it imports torch
+    from dml_core.trained import TrainedModel
 
 PREFECT_SERVER = {"flows.local_server": "Prefect's server"}
 
@@ -34,11 +38,16 @@ def open_project() -> Project:
     return project
 
 
-def open_project_of(model: str) -> Project | None:
-    """Open the project in which a model is looked up; None for a network's own folder, which needs none."""
+def open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedModel]":
+    """Open a trained network by one of its names; return its folder, too. A network's own folder needs no project."""
     from dml_core.network_description import DESCRIPTION_FILE
 
-    return None if (Path(model) / DESCRIPTION_FILE).is_file() else open_project()
+    project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()
+    from dml_core.trained import load_model
+    from tasks.models.lookup import resolve_model
+
+    folder = resolve_model(text, project)
+    return folder, load_model(folder, device)
 
 
 def say(line: str) -> None:

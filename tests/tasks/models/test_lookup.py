@@ -213,7 +213,7 @@ def test_an_index_opens_its_network_after_that_is_no_longer_a_run_s(
     """Images were added since, and MLflow does not answer."""
     away = replace(project, root=tmp_path, state=tmp_path / "state", tracking_uri="http://127.0.0.1:9")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
-    monkeypatch.setattr("flows.cli.search.open_project_of", lambda _: away)
+    monkeypatch.setattr("flows.cli.session.open_project", lambda: away)
     folder = tmp_path / "copy"
     shutil.copytree(resolve_model("own/good/0", project), folder)
     model = load_model(folder)
@@ -233,7 +233,7 @@ def test_an_index_opens_its_former_network_by_its_folder(
     shutil.copytree(resolve_model("own/good/0", project), former)
     old = load_model(former)
     again = trained_again(project, tmp_path, monkeypatch)
-    monkeypatch.setattr("flows.cli.search.open_project_of", lambda _: again)
+    monkeypatch.setattr("flows.cli.session.open_project", lambda: again)
     batch = Batch(old.embed(dataset.raw_bytes(0)), [Item("a")])
     for source in (str(former), "own/good/0"):
         index = build_index(tmp_path / "index", [batch], old.identity, "cosine", None, source, True, old.weights_sha256)
