@@ -59,9 +59,7 @@ class SearchRequest(EmbedRequest):
     @model_validator(mode="after")
     def _few_hits(self) -> Self:
         if len(self.images) * self.k > limits.HITS:
-            shown = (
-                f"{len(self.images)} images with k {self.k}: at most {limits.HITS:,} hits are returned; send fewer images, or a smaller k"
-            )
+            shown = f"{len(self.images)} images with k {self.k} are more than {limits.HITS:,} hits; send fewer images, or a smaller k"
             raise PydanticCustomError("too_many_hits", shown)
         return self
 

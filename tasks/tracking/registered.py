@@ -194,7 +194,7 @@ class Registry:
     def of_version(self, version: Version) -> LoggedNetwork | None:
         """Return the run behind a version; None if it is gone."""
         with one_line_errors(self.uri):
-            run = self._run(version.run_id)
+            run = _if_exists(self._client.get_run, version.run_id) if version.run_id else None  # `mlflow gc` removes runs
             return self._logged(run, version.model_id) if run is not None else None
 
     def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
@@ -208,10 +208,6 @@ class Registry:
         inputs = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
         data = {"name": inputs[0].name, "digest": inputs[0].digest, "counts": json.loads(inputs[0].profile or "{}")} if inputs else {}
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
-
-    def _run(self, run_id: str | None) -> Any:
-        """Return a run, or None if MLflow has removed it (`mlflow gc`); its model may belong to a newer run, too."""
-        return _if_exists(self._client.get_run, run_id) if run_id else None
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""

@@ -59,7 +59,7 @@ def test_a_request_for_too_many_hits_is_refused(client: Callable[..., TestClient
     for sent in ({"json": {"images": images, "k": 101}}, {"files": files, "data": {"k": "101"}}):
         refused = client().post("/v1/search", **sent)
         assert refused.status_code == 422
-        assert refused.json() == {"error": "50 images with k 101: at most 5,000 hits are returned; send fewer images, or a smaller k"}
+        assert refused.json() == {"error": "50 images with k 101 are more than 5,000 hits; send fewer images, or a smaller k"}
 
 
 @pytest.mark.parametrize(
