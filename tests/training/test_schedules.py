@@ -94,6 +94,11 @@ def test_a_warm_up_longer_than_the_run_leaves_no_cosine():
         ({"kind": "step", "milestones": [3], "every_epochs": 2}, "kind is 'step', so every_epochs has no place: set it to null$"),
         ({"warmup_epochs": 1.0, "warmup_steps": 5}, "exclude each other: set one to null$"),
         ({"kind": "cosine", "cosine_after_warmup": True, "warmup_steps": 5}, "cosine_moves 'epoch': set it to null$"),
+        ({"kind": "step", "milestones": [3], "floor": 0.1}, "kind is 'step', so floor has no place: set it to null$"),
+        ({"kind": "constant", "cosine_moves": "epoch"}, "kind is 'constant', so cosine_moves has no place: set it to null$"),
+        ({"kind": "cosine", "factor": 0.5}, "kind is 'cosine', so factor has no place: set it to null$"),
+        ({"kind": "step", "milestones": [3], "cosine_after_warmup": True, "warmup_steps": 5}, "so cosine_after_warmup has no place"),
+        ({"kind": "cosine", "warmup_from": 0.5}, "warmup_from needs a warm-up: set warmup_epochs or warmup_steps"),
         ({"kind": "cosine", "cosine_moves": "epoch", "cosine_after_warmup": True}, "needs a warm-up: set warmup_epochs or warmup_steps"),
     ],
 )

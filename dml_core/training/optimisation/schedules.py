@@ -8,9 +8,16 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config
 
+READ_BY_KIND = {
+    "constant": set[str](),
+    "step": {"milestones", "factor"},
+    "every": {"every_epochs", "factor"},
+    "cosine": {"floor", "cosine_moves", "cosine_after_warmup"},
+}
+
 
 class ScheduleConfig(Config):
-    """Settings of the learning-rate schedule.
+    """Settings of the learning-rate schedule; setting one that the kind does not read is an error.
 
     Attributes:
         kind: "constant"; "step" (times `factor` after each epoch count in `milestones`); "every" (times `factor` after every `every_epochs`
@@ -42,16 +49,18 @@ class ScheduleConfig(Config):
         for name, kind in (("milestones", "step"), ("every_epochs", "every")):
             if self.kind == kind and not getattr(self, name):
                 raise ValueError(f"kind '{kind}' needs {name}")
-            if self.kind != kind and getattr(self, name):
-                raise ValueError(f"kind is '{self.kind}', so {name} has no place: set it to null")
+        always = {"kind", "warmup_epochs", "warmup_steps", "warmup_from"}
+        if unread := sorted(self.model_dump(exclude_defaults=True).keys() - always - READ_BY_KIND[self.kind]):
+            raise ValueError(f"kind is '{self.kind}', so {unread[0]} has no place: set it to null")
         if any(later <= earlier for earlier, later in pairwise(self.milestones)):
             raise ValueError(f"milestones must rise, found {', '.join(map(str, self.milestones))}")
         if self.warmup_epochs and self.warmup_steps:
             raise ValueError("warmup_epochs and warmup_steps exclude each other: set one to null")
-        if self.cosine_after_warmup and (self.kind, self.cosine_moves) != ("cosine", "epoch"):
-            raise ValueError("cosine_after_warmup has a place only with kind 'cosine' and cosine_moves 'epoch': set it to null")
-        if self.cosine_after_warmup and not (self.warmup_epochs or self.warmup_steps):
-            raise ValueError("cosine_after_warmup needs a warm-up: set warmup_epochs or warmup_steps, or set it to null")
+        if self.cosine_after_warmup and self.cosine_moves != "epoch":
+            raise ValueError("cosine_after_warmup has a place only with cosine_moves 'epoch': set it to null")
+        for name in ("cosine_after_warmup", "warmup_from"):
+            if getattr(self, name) and not (self.warmup_epochs or self.warmup_steps):
+                raise ValueError(f"{name} needs a warm-up: set warmup_epochs or warmup_steps, or set it to null")
         return self
 
 
@@ -65,20 +74,12 @@ def learning_rate_factor(config: ScheduleConfig, epoch: int, step: int, num_step
         num_steps: steps of every epoch.
         num_epochs: epochs of the whole run.
     """
-    warmup = _warmup(config, epoch * num_steps + step, num_steps)
+    length = config.warmup_steps or config.warmup_epochs * num_steps
+    share = min(1.0, (epoch * num_steps + step) / length) if length else 1.0
+    warmup = config.warmup_from + (1.0 - config.warmup_from) * share
     if config.cosine_after_warmup:
-        return warmup * _cosine(config, _share_after_warmup(config, epoch, num_steps, num_epochs))
+        return warmup * _cosine(config, _share_after_warmup(length / num_steps, epoch, num_epochs))
     return warmup * _course(config, epoch, step / num_steps, num_epochs)
-
-
-def _warmup_steps(config: ScheduleConfig, num_steps: int) -> float:
-    return config.warmup_steps or config.warmup_epochs * num_steps
-
-
-def _warmup(config: ScheduleConfig, steps_done: int, num_steps: int) -> float:
-    length = _warmup_steps(config, num_steps)
-    share = min(1.0, steps_done / length) if length else 1.0
-    return config.warmup_from + (1.0 - config.warmup_from) * share
 
 
 def _course(config: ScheduleConfig, epoch: int, part_of_epoch: float, num_epochs: int) -> float:
@@ -96,8 +97,8 @@ def _cosine(config: ScheduleConfig, share: float) -> float:
     return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _share_after_warmup(config: ScheduleConfig, epoch: int, num_steps: int, num_epochs: int) -> float:
+def _share_after_warmup(warmup_epochs: float, epoch: int, num_epochs: int) -> float:
     """Return fast-reid's share: one move after every epoch at whose end the warm-up is over; 0 if the warm-up fills the run."""
-    num_warm_epochs = math.ceil(_warmup_steps(config, num_steps) / num_steps)
+    num_warm_epochs = math.ceil(warmup_epochs)
     num_moves = epoch - max(0, num_warm_epochs - 1)
     return max(0, num_moves) / (num_epochs - num_warm_epochs) if num_warm_epochs < num_epochs else 0.0
