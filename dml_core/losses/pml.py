@@ -6,8 +6,7 @@ weight_regularizer), at any depth, is a mapping of `name` and its options:
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from torch import Generator, Tensor, nn
 from dml_core.config import nearest_hint, unknown_name
 from dml_core.errors import ConfigError, first_line
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.training.seeding import seeded
 
 CLASSES = {  # kind of object, also its option's name -> module and base class in the library
     "loss": (losses, losses.BaseMetricLossFunction),
@@ -91,7 +91,7 @@ class PmlLoss(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the library's loss, reduced by its reducer."""
-        with _seeded(generator, embeddings_ND.device):
+        with seeded(_seed(generator), embeddings_ND.device):
             indices = self.miner(embeddings_ND, labels_N) if self.miner is not None else None
             total: Tensor = self.loss(embeddings_ND, labels_N, indices)
         return LossOutput(total, {self.config.target: total.detach()})
@@ -104,7 +104,7 @@ class PmlLoss(Loss):
         Raises:
             ConfigError: the library's loss does not support this.
         """
-        with _seeded(generator, embeddings_ND.device):
+        with seeded(_seed(generator), embeddings_ND.device):
             if self.miner is not None:
                 indices = self.miner(embeddings_ND, labels_N, memory_MD, labels_M)
             else:
@@ -117,13 +117,9 @@ class PmlLoss(Loss):
         return LossOutput(total, {self.config.target: total.detach()})
 
 
-@contextmanager
-def _seeded(generator: Generator | None, device: torch.device) -> Iterator[None]:
-    """Seed torch's global state, which the library draws from and which differs between workers, from the step's generator."""
-    seed = int(torch.randint(2**31, (), generator=generator, device=None if generator is None else generator.device))
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+def _seed(generator: Generator | None) -> int:
+    """Draw a seed for torch's global state, which the library draws from and which differs between workers, from the step's generator."""
+    return int(torch.randint(2**31, (), generator=generator, device=None if generator is None else generator.device))
 
 
 def _named(kind: str, name: str) -> Any:

@@ -5,8 +5,9 @@ machines run fewer. Only an explicit device is required: `device: cuda` without 
 choice is printed at the start.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dml_core.errors import TrainingError
@@ -48,7 +49,9 @@ class Placement:
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of workers that fit on machines with these resources."""
-        return _num_places(nodes, self.device, self.num_cores, self.runs_per_gpu)
+        by_device = [self.runs_per_gpu * int(node.get("GPU" if self.device == "cuda" else "CPU", 0)) for node in nodes]
+        by_cores = [int(node.get("CPU", 0)) // self.num_cores if self.num_cores else sys.maxsize for node in nodes]
+        return sum(map(min, by_device, by_cores))
 
     @property
     def text(self) -> str:
@@ -91,8 +94,12 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
     models = {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:") and device == "cuda"}
     limits = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
-    num_loaders, num_cores = _loaders(scale, device, num_placed, nodes)
-    return Placement(device, num_workers, num_groups, limits, ", ".join(sorted(models)), num_loaders, num_cores, runs_per_gpu)
+    placement = Placement(device, num_workers, num_groups, limits, ", ".join(sorted(models)), runs_per_gpu=runs_per_gpu)
+    requested = scale.num_loader_workers
+    wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
+    fitting = (number for number in range(1 + wanted, 0, -1) if replace(placement, num_cores=number).num_places(nodes) >= num_placed)
+    num_cores = next(fitting, 0)  # as many as a worker can use and every worker can have
+    return replace(placement, num_cores=num_cores, num_loaders=max(0, num_cores - 1) if requested == "auto" else requested)
 
 
 def num_gpus() -> int:
@@ -102,20 +109,3 @@ def num_gpus() -> int:
     import torch  # takes seconds
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:
-    """Return a worker's loader processes and the CPUs reserved for it: as many as it can use and every worker can have."""
-    requested = scale.num_loader_workers
-    wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
-    fitting = (number for number in range(1 + wanted, 0, -1) if _num_places(nodes, device, number, scale.runs_per_gpu) >= num_workers)
-    num_cores = next(fitting, 0)
-    return (max(0, num_cores - 1) if requested == "auto" else requested), num_cores
-
-
-def _num_places(nodes: Sequence[Mapping[str, float]], device: str, num_cores: int, runs_per_gpu: int) -> int:
-    """Return the number of workers with this many CPUs that fit on the machines; with none, on a GPU."""
-    by_device = [runs_per_gpu * int(node.get("GPU" if device == "cuda" else "CPU", 0)) for node in nodes]
-    return sum(
-        min(places, int(node.get("CPU", 0)) // num_cores) if num_cores else places for places, node in zip(by_device, nodes, strict=True)
-    )
