@@ -171,32 +171,22 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
     errors: list[DmlError] = []
     for text in filter(None, (index.model_identity, index.info.model_source)):
         try:
-            own = _own_model(index, text, device)
+            folder, trained = open_model(text, device)
+        except ConfigError:
+            continue  # it names none
         except DmlError as error:
             errors.append(error)
             continue
-        if own is not None:
-            return own
+        try:
+            if trained.identity == index.model_identity:
+                index.check_model(trained.identity, trained.weights_sha256)
+                return folder, trained
+        except ConfigError as error:  # trained again since
+            errors.append(error)
     if errors:
         raise errors[0]
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
-
-
-def _own_model(index: Index, text: str, device: str | None) -> "tuple[Path, TrainedModel] | None":
-    """Return an index's model with its folder; None if the text names none, or another one.
-
-    Raises:
-        DmlError: it cannot be opened, or was trained again since.
-    """
-    try:
-        folder, trained = open_model(text, device)
-    except ConfigError:
-        return None
-    if trained.identity != index.model_identity:
-        return None
-    index.check_model(trained.identity, trained.weights_sha256)
-    return folder, trained
 
 
 def _print_index(index: Index) -> None:
