@@ -36,6 +36,7 @@ from tasks.runs.specs import FROZEN, load_params
 from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Registry
 from tasks.tracking.versions import Version, registered_name
+from tasks.wording import significant
 
 CHAMPION = "champion"
 LEVEL = 0.05  # over all attempts at one place
@@ -56,7 +57,7 @@ class Gain:
 
     def describe(self, level: float) -> str:
         """Return the mean and the lower end at a level, in words."""
-        ends = f"{100 * self.mean:+.1f} points, at least {100 * self.at_least(level):+.1f}"
+        ends = f"{100 * self.mean:+.1f} points, at least {significant(100 * self.at_least(level), 3, '+')}"
         return f"Recall@1 {ends} by a one-sided test at level {level:.2g}"
 
 

@@ -146,7 +146,7 @@ def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrai
     low = differences.mean() - stats.t.ppf(0.95, 15) * differences.std(ddof=1) / 16**0.5
     assert low > 0
     assert said == (
-        f"the first; there was nothing to compare with; Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} "
+        f"the first; there was nothing to compare with; Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.3g} "
         "by a one-sided test at level 0.05, against the pretrained network without training"
     )
     assert promote(fresh, still, forced_because="a trial").reason == "forced, without comparison: a trial"
