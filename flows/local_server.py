@@ -43,11 +43,10 @@ class LocalServer:
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)) as connection:
                 connection.request("GET", "/api/health")
-                status = connection.getresponse().status
+                if (status := connection.getresponse().status) != 200:
+                    raise http.client.HTTPException(f"status {status}")
         except (OSError, http.client.HTTPException) as error:
             raise TrainingError(f"Prefect's server did not start ({error}); rerun the command, or set PREFECT_API_URL") from None
-        if status != 200:
-            raise TrainingError(f"Prefect's server did not start (status {status}); rerun the command, or set PREFECT_API_URL")
 
     def stop(self) -> None:
         """End it."""

@@ -63,21 +63,18 @@ class Project:
         return self.root / "results" / dataset
 
 
-def find_project(*starts: Path) -> Project:
-    """Return the project around a folder, with the servers of its local stack if that is up.
-
-    Args:
-        *starts: folders; the first one in or below a project determines it. By default the working directory.
+def find_project() -> Project:
+    """Return the project around the working directory, with the servers of its local stack if that is up.
 
     Raises:
         ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, a store that is
             neither a folder nor in a bucket, or a folder as MLflow's address.
         StoreError: the file of the local stack is damaged.
     """
-    starts = starts or (Path.cwd(),)
-    root = next((folder for start in starts for folder in (start, *start.parents) if (folder / "params.yaml").is_file()), None)
+    start = Path.cwd()
+    root = next((folder for folder in (start, *start.parents) if (folder / "params.yaml").is_file()), None)
     if root is None:
-        raise ConfigError(f"{starts[0]}: no params.yaml here or in any parent folder; run dml inside a project")
+        raise ConfigError(f"{start}: no params.yaml here or in any parent folder; run dml inside a project")
     state = state_folder(root)
     if "?" in str(state):
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
@@ -261,6 +258,12 @@ def git_tags(project: Project) -> dict[str, str]:
     return {} if commit is None else {"git_commit": commit, "git_dirty": str(commit.endswith("-dirty")).lower()}
 
 
+def reach_own_servers() -> None:
+    """Let this process and its children reach servers of this machine without the proxy that `http_proxy` may name."""
+    if (direct := os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")) != "*":
+        os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost"]))
+
+
 def set_environment(project: Project) -> None:
     """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
@@ -269,7 +272,6 @@ def set_environment(project: Project) -> None:
     infra/docs/environment_variables.py gives the reason for each.
 
     Raises:
-        ConfigError: the store is neither a folder nor in a bucket.
         StoreError: the state folder cannot be written, or the file of the local stack is damaged.
     """
     for name in [name for name, value in os.environ.items() if not value and (name.startswith("DML_") or name in PLACES)]:
@@ -278,12 +280,11 @@ def set_environment(project: Project) -> None:
         if os.environ.get(name):
             os.environ[name] = str(_folder(os.environ[name]))
     if "DML_STORE" in os.environ:
-        os.environ["DML_STORE"] = _store(os.environ["DML_STORE"])
+        os.environ["DML_STORE"] = project.store
     os.environ["MLFLOW_TRACKING_URI"] = project.tracking_uri
     for name, value in stack_environment(project.state).items():
         os.environ.setdefault(name, value)
-    if (direct := os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")) != "*":
-        os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost"]))
+    reach_own_servers()
     defaults = {
         "PREFECT_HOME": str(project.state / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -21,7 +21,7 @@ from typing import Any
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.files import writing
-from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project
+from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project, reach_own_servers
 
 MARK = "DML_STACK"  # variable with the stack's folder, in the environment of all its processes
 CHOSEN = "chosen.json"
@@ -110,6 +110,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
     Raises:
         ConfigError: the file is wrong, PostgreSQL is not installed, or another S3 server was chosen before.
     """
+    reach_own_servers()
     path = project.root / "infra" / "stack.yaml"
     file = parse(StackFile, read_yaml(path), str(path))
     folder, run = project.state / "stack", run_folder(project.state)

@@ -116,12 +116,10 @@ def _person(root: Path) -> str:
     Raises:
         ConfigError: one of them is missing.
     """
-    values = {}
-    for key in ("user.name", "user.email"):
-        values[key] = run_git(root, "config", key)
-        if not values[key]:
-            raise ConfigError(f"there is no git, or it has no {key}, by which results are named; set it: git config {key} ...")
-    return f"{values['user.name']} <{values['user.email']}>"
+    name, email = (run_git(root, "config", key) for key in ("user.name", "user.email"))
+    if not name or not email:
+        raise ConfigError("results are named by a person, whom git does not know: git config user.name ...; git config user.email ...")
+    return f"{name} <{email}>"
 
 
 def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: Mapping[str, object]) -> None:

@@ -253,12 +253,15 @@ def test_dvc_starts_only_if_something_has_changed_that_it_looks_at(first: Projec
 
 
 @pytest.mark.slow
-def test_a_lock_that_is_a_link_into_an_empty_volume_is_written_there(first: Project, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_into_an_empty_volume_is_written_there(
+    first: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in the image, where the project has no .git and cannot be written, but its state is a volume."""
     folder = tmp_path / "project"
     shutil.copytree(first.root, folder, ignore=shutil.ignore_patterns(".git", "state", "dvc.lock"))
     shutil.rmtree(folder / "data")
     (folder / "dvc.lock").symlink_to("state/dvc.lock")
-    update_dataset(find_project(folder), "synthetic")
+    monkeypatch.chdir(folder)
+    update_dataset(find_project(), "synthetic")
     assert "prepare@synthetic" in (folder / "state" / "dvc.lock").read_text()
     assert (folder / "dvc.lock").is_symlink()

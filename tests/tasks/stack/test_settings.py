@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ray._private.utils import validate_socket_filepath
+from requests.utils import should_bypass_proxies
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
@@ -63,6 +64,14 @@ def test_a_folder_that_another_user_has_made_is_refused(project: Project, monkey
             load_stack(project)
     finally:
         folder.rmdir()
+
+
+def test_its_servers_are_reached_without_a_proxy(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The health of each service is asked by HTTP, by this process; its setup and its clients ask too."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example.org:3128")
+    assert "127.0.0.1" in load_stack(project).environment["no_proxy"].split(",")
+    assert should_bypass_proxies("http://127.0.0.1:4200/api", None)
 
 
 @pytest.mark.parametrize("temporary", ["/scratch/ann", "/scratch/users/ann/job-1234567", None])
