@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from dml_core.unit_length import unit_length
 
-CUT = 2.0  # standard deviations
-STD_OF_CUT = 0.87962566103423978  # of a standard normal truncated at CUT
+STD_OF_CUT = 0.87962566103423978  # of a standard normal truncated at two deviations
 SLIM = math.sqrt(2)  # gain: TF-slim's default (He et al., 2015)
 UNIT_NORM = 1.0  # gain: TensorFlow's default, which gives rows a norm near 1
 
@@ -17,7 +16,7 @@ UNIT_NORM = 1.0  # gain: TensorFlow's default, which gives rows a norm near 1
 def start_as_tensorflow(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Fill the weights from a normal truncated at two deviations, with standard deviation gain / sqrt(inputs per output); biases are 0."""
     std = gain / math.sqrt(layer.weight[0].numel()) / STD_OF_CUT
-    nn.init.trunc_normal_(layer.weight, std=std, a=-CUT * std, b=CUT * std)
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
