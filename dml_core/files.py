@@ -69,6 +69,20 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextmanager
+def write_errors(what: str, remedy: str) -> Iterator[None]:
+    """Report an OSError of the body as a StoreError.
+
+    Args:
+        what: what cannot be written, such as `path:`.
+        remedy: advice at the end of the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{what} cannot be written ({error.strerror or error}); {remedy}") from None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the files that killed processes were writing in a folder (`writing`); no other process may be writing there."""
     with suppress(OSError):

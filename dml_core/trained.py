@@ -29,7 +29,7 @@ from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError, first_line
-from dml_core.files import file_sha256, read_regular, replace_folder
+from dml_core.files import file_sha256, read_regular, replace_folder, write_errors
 from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
@@ -247,15 +247,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    try:
+    with write_errors(f"{folder}:", "free or change the place"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
             beside = Path(made) / "new"
             beside.mkdir()
             write(beside)
             replace_folder(beside, folder)
-    except OSError as error:
-        raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free or change the place") from None
 
 
 def _network_folder(text: str) -> Path:

@@ -22,7 +22,8 @@ import yaml
 from dml_core.config import unknown_name
 from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.store.info import INFO_FILE, read_info, verify_files
-from dml_core.errors import DataError, StoreError
+from dml_core.errors import DataError
+from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.file_states import hash_of_states, last_change
 from tasks.files import check_output, write_whole
@@ -58,13 +59,11 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
     from dml_core.data.registry import fetch
 
     raw = project.root / spec.raw
-    try:
-        with alone(project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"):
-            if spec.mirror is not None:
-                copy_objects(spec.mirror, raw, progress)
-            fetch(spec.reader, spec.options, raw, progress)
-    except OSError as error:
-        raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+    lock = project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"
+    with write_errors(f"{raw}:", "free space or choose another folder"), alone(lock):
+        if spec.mirror is not None:
+            copy_objects(spec.mirror, raw, progress)
+        fetch(spec.reader, spec.options, raw, progress)
     return raw
 
 
@@ -80,10 +79,8 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
 
     check_output(path, b"\x89PNG")
     verify_files(project.packed(name))
-    try:
+    with write_errors(f"{path}:", "choose another place with --output"):
         contact_sheet(project.packed(name), role, num_classes, num_samples, path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another place with --output") from None
     return path
 
 

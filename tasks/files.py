@@ -1,11 +1,9 @@
 """Small files that other processes read: written atomically; damaged ones are renamed and never overwritten."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from dml_core.errors import ConfigError, StoreError
-from dml_core.files import SET_ASIDE, check_regular, writing
+from dml_core.errors import ConfigError
+from dml_core.files import SET_ASIDE, check_regular, write_errors, writing
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -43,19 +41,8 @@ def write_output(path: Path, text: str) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    try:
+    with write_errors(f"{path}:", "choose another file, or free space"):
         write_whole(path, text)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another file, or free space") from None
-
-
-@contextmanager
-def writing_scores(folder: Path) -> Iterator[None]:
-    """Report a run's folder of scores that cannot be written as a StoreError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
 
 
 def files_set_aside(folder: Path) -> list[Path]:

@@ -46,9 +46,8 @@ class FileLock:
             except BlockingIOError:
                 return False
             except OSError as error:
-                reason = error.strerror or error
                 remedy = "make it a file that can be written, on a file system with locks (flock)"
-                raise StoreError(f"{self._path}: cannot be locked ({reason}); {remedy}") from None
+                raise StoreError(f"{self._path}: cannot be locked ({error.strerror or error}); {remedy}") from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                     self._file = file

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from dml_core.errors import StoreError
-from dml_core.files import set_aside
+from dml_core.files import set_aside, write_errors
 from tasks.files import write_whole
 from tasks.locks import alone
 
@@ -162,10 +162,8 @@ def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content], remed
     Raises:
         StoreError: it cannot be written; the message ends with the remedy.
     """
-    try:
+    with write_errors(f"{path}:", remedy):
         write_whole(path, seal(kind.dump_json(content).decode()))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from None
 
 
 def _sha256(text: Any) -> str:

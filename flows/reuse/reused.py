@@ -26,8 +26,6 @@ def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) ->
     Raises:
         StoreError: the store cannot be written, or a newer version of the program wrote the state.
     """
-    if prefect_server() is not None:
-        return None
     with closing(Backends(project)) as backends:
         outcomes = _finished(runs, backends)
         if outcomes is None:
@@ -45,8 +43,6 @@ def reused_run(project: Project, run: RunSpec) -> Outcome | None:
     Raises:
         StoreError: as `reused_reports`.
     """
-    if prefect_server() is not None:
-        return None
     with closing(Backends(project)) as backends:
         outcomes = _finished([run], backends)
         return None if outcomes is None else outcomes[0]
@@ -54,6 +50,8 @@ def reused_run(project: Project, run: RunSpec) -> Outcome | None:
 
 def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | None:
     """Return the outcomes of runs, or None at the first that is not finished and published, or whose dataset may have changed."""
+    if prefect_server() is not None:
+        return None
     project, store = backends.project, backends.store
     datasets: dict[str, DatasetRecord] = {}
     published: dict[str, CurrentRuns] = {}

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, StoreError
-from dml_core.files import LEFTOVER, remove_leftovers, writing
+from dml_core.files import LEFTOVER, remove_leftovers, write_errors, writing
 from dml_core.index.thumbnails import thumbnail
 from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
@@ -135,7 +135,7 @@ def embed_images(
         StoreError: `out` cannot be written.
     """
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
-    try:
+    with write_errors(f"{out}: embeddings", "free space or name another place"):
         _begin_or_resume(out, _plan(model, images, shard_rows), {name: _versions(images, rows) for name, rows in rows_of.items()})
         remove_leftovers(out)
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
@@ -153,8 +153,6 @@ def embed_images(
         named = tuple((images.names[position], reason) for position, reason in bad.items())
         _list_bad(out, named, skip_bad, num_images=len(images))
         _finish(out, images, [position for position in range(len(images)) if position not in bad], [*rows_of], model.num_dimensions)
-    except OSError as error:
-        raise StoreError(f"{out}: embeddings cannot be written ({error.strerror or error}); free space or name another place") from None
     return Embedded(len(images) - len(bad), num_reused, named)
 
 
@@ -177,12 +175,10 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
         _check_file(out, model, images)
         folder = out.with_name(f"{out.name}.shards")
         embedded = embed_images(model, images, folder, **options)
-        try:
+        with write_errors(f"{out}:", f"its shards are in {folder}"):
             with writing(out) as file:
                 save(folder, file)
             shutil.rmtree(folder)
-        except OSError as error:
-            raise StoreError(f"{out}: cannot be written ({error.strerror or error}); its shards are in {folder}") from None
         return embedded
     finally:
         lock.release(remove=True)

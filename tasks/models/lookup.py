@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
+from dml_core.files import write_errors
 from dml_core.network_description import DESCRIPTION_FILE, intact_description
 from dml_core.trained import save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
@@ -151,10 +152,8 @@ def package(project: Project, run: TrainedRun) -> Path:
         is_current = made is not None and (made.identity, made.metric, made.title) == wanted
         if not is_current or made_from not in (None, read_bytes(folder / MADE_FROM_FILE)):
             _extract(project, run, record, folder)
-            try:
+            with write_errors(f"{folder}:", "free or change the place"):
                 write_whole(folder / MADE_FROM_FILE, made_from or b"")
-            except OSError as error:
-                raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free or change the place") from None
     return folder
 
 

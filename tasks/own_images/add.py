@@ -16,8 +16,8 @@ import yaml
 from dml_core.config import check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader
 from dml_core.data.store.rows import Counts
-from dml_core.errors import ConfigError, DataError, StoreError
-from dml_core.files import writing
+from dml_core.errors import ConfigError, DataError
+from dml_core.files import write_errors, writing
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.trained_on import trained_on
 from tasks.environment import Project
@@ -168,16 +168,13 @@ def write_dataset(
             for key in reversed(keys):
                 added = {key: added}
             expected = merge(expected, added)
-        try:
-            with writing(path.resolve()) as file:  # a link stays one
-                file.write(after.encode())
-                file.flush()
-                os.fchmod(file.fileno(), path.stat().st_mode)
-                beside = Path(file.name)
-                load_params(beside)
-                assert read_yaml(beside) == expected
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
+        with write_errors(f"{path}:", "nothing was changed"), writing(path.resolve()) as file:  # a link stays one
+            file.write(after.encode())
+            file.flush()
+            os.fchmod(file.fileno(), path.stat().st_mode)
+            beside = Path(file.name)
+            load_params(beside)
+            assert read_yaml(beside) == expected
     return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm=""))
 
 

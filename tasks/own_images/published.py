@@ -7,7 +7,8 @@ from dml_core.data.readers.shared.archives import check_md5, unpack
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.registry import DATASETS, dataset_class, materialise, parse_dataset
 from dml_core.data.store.rows import role_counts
-from dml_core.errors import DataError, StoreError
+from dml_core.errors import DataError
+from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
 from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
@@ -40,13 +41,11 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
     options = {"published_counts": False} if is_part else {}
     spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
-    try:
+    with write_errors(f"{raw}:", "free space or choose another folder"):
         if place.is_dir():
             materialise(name, options, raw)
         else:
             _unpack(name, place, raw, is_part)
-    except OSError as error:
-        raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     rows = parse_dataset(name, options).read(raw).rows
     return Added(spec, role_counts(rows), write_dataset(project, name, spec))
 

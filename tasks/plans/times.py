@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from dml_core.errors import StoreError
+from dml_core.files import write_errors
 from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -125,12 +125,10 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
     )
     path = state / RATES_FILE
     or_set_aside(path, partial(read_bytes, path))
-    try:
+    with write_errors(f"{path}:", "free space, or change DML_STATE"):
         state.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(f"\n{seal(rate.model_dump_json())}\n")  # the previous line may have been cut
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
 
 
 def read_rates(state: Path) -> list[Rate]:

@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 
 from dml_core.errors import StoreError
+from dml_core.files import write_errors
 from tasks.locks import alone
 
 IMAGES, INDEX, LOCK = "images", "index", ".lock"
@@ -42,13 +43,10 @@ class ImageCache:
         self._index: int | None = None  # file descriptor; None if not even the index fits
         self._is_full = False
         index_bytes = ENTRY_BYTES * num_images
-        try:
-            with alone(root / LOCK):
-                self._make_room(index_bytes + num_bytes)
-                if self._used() - _size(self._folder / INDEX) + index_bytes <= max_bytes:
-                    self._open(index_bytes)
-        except OSError as error:
-            raise StoreError(f"{self._folder}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
+        with write_errors(f"{self._folder}:", "free space, or change DML_STATE"), alone(root / LOCK):
+            self._make_room(index_bytes + num_bytes)
+            if self._used() - _size(self._folder / INDEX) + index_bytes <= max_bytes:
+                self._open(index_bytes)
 
     def __contains__(self, position: int) -> bool:
         return self._place(position) > 0

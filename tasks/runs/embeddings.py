@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from dml_core.errors import EvaluationError, StoreError
-from dml_core.files import check_regular, read_regular, writing
+from dml_core.files import check_regular, read_regular, write_errors, writing
 from tasks.files import write_whole
 from tasks.runs.records import Record, changed_file
 from tasks.sealed import read_bytes
@@ -108,10 +108,8 @@ def save_kept_epoch(folder: Path, num_epochs: int) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    try:
+    with write_errors(f"{folder}: embeddings", "free or change the store"):
         write_whole(folder / KEPT_EPOCH_FILE, json.dumps({KEPT_EPOCH: num_epochs}) + "\n")
-    except OSError as error:
-        raise StoreError(f"{folder}: embeddings cannot be written ({error.strerror or error}); free or change the store") from None
 
 
 def kept_epoch(folder: Path) -> dict[str, float]:

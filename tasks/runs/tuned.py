@@ -10,7 +10,8 @@ import yaml
 from pydantic import Field
 
 from dml_core.config import Config, parse, read_yaml
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError
+from dml_core.files import write_errors
 from dml_core.search_space import Search
 from tasks.files import write_whole
 from tasks.runs import protocols
@@ -114,10 +115,8 @@ def write_tuned(tuned: TunedFile) -> Path:
     title = f"# Made by `{tuned.command}`: settings that override the row's in its variant 'tuned'.\n"
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
-    try:
+    with write_errors(f"{path}:", "run dml where flows/tables is writable"):
         write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); run dml where flows/tables is writable") from None
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
 from dml_core.evaluation.config import Metric
-from tasks.files import writing_scores
+from dml_core.files import write_errors
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.records import FIGURES_FOLDER, FileRecord
 from tasks.scores.figures import Side, draw_figures
@@ -53,7 +53,7 @@ class Drawing:
         query_role, gallery_role = query_and_gallery(self.embeddings)
         gallery = self._side(gallery_role)
         queries = gallery if query_role == gallery_role else self._side(query_role)
-        with writing_scores(folder):
+        with write_errors(f"{folder}: scores", "free or change the store"):
             (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
             draw_figures(queries, gallery, self.metric, self.seed, self.title, self.history, folder / FIGURES_FOLDER)
 

@@ -11,7 +11,8 @@ from threadpoolctl import threadpool_limits
 from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
-from tasks.files import write_whole, writing_scores
+from dml_core.files import write_errors
+from tasks.files import write_whole
 from tasks.runs.best import VALIDATION
 from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery
 from tasks.runs.records import BY_EPOCH_FILE, CLASSES_FILE, METRICS_FILE
@@ -50,7 +51,7 @@ def evaluate_run(
     epoch = kept_epoch(embeddings)
     metrics |= epoch | held_out_recall(history, epoch.get(KEPT_EPOCH)) | dict(measured or {})
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    with writing_scores(folder):
+    with write_errors(f"{folder}: scores", "free or change the store"):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
         write_whole(folder / CLASSES_FILE, json.dumps({label: scored.recall for label, scored in by_class.items()}) + "\n")

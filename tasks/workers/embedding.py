@@ -15,7 +15,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.errors import StoreError
+from dml_core.files import write_errors
 from dml_core.float32 import without_tf32
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel.workers import rank, world_size
@@ -48,7 +48,7 @@ def extract(
     check_decoder(transform, device)
     model.eval()
     entries: dict[str, RoleEntry] = {}
-    try:
+    with write_errors(f"{folder}: embeddings", "free or change the store"):
         folder.mkdir(parents=True, exist_ok=True)
         for role, dataset in roles.items():
             rows_of = shard_ranges(role, len(dataset), shard_rows(len(dataset)))
@@ -68,8 +68,6 @@ def extract(
             dist.barrier()
         if rank() == 0:
             save_manifest(folder, entries)
-    except OSError as error:
-        raise StoreError(f"{folder}: embeddings cannot be written ({error.strerror or error}); free or change the store") from None
 
 
 def shard_rows(num_rows: int) -> int:

@@ -6,8 +6,7 @@ from pathlib import Path
 from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
-from dml_core.errors import StoreError
-from dml_core.files import writing
+from dml_core.files import write_errors, writing
 
 SPLIT_FILE = "validation_split.json"
 
@@ -51,9 +50,7 @@ def save_split(packed: Path, validation: ValidationConfig, folder: Path) -> None
         StoreError: the folder cannot be written.
     """
     split = {"fingerprint": read_info(packed).fingerprint, **validation.model_dump(), **split_classes(packed, validation)}
-    try:
+    with write_errors(f"{folder}: the validation split", "free space"):
         folder.mkdir(parents=True, exist_ok=True)
         with writing(folder / SPLIT_FILE) as file:
             file.write(f"{json.dumps(split, indent=2, ensure_ascii=False)}\n".encode())
-    except OSError as error:
-        raise StoreError(f"{folder}: the validation split cannot be written ({error.strerror or error}); free space") from None

@@ -15,7 +15,8 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from dml_core.errors import DataError, StoreError
+from dml_core.errors import DataError
+from dml_core.files import write_errors
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60
@@ -127,13 +128,11 @@ def _extract(archive: Path, folder: Path) -> None:
 
 
 def _write(path: Path, content: IO[bytes]) -> None:
-    try:
+    with write_errors(f"{path.parent}:", "free space or choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             while chunk := _read(content):
                 file.write(chunk)
-    except OSError as error:
-        raise StoreError(f"{path.parent}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
 
 
 def _read(content: IO[bytes]) -> bytes:
