@@ -60,23 +60,17 @@ def backward_in_chunks(
     system = chunked.system
     cuda = [images.device] if images.device.type == "cuda" else []
     chunks = torch.split(images, embed_at_once)
-    states, parts = [], []
-    with torch.no_grad(), autocast():
-        for chunk in chunks:
-            states.append((torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]))
-            parts.append(system.model(chunk))
-    embeddings_ND = torch.cat(parts).requires_grad_()
-    with autocast():
-        output = system.loss_of(embeddings_ND, labels_N, sizes, generator)
+    with torch.random.fork_rng(cuda):  # the second pass then draws as the first
+        with torch.no_grad(), autocast():
+            parts = [system.model(chunk) for chunk in chunks]
+        embeddings_ND = torch.cat(parts).requires_grad_()
+        with autocast():
+            output = system.loss_of(embeddings_ND, labels_N, sizes, generator)
     torch.autograd.backward(output.total)
     assert embeddings_ND.grad is not None
     gradients = torch.split(embeddings_ND.grad, embed_at_once)
-    for number, (chunk, gradient_ND, (cpu_state, cuda_states)) in enumerate(zip(chunks, gradients, states, strict=True), start=1):
-        reduced = contextlib.nullcontext() if wrapper is None or number == len(chunks) else wrapper.no_sync()
-        with reduced, torch.random.fork_rng(cuda):
-            torch.set_rng_state(cpu_state)
-            for device, state in zip(cuda, cuda_states, strict=True):
-                torch.cuda.set_rng_state(state, device)
+    for number, (chunk, gradient_ND) in enumerate(zip(chunks, gradients, strict=True), start=1):
+        with contextlib.nullcontext() if wrapper is None or number == len(chunks) else wrapper.no_sync():
             with autocast():
                 share = parallel(chunk, gradient_ND)
             torch.autograd.backward(share)
