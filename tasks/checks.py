@@ -22,7 +22,7 @@ from dml_core.errors import ConfigError, DataError
 from dml_core.files import file_sha256
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.published import PUBLISHED, is_kept
+from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH, build_backbone
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
@@ -93,7 +93,7 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
     be trained.
 
     Raises:
-        ConfigError: a loss has wrong options, or parts do not fit each other.
+        ConfigError: a loss has wrong options, parts do not fit each other, or weights are missing that no run can download.
     """
     to_build = [
         run
@@ -104,6 +104,10 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
         before_first()
     for run in to_build:
         with located(run.where):
+            backbone = run.training.model.backbone
+            file = PUBLISHED.get(backbone.name) if backbone.weights == "imagenet" and ray_cluster() is None else None
+            if file is not None and file.address is None:
+                fetch_published(backbone.name)  # made by hand: it is there, or this raises
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))
 

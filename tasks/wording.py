@@ -1,9 +1,18 @@
-"""Numbers as users read them."""
+"""Numbers and commands as users read them."""
+
+import shlex
+from collections.abc import Iterable
 
 
 def counted(number: int, noun: str) -> str:
     """Return `1 run`, or `2 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def reproduce_command(dataset: str, overrides: Iterable[str] = (), variant: str | None = None, seed: int | None = None) -> str:
+    """Return the command that makes runs of the standing comparison on a dataset."""
+    options = [("dataset", dataset), ("variant", variant), ("seed", seed), *(("set", setting) for setting in overrides)]
+    return " ".join(["dml reproduce", *(f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None)])
 
 
 def duration(seconds: float) -> str:

@@ -94,9 +94,15 @@ class FirstByDefault(TyperGroup):
     """A group whose first verb is the default: other first words are that verb's arguments. Its help has that verb's options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default verb if none is given, then parse as typer does."""
-        is_named = args[0] in {*self.commands, "--help"} if args else self.no_args_is_help
+        """Insert the default verb if none is given, then parse as typer does. Completion of the first word needs none."""
+        is_named = args[0] in {*self.commands, "--help"} if args else self.no_args_is_help or ctx.resilient_parsing
         return super().parse_args(ctx, args if is_named else [next(iter(self.commands)), *args])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Offer the verbs, and what the default verb offers."""
+        name, verb = next(iter(self.commands.items()))
+        own = verb.shell_complete(Context(verb, info_name=name, parent=ctx), incomplete)
+        return list({item.value: item for item in [*super().shell_complete(ctx, incomplete), *own]}.values())
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write the usage of the default verb, then that of the others."""

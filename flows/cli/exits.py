@@ -124,7 +124,7 @@ def _say_usage(error: UsageError) -> int:
         return MENDABLE
     message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
     end = "" if message.endswith((".", "?")) else "."
-    return _say(f"{message}{end} See {error.ctx.command_path if error.ctx else 'dml'} --help", MENDABLE)
+    return _say(f"{message}{end} See {error.ctx.command_path} --help" if error.ctx else message, MENDABLE)
 
 
 def _write_traceback(error: BaseException, log: Path | None) -> Path:

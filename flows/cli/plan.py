@@ -169,7 +169,7 @@ def _time_entry(estimate: "Estimate") -> dict[str, Any]:
 
 def _cost_entry(estimate: "Estimate", prices: "Prices | None") -> dict[str, Any]:
     cost = estimate.cost
-    money = {"money": prices.money(cost), "currency": prices.currency} if prices is not None and cost is not None else {}
+    money = {} if prices is None else {"money": None if cost is None else prices.money(cost), "currency": prices.currency}
     return {"cost": None if cost is None else cost.model_dump(include={"cpu_seconds", "gpu_seconds", "energy_joules"}), **money}
 
 
@@ -191,5 +191,5 @@ def _resources_entry(resources: "Resources") -> dict[str, Any]:
         "disk_unknown": [need.what for need in resources.disk if need.num_bytes is None],
         "disk_free_bytes": resources.disk_free,
         "memory_bytes": None if memory is None else memory.total,
-        "memory_of": resources.memory_of,
+        "memory_of": resources.memory_of or None,
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from dml_core.config import check_name
+from dml_core.config import check_name, unknown_name
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
@@ -26,6 +26,7 @@ from tasks.storage import open_store
 from tasks.tracking.child_run import WORKFLOW, view_link
 from tasks.tracking.outbox import OUTBOX
 from tasks.tracking.published import comparable_runs, compare_published, comparison_rows, published_runs, standing_comparisons
+from tasks.wording import reproduce_command
 
 if TYPE_CHECKING:
     from tasks.environment import Project
@@ -42,7 +43,7 @@ def compare(
     """
     project = open_project()
     params = load_params(project.params_file, override or ())
-    dataset = dataset or params.comparison.default_datasets[0]
+    dataset = params.comparison.default_datasets[0] if dataset is None else dataset
     try:
         check_name(dataset)
     except ValueError as error:
@@ -53,8 +54,11 @@ def compare(
     for line in selection.left_out:
         print(line)
     runs = selection.runs
+    if not runs and dataset not in params.comparison.datasets:
+        raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {dataset}")
+        where, command = shown(project.tracking_uri), reproduce_command(dataset, override or ())
+        raise TrackingError(f"{title}: MLflow at {where} has no run with the current data and settings; run {command}")
     comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
         print(comparison.sentence)

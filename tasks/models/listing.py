@@ -59,7 +59,7 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
     `name` is the only dataset of the standing comparison to list, or a table; None lists all of the standing comparison.
 
     Raises:
-        ConfigError: as `trained_runs_of_table`.
+        ConfigError: as `trained_runs` and `trained_runs_of_table`.
     """
     store, is_table = open_store(project), is_table_name(name)
     runs = trained_runs_of_table(project, str(name)) if is_table else trained_runs(project, name)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dml_core.config import unknown_name
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import DmlError
 from tasks.data import read_dataset
@@ -38,8 +39,14 @@ class TrainedRun:
 
 
 def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRun]:
-    """Return every trained run of the standing comparison, or those on one dataset of it, in the order of `params.yaml`."""
+    """Return every trained run of the standing comparison, or those on one dataset of it, in the order of `params.yaml`.
+
+    Raises:
+        ConfigError: the comparison has no such dataset.
+    """
     params = load_params(project.params_file)
+    if dataset is not None and dataset not in params.comparison.datasets:
+        raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     names = [name for name in params.comparison.datasets if dataset in (None, name)]
     records = [(name, record) for name in names if (record := _readable(project, name)) is not None]
     return [run for name, record in records for run in trained_among(project, runnable_runs(params, name), record)]

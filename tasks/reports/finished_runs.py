@@ -18,6 +18,7 @@ from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title, runnable_runs
 from tasks.scores.figures import Side
 from tasks.storage import Store, open_store
+from tasks.wording import reproduce_command
 
 
 class NotRunError(DmlError):
@@ -106,10 +107,10 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     missing = tuple(variant for variant in variants if (variant, seed) not in runs)
     if len(missing) == len(variants):
         what = f"{missing[0]} on {dataset}" if is_run else f"the comparison on {dataset}"
-        option = f" --variant {missing[0]}" if is_run else ""
+        command = reproduce_command(dataset, overrides, missing[0] if is_run else None, seed)
         finished = ", ".join(str(of_seed) for of_seed in sorted({of_seed for _, of_seed in runs}))
         others = f" (finished seeds: {finished})" if finished else ""
-        raise NotRunError(f"{what} has no finished run with seed {seed}{others}; run dml reproduce --dataset {dataset}{option}")
+        raise NotRunError(f"{what} has no finished run with seed {seed}{others}; run {command}")
     shown = tuple(run for (variant, _), run in runs.items() if variant not in missing)
     return SelectedRuns(comparison_title(dataset, params.evaluation.role, overrides), record, not is_run, shown, seed, missing)
 

@@ -156,7 +156,8 @@ def one_line_errors(uri: str) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         first_line = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
         reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {reason}") from None
+        what = "refuses a value" if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE" else "cannot be used"
+        raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason}") from None
 
 
 def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:

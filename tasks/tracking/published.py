@@ -10,7 +10,6 @@ from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
-from tasks.environment import shown
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.tracking.child_run import (
@@ -50,13 +49,10 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     """Return the comparison's current runs, by variant and seed.
 
     Raises:
-        TrackingError: MLflow cannot be reached, or has no such runs.
+        TrackingError: MLflow cannot be reached.
     """
     read = {"database": _read_database, "server": _query_server, "client": search_published}[available_way(uri)]
-    runs = read(uri, dataset, comparison)
-    if not runs:
-        raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
-    return in_order(runs)
+    return in_order(read(uri, dataset, comparison))
 
 
 def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:

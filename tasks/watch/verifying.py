@@ -20,7 +20,7 @@ from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update
 from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
-from tasks.tables.file import load_table
+from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
 from tasks.watch.alarms import notify
 from tasks.watch.bands import shared_level
@@ -196,7 +196,7 @@ class _Verifier:
         if self.request.seeds:
             turns = [Turn(turn.name, turn.row, seed, turn.seconds) for turn, seed in product(turns, self.request.seeds)]
         minutes = self.request.budget_minutes
-        num_seeds = max((len(seeds) for rows in self.accepted.values() for seeds in rows.values()), default=0)
+        num_seeds = 1 if self.request.seeds else max((len(seeds) for rows in self.accepted.values() for seeds in rows.values()), default=0)
         correction = correction_of(past, self.num_parallel)
         night = plan_night(turns, self.request.share, None if minutes is None else 60 * minutes, self.num_parallel, num_seeds, correction)
         if turns and not night.turns:
@@ -301,7 +301,7 @@ class _Verifier:
 
 def _with_resources(params: Params, names: Sequence[str]) -> Params:
     """Return the parameters, with the resources that the names request, if all are tables that request the same."""
-    tables = {name: load_table(name) for name in names if name not in params.comparison.datasets}
+    tables = {name: load_table(name) for name in names if name in table_names() and name not in params.comparison.datasets}
     return at_scale(params, tables) if len(tables) == len(names) and run_together(tables) == tables else params
 
 

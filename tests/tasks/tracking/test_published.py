@@ -88,8 +88,7 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
         ("late", "a", 2, {"nmi": 0.5}),
     ]
     for missing in (f"sqlite:///{path}x", f"sqlite:///{path}"):
-        with pytest.raises(TrackingError, match="has no runs of 'nothing'; run dml reproduce --dataset d first"):
-            published_runs(missing, "d", "nothing")
+        assert published_runs(missing, "d", "nothing") == []
     path.write_bytes(b"no database" * 100)
     with pytest.raises(TrackingError, match=r"^MLflow's database .*mlflow.db cannot be read: [^\n]+$"):
         published_runs(f"sqlite:///{path}", "d", "c")

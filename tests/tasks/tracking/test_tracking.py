@@ -535,8 +535,7 @@ def test_after_its_experiment_is_renamed_a_comparison_is_published_again_beside_
     parent = tracker.publish(comparison())
     experiment = client.get_run(first).info.experiment_id
     client.rename_experiment(experiment, experiment_name("d-in-may"))
-    with pytest.raises(TrackingError, match="has no runs of 'comparison on d'"):
-        published_runs(tracker.uri, "d", COMPARISON)
+    assert published_runs(tracker.uri, "d", COMPARISON) == []
     assert search_published(tracker.uri, "d", COMPARISON) == []
     second = tracker.publish(report)
     assert tracker.publish(comparison()) not in (None, parent)
@@ -920,8 +919,7 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     by_client = in_order(search_published(tracker.uri, "d", COMPARISON))
     assert by_file == by_rest == by_client
     assert (by_file[0].variant, by_file[0].seed, by_file[0].metrics["recall_at_1"]) == ("softmax", 3, 0.25)
-    with pytest.raises(TrackingError, match="has no runs of 'comparison on e'"):
-        published_runs(server, "e", "comparison on e")
+    assert published_runs(server, "e", "comparison on e") == []
     assert standing_comparisons(tracker.uri) == standing_comparisons(server) == {}, "only runs are published"
     tracker.publish(comparison())
     expected = {"d": client_of(tracker).get_experiment_by_name(experiment_name("d")).experiment_id}

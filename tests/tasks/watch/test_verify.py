@@ -296,9 +296,12 @@ def test_an_accepted_name_that_the_project_has_no_more_stops_no_other(accepted: 
     assert [alarm.name for alarm in open_alarms(accepted.state)] == ["old", "old/table"]
     reference_path(accepted, "old").unlink()
     path.unlink()
-    verify(accepted, everything, say)
+    lines: list[str] = []
+    verify(accepted, everything, lines.append)
     assert open_alarms(accepted.state) == []
-    with pytest.raises(ConfigError, match="old"):
+    (plan,) = (line for line in lines if "to verify" in line)
+    assert plan.endswith("min; each verification covers every row"), "other seeds than the named one never have a turn"
+    with pytest.raises(ConfigError, match="unknown dataset of the comparison or table 'old'"):
         verify(accepted, VerifyRequest(("old",)), say)
 
 
