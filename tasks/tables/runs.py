@@ -1,11 +1,9 @@
 """The runs of a table's rows, with their settings."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table
 from tasks.tables.result import TableRun
-from tasks.tables.smoke import make_small
+from tasks.tables.smoke import make_small, one_of_each_table
 
 EVERYTHING = Choice()
 
@@ -113,16 +111,6 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     return Chosen(runs, left_out, missing)
 
 
-def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
-    """Return, for every table, the smoke run whose network most of all the runs share; the first of equals."""
-    networks = [((spec.dataset, spec.training.model_dump_json()), spec) for specs in runs for spec in specs]
-    num_users = Counter(network for network, _ in networks)
-    by_table: dict[str | None, list[tuple[int, RunSpec]]] = {}
-    for network, spec in networks:
-        by_table.setdefault(spec.table, []).append((num_users[network], spec))
-    return [[max(candidates, key=itemgetter(0))[1]] for candidates in by_table.values()]
-
-
 def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: list[str] | None = None) -> dict[str, list[RunSpec]]:
     """Return a table's runs by the dataset's name in its columns.
 
@@ -151,8 +139,7 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
             if why_not is not None:
                 reasons[why_not] = None
             elif entry.is_run or choice.rows:
-                specs = list(_runs_of_row(name, table, row, dataset, evaluation, choice))
-                others = runs.setdefault(dataset, [])
+                specs, others = list(_runs_of_row(name, table, row, dataset, evaluation, choice)), runs.setdefault(dataset, [])
                 twin = next((other.row for other in others if specs[0].model_copy(update={"row": other.row}) == other), None)
                 if choice.track == "common" and twin is not None:
                     reasons[f"'{entry.label}' is the same run as '{table.rows[twin].label}' on the common track"] = None
@@ -213,8 +200,7 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
         return f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
     values = common_training(name, row, dataset).model_dump(mode="json")
     own = ({key: value for key, value in layer.items() if key != "loss"} for layer in (row.training, row.datasets.get(dataset, {})))
-    is_replaced = override(values, *own) != values
-    return f"'{row.label}' differs from its protocol in more than the loss, which alone the common track keeps" if is_replaced else None
+    return None if override(values, *own) == values else f"'{row.label}' differs in more than the loss, which alone the common track keeps"
 
 
 def _training(name: str, table: TableFile, called: str, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:

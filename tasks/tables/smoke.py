@@ -4,6 +4,10 @@ Backbone, head, loss, sampler, schedule and transforms are kept; images, classes
 the pipeline works and nothing else, and are never compared with published values.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from operator import itemgetter
+
 from dml_core.errors import ConfigError
 from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
@@ -39,6 +43,16 @@ def make_small(spec: RunSpec) -> RunSpec:
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
     changes = {"dataset": f"{spec.dataset}-{SMOKE}", "is_smoke": True, "training": training, "evaluation": evaluation}
     return spec.model_copy(update=changes)
+
+
+def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
+    """Return, for every table, the smoke run whose network most of all the runs share; the first of equals."""
+    networks = [((spec.dataset, spec.training.model_dump_json()), spec) for specs in runs for spec in specs]
+    num_users = Counter(network for network, _ in networks)
+    by_table: dict[str | None, list[tuple[int, RunSpec]]] = {}
+    for network, spec in networks:
+        by_table.setdefault(spec.table, []).append((num_users[network], spec))
+    return [[max(candidates, key=itemgetter(0))[1]] for candidates in by_table.values()]
 
 
 def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
