@@ -13,8 +13,6 @@ from dml_core.evaluation.config import EvaluationConfig, Metric
 from flows.cli.app import app, examples
 from tasks.files import check_output, write_output
 
-START = b'{\n  "metric": '  # of the JSON that is written
-
 
 @app.command(epilog=examples("dml evaluate --embeddings embeddings", "dml evaluate --embeddings e.npy --labels l.npy --metric euclidean"))
 def evaluate(
@@ -52,7 +50,7 @@ def evaluate(
     if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if output is not None:
-        check_output(output, START)
+        check_output(output, b'{\n  "metric": ')
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
     used = metric or recorded_network(embeddings).metric

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tasks.environment import Project
-    from tasks.watch.records import Receipt, RowVerdict
+    from tasks.watch.records import Receipt
     from tasks.watch.verifying import Verified
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
@@ -155,20 +155,16 @@ def _print(verified: "Verified") -> None:
         reference = verified.references.get(verification.name)
         print(first_sentence(verification, reference))
         if verification.rows:
-            _print_rows(verification.rows)
+            print_table(
+                Column("row", [row.row for row in verification.rows], wraps=True),
+                Column("seed", [str(row.seed) if row.evidence is not None else "" for row in verification.rows]),
+                Column("verdict", [row.verdict.value for row in verification.rows]),
+                Column("R@1", [row.recall for row in verification.rows], drop=1),
+                Column("comparison", [row.reason for row in verification.rows], wraps=True),
+            )
     changed = dict.fromkeys(line for one in verified.verifications for verdict in one.rows for line in verdict.changed)
     if changed:
         print("differs from the accepted environment:")
         print("\n".join(f"  {line}" for line in changed))
     if verified.folder is not None:
         print(f"files of the runs: {verified.folder} (until the next verification)")
-
-
-def _print_rows(rows: "tuple[RowVerdict, ...]") -> None:
-    print_table(
-        Column("row", [row.row for row in rows], wraps=True),
-        Column("seed", [str(row.seed) if row.evidence is not None else "" for row in rows]),
-        Column("verdict", [row.verdict.value for row in rows]),
-        Column("R@1", [row.recall for row in rows], drop=1),
-        Column("comparison", [row.reason for row in rows], wraps=True),
-    )

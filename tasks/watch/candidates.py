@@ -50,7 +50,8 @@ def find_candidates(project: Project, params: Params, name: str, specs: Mapping[
             if seconds is not None:
                 finished.setdefault(row, {})[seed] = seconds
     used = sorted({seed for by_seed in finished.values() for seed in by_seed})
-    needed = [row for row, spec in specs.items() if row in finished or not is_standing or _is_default(params, spec)]
+    variants = params.comparison.variants
+    needed = [row for row, spec in specs.items() if row in finished or not is_standing or variants[spec.variant].get(BY_DEFAULT, True)]
     return Candidates(finished, tuple((row, seed) for row in needed for seed in used if seed not in finished.get(row, {})))
 
 
@@ -68,10 +69,6 @@ def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: E
     store, records = open_store(project), finished_records()
     collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
     return [evidence for evidence in collected if evidence is not None]
-
-
-def _is_default(params: Params, spec: RunSpec) -> bool:
-    return bool(params.comparison.variants[spec.variant].get(BY_DEFAULT, True))
 
 
 def _dataset(project: Project, name: str) -> DatasetRecord | None:

@@ -49,3 +49,9 @@ def test_an_empty_file_is_written_and_a_device_is_not(tmp_path: Path) -> None:
     check_output(tmp_path / "empty", b"{")
     with pytest.raises(ConfigError, match=r"^/dev/null: cannot be written \(not a regular file\); choose another file$"):
         check_output(Path("/dev/null"), b"{")
+
+
+def test_a_file_of_another_kind_is_not_only_called_damaged(project: Path) -> None:
+    refused(
+        dml("tables", "import", "params.yaml", cwd=project), "params.yaml: damaged, or not exported by dml; write one with: dml tables "
+    )
