@@ -63,18 +63,21 @@ class Project:
         return self.root / "results" / dataset
 
 
-def find_project() -> Project:
-    """Return the project around the working directory, with the servers of its local stack if that is up.
+def find_project(*starts: Path) -> Project:
+    """Return the project around a folder, with the servers of its local stack if that is up.
+
+    Args:
+        *starts: folders; the first one in or below a project determines it. By default the working directory.
 
     Raises:
         ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, a store that is
             neither a folder nor in a bucket, or a folder as MLflow's address.
         StoreError: the file of the local stack is damaged.
     """
-    start = Path.cwd()
-    root = next((folder for folder in (start, *start.parents) if (folder / "params.yaml").is_file()), None)
+    starts = starts or (Path.cwd(),)
+    root = next((folder for start in starts for folder in (start, *start.parents) if (folder / "params.yaml").is_file()), None)
     if root is None:
-        raise ConfigError(f"{start}: no params.yaml here or in any parent folder; run dml inside a project")
+        raise ConfigError(f"{starts[0]}: no params.yaml here or in any parent folder; run dml inside a project")
     state = state_folder(root)
     if "?" in str(state):
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
