@@ -396,7 +396,7 @@ def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services:
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
     packed, dataset_key = Path(dataset.folder), f"data/{dataset.digest}"
     with alone(services.store.locks / f".data-{dataset.digest}"):  # the first of several runs pushes it
-        services.store.push_folder(packed, dataset_key)
+        services.store.push(dataset_key, packed)
         if services.scale.image_cache_gb is not None:
             push_ranges(services.store, packed, dataset_key)
     return Job(

@@ -82,14 +82,11 @@ class Store:
                 f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable folder or s3:// address"
             ) from None
 
-    def push(self, key: str) -> None:
-        """Make the files in `folder(key)` visible to all machines."""
-        self.push_folder(self.folder(key), key)
-
-    def push_folder(self, folder: Path, key: str) -> None:
-        """Upload the files of any folder to a bucket, under `key`; files already there with their hash are skipped."""
+    def push(self, key: str, folder: Path | None = None) -> None:
+        """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped."""
         if not self.is_remote:
             return
+        folder = folder or self.folder(key)
         there = self._remote_hashes(key, reads=False)
         for path in visible_files(folder):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
@@ -372,7 +369,7 @@ def push_objects(folder: Path, address: str) -> None:
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder")
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        Store(address, folder).push_folder(part, part.name)
+        Store(address, folder).push(part.name, part)
 
 
 def make_bucket(name: str, login: dict[str, str]) -> None:

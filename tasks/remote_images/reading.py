@@ -32,7 +32,7 @@ def push_ranges(store: Store, packed: Path, key: str) -> None:
     if store.is_remote and RANGES_FILE not in store.list_objects(key):
         with tempfile.TemporaryDirectory() as folder:
             save_ranges(image_ranges(packed), Path(folder))
-            store.push_folder(Path(folder), key)
+            store.push(key, Path(folder))
 
 
 class RemoteImages:

@@ -249,22 +249,22 @@ def test_the_jobs_of_a_flow_hash_the_packed_dataset_once_and_ask_for_its_objects
     tmp_path: Path, address: str, hashed: Counter[str]
 ) -> None:
     store, folder = Store(address, tmp_path / "cache"), settled(tmp_path / "packed")
-    store.push_folder(folder, "data/0")
+    store.push("data/0", folder)
     operations = requests_of(store)
     for _ in range(5):
-        store.push_folder(folder, "data/0")
+        store.push("data/0", folder)
     assert set(hashed.values()) == {1}
     assert operations == {"ListObjectsV2": 5, "HeadObject": 3}
 
 
 def test_a_file_is_sent_that_changed_with_its_size_and_name_as_before(tmp_path: Path, address: str) -> None:
     here, there, folder = Store(address, tmp_path / "here"), Store(address, tmp_path / "there"), settled(tmp_path / "packed")
-    here.push_folder(folder, "data/0")
+    here.push("data/0", folder)
     now = time.time_ns()
     for content in (b"IMAGES.ARROW", b"images-arrow"):  # both within one tick of the clock
         (folder / "images.arrow").write_bytes(content)
         os.utime(folder / "images.arrow", ns=(now, now))
-        here.push_folder(folder, "data/0")
+        here.push("data/0", folder)
         assert (there.pull("data/0") / "images.arrow").read_bytes() == content
 
 

@@ -49,7 +49,7 @@ class Bucket:
 
     def push(self) -> None:
         driver = Store(self.address, self.packed.parent / "driver")
-        driver.push_folder(self.packed, KEY)
+        driver.push(KEY, self.packed)
         push_ranges(driver, self.packed, KEY)
 
     def images(self, cache_gb: float = NOTHING) -> RemoteImages:

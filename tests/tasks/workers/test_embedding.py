@@ -90,7 +90,7 @@ def embeds_on_its_own_machine(rank: int, job: Job, folder: Path, environment: di
 @pytest.mark.slow
 def test_a_job_is_done_when_the_shards_of_all_machines_are_in_the_bucket(many: Path, tmp_path: Path, s3_bucket: str) -> None:
     address = f"s3://{s3_bucket}/store"
-    Store(address, tmp_path / "driver").push_folder(many, "data/x")
+    Store(address, tmp_path / "driver").push("data/x", many)
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(num_epochs=0), evaluation=EvaluationConfig())
     job = Job("embed", spec, "data/x", str(many), "train/x", "embed/x", address, str(tmp_path / "machine-0"))
     work.train(job, CPU, lambda message: None)

@@ -43,7 +43,7 @@ def job(packed: Path, tmp_path: Path, s3_bucket: str) -> Job:
     """A run in a bucket to which the driver has pushed its dataset, on a machine that has nothing yet."""
     address = f"s3://{s3_bucket}/store"
     driver = Store(address, tmp_path / "driver")
-    driver.push_folder(packed, KEY)
+    driver.push(KEY, packed)
     push_ranges(driver, packed, KEY)
     return Job(
         "train",

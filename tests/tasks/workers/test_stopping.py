@@ -57,7 +57,7 @@ def test_a_stopped_run_is_gone_on_from_on_another_machine(
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
     there = f"s3://{s3_bucket}/store"
     job = Job("train", spec, "data/x", str(packed), "train/x", "embed/x", there, str(tmp_path / "one"), 0)
-    Store(there, tmp_path / "driver").push_folder(packed, job.dataset_key)
+    Store(there, tmp_path / "driver").push(job.dataset_key, packed)
     asked: list[int] = []
 
     def stop_wanted() -> bool:
