@@ -299,6 +299,11 @@ def test_good_rows_pass(tmp_path: Path) -> None:
     assert len(Listed(listed=GOOD).read(tmp_path).rows) == 4
 
 
+@pytest.mark.parametrize("name", ["Screenshot 9.41.00\u202fAM", "\u3000", "می\u200cخواهم", "日本", "e\u0301", "a b"])
+def test_names_of_every_script_are_accepted(tmp_path: Path, name: str) -> None:
+    assert len(Listed(listed=(*GOOD, (name, 1, "a", "train"))).read(tmp_path).rows) == 5
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -307,6 +312,8 @@ def test_good_rows_pass(tmp_path: Path) -> None:
         (("../a3", 1, "a", "train"), "leads out of the folder"),
         (("/a3", 1, "a", "train"), "leads out of the folder"),
         (("a\udcff3", 1, "a", "train"), "not printable UTF-8"),
+        (("a\n3", 1, "a", "train"), "not printable UTF-8"),
+        (("a\u20283", 1, "a", "train"), "not printable UTF-8"),
         (("a3", 1, "other", "train"), "two names"),
         (("a3", 1, "a", "test"), "must be disjoint"),
         (("c1", 3, "c", "test"), "has one image in test"),

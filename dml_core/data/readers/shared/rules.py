@@ -2,6 +2,7 @@
 
 import math
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -9,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from dml_core.data.store.rows import Counts, Role, Row, role_counts
 from dml_core.errors import DataError
 
+_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # Unicode's controls, halves of pairs and ends of lines; macOS puts U+202F into screenshots' names
 _SCORED_ROLES: tuple[set[Role], ...] = (set(), {"test"}, {"query", "gallery"})  # besides "train"
 
 
@@ -87,7 +89,7 @@ def _check_paths(rows: list[Row], where: Path) -> None:
         pure = PurePosixPath(row.path)
         if pure.is_absolute() or ".." in pure.parts:
             raise DataError(f"{where}: image path '{row.path}' leads out of the folder; paths must be relative to it")
-        if not row.path.isprintable():
+        if not row.path.isprintable() and any(unicodedata.category(letter) in _UNPRINTABLE for letter in row.path):
             raise DataError(f"{where}: image path {row.path!r} is not printable UTF-8; rename the file")
 
 
