@@ -275,12 +275,9 @@ def _set_up(stack: Stack, name: str) -> None:
                     timeout=SETUP_SECONDS,
                     check=True,
                 )
-        except subprocess.CalledProcessError:
-            raise StackError(f"{name}: '{command}' failed; see {stack.log(name)}") from None
-        except subprocess.TimeoutExpired:
-            raise StackError(
-                f"{name}: '{command}' took longer than {SETUP_SECONDS} s; rerun dml stack up, or see {stack.log(name)}"
-            ) from None
+        except subprocess.SubprocessError as error:
+            what = "failed" if isinstance(error, subprocess.CalledProcessError) else f"took longer than {SETUP_SECONDS} s"
+            raise StackError(f"{name}: '{command}' {what}; see {stack.log(name)}, then rerun dml stack up") from None
     done.touch()
 
 

@@ -95,7 +95,7 @@ def test_a_setup_command_that_takes_too_long_is_named_and_runs_again(project: Pr
     (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(slow))
     seconds = lifecycle.SETUP_SECONDS
     monkeypatch.setattr(lifecycle, "SETUP_SECONDS", 1)
-    with pytest.raises(StackError, match=r"web: '.*' took longer than 1 s; rerun dml stack up, or see .*web/log"):
+    with pytest.raises(StackError, match=r"web: '.*' took longer than 1 s; see .*web/log, then rerun dml stack up"):
         up(project, print)
     monkeypatch.setattr(lifecycle, "SETUP_SECONDS", seconds)
     assert {server.state for server in states(project).values()} == {"up"}
