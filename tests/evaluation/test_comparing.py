@@ -218,8 +218,8 @@ def test_the_smallest_difference_is_in_the_unit_of_the_scores() -> None:
         (1.0, 1, "detects differences of 2.66 points with"),
         (0.01, 0.1, "detects differences of 0.27 with"),
         (None, 1, "detects differences of 2.66 with"),
-        (1.0, 40, "is too small to detect any difference with 80 % power (one pair)"),
-        (0.01, 0.4, "is too small to detect any difference with"),
+        (1.0, 40, "is too small to detect a difference with 80 % power (one pair)"),
+        (0.01, 0.4, "is too small to detect a difference with"),
     ):
         scaled = {name: {seed: scale * value for seed, value in values.items()} for name, values in scores.items()}
         limits = compared(scaled, points=points, decimals=2).limits

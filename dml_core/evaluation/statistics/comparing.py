@@ -144,9 +144,9 @@ class Comparison:
         """Sentence about the smallest difference that the comparison detects; None if nothing varies."""
         if not self.smallest:
             return None
-        pairs = f"over all {self.num_tests} pairs" if self.num_tests > 1 else "one pair"
+        pairs = f"median over {self.num_tests} pairs" if self.num_tests > 1 else "one pair"
         if self.points is not None and self.smallest >= 100 * self.points:
-            return f"This comparison is too small to detect any difference with {100 * POWER:.0f} % power ({pairs})."
+            return f"This comparison is too small to detect a difference with {100 * POWER:.0f} % power ({pairs})."
         amount = f"{self.smallest:.{self.decimals}f}" + (" points" if self.points == 1 else "")
         return f"This comparison detects differences of {amount} with {100 * POWER:.0f} % power ({pairs})."
 
