@@ -15,6 +15,7 @@ from flows.cli.session import open_model, open_project
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
+from tasks.wording import counted
 
 models_app = new_group("models", cls=FirstByDefault)
 
@@ -156,6 +157,6 @@ def embed(
         f"{output}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}"
     )
     if embedded.bad:
-        print(f"skipped: {len(embedded.bad):,} bad images")
+        print(f"skipped: {counted(len(embedded.bad), 'bad image')}")
         for name, why in embedded.bad:
             print(f"  {name}: {why}")

@@ -17,6 +17,7 @@ from tasks.environment import find_project, set_environment
 from tasks.gc import delete as delete_steps
 from tasks.gc import find_unused
 from tasks.stack import lifecycle
+from tasks.wording import counted
 
 stack_app = new_group("stack", no_args_is_help=True)
 
@@ -66,7 +67,7 @@ def gc(
             title="dml gc",
         )
     recent = f" ({steps.num_recent} of them only because they are younger than {days:g} days)" if steps.num_recent else ""
-    print(f"{len(steps.unused)} unused steps; {steps.num_kept} kept{recent}")
+    print(f"{counted(len(steps.unused), 'unused step')}; {steps.num_kept} kept{recent}")
     if delete:
         print(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
     elif steps.unused:

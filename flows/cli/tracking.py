@@ -26,7 +26,7 @@ from tasks.storage import open_store
 from tasks.tracking.child_run import WORKFLOW, view_link
 from tasks.tracking.outbox import OUTBOX
 from tasks.tracking.published import comparable_runs, compare_published, comparison_rows, published_runs, standing_comparisons
-from tasks.wording import reproduce_command
+from tasks.wording import counted, reproduce_command
 
 if TYPE_CHECKING:
     from tasks.environment import Project
@@ -92,7 +92,7 @@ def sync() -> None:
         from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, open_store(project)).sync()
-    print(f"{num_delivered} records delivered to {shown(project.tracking_uri)}")
+    print(f"{counted(num_delivered, 'record')} delivered to {shown(project.tracking_uri)}")
 
 
 @app.command(epilog=examples("dml ui", "dml ui synthetic --port 5001"))

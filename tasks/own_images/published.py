@@ -61,6 +61,8 @@ def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
         alone_enough = f"{', '.join(archives)} or " if len(kind.archives) == 1 else ""
         raise DataError(f"{path}: expected {alone_enough}the folder with all of the dataset's files; {kind.how_to_get}")
     archive = archives[path.name]
+    if (raw / archive.unpacked).exists():
+        raise DataError(f"{raw / archive.unpacked}: exists already; remove it, or add what it has: dml data add {name} {raw}")
     if archive.md5 and not is_part:
         check_md5(path, archive.md5)
     unpack(path, raw)

@@ -135,7 +135,7 @@ class Tracker:
                 path.unlink()
                 num_delivered += 1
         if faults:
-            raise TrackingError(f"{num_delivered} records delivered, {len(faults)} failed: {'; '.join(faults)}")
+            raise TrackingError(f"records delivered: {num_delivered}, failed: {len(faults)}: {'; '.join(faults)}")
         return num_delivered
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:

@@ -136,7 +136,7 @@ def tell(story: Story) -> None:
     # The run succeeds without MLflow; its record is delivered later.
     assert "does not answer" in story.run(*RUN, MLFLOW_TRACKING_URI=away)
     assert "cannot be used" in story.run("dml", "sync", code=2, MLFLOW_TRACKING_URI=away)
-    assert "1 records delivered" in story.run("dml", "sync")
+    assert "1 record delivered" in story.run("dml", "sync")
 
 
 def test_nothing_printed_has_a_secret(story: Story) -> None:

@@ -79,7 +79,7 @@ def test_a_part_is_not_compared_with_what_is_published(project, add, tmp_path) -
     assert "6 train images" in add("cub200", archive, "--part")
     assert blocks(project)["cub200"]["options"] == {"published_counts": False}
     (project / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
-    refusal = "data/raw/cub200/CUB_200_2011: exists already; remove it to unpack CUB_200_2011.tgz again"
+    refusal = "data/raw/cub200/CUB_200_2011: exists already; remove it, or add what it has: dml data add cub200 "
     assert refusal in add("cub200", archive, "--part", code=2), "what is unpacked there may be another archive's"
 
 

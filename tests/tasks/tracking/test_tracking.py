@@ -595,7 +595,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     assert said in page
     assert "report.md" in [item.path for item in client.list_artifacts(parent_id)]
     version = client.get_model_version_by_alias("dml-d", "best")
-    assert (str(version.version), version.run_id, version.description) == ("1", of_run["b", 0], f"b{said}")
+    assert (str(version.version), version.run_id, version.description) == ("1", of_run["b", 0], f"Registered as the b{said}")
 
     counted = points(tracker, parent_id)
     assert tracker.publish(comparison(tmp_path / "report")) == parent_id
@@ -743,7 +743,7 @@ def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_fr
             path = keep_report(tracker.outbox, report.model_copy(update={"variant": how}))
             damage(path)
             waiting[how] = f"{path.name}.damaged-1"
-    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 failed: .*changed or gone") as caught:
+    with pytest.raises(TrackingError, match=r"^records delivered: 1, failed: 6: .*changed or gone") as caught:
         tracker.sync()
     assert waiting["flip"] in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -774,7 +774,7 @@ def test_a_run_whose_packed_data_is_gone_keeps_no_other_from_being_delivered(tra
     for number, variant in enumerate(variants):
         place = {"identity": variant, "variant": variant}
         keep_report(tracker.outbox, report.model_copy(update=place | ({"dataset": elsewhere} if number < 2 else {})))
-    with pytest.raises(TrackingError, match=r"^2 records delivered, 2 failed: .*gone") as caught:
+    with pytest.raises(TrackingError, match=r"^records delivered: 2, failed: 2: .*gone") as caught:
         tracker.sync()
     assert "\n" not in str(caught.value)
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == variants[2:]
@@ -797,7 +797,7 @@ def test_a_network_is_not_published_with_the_description_of_a_dataset_that_was_p
     shutil.rmtree(folder)
     prepare("synthetic", tmp_path / "raw-14", folder, options)
     for num_delivered in (1, 0):
-        with pytest.raises(TrackingError, match=rf"^{num_delivered} records delivered, 1 failed: .*packed: was prepared again"):
+        with pytest.raises(TrackingError, match=rf"^records delivered: {num_delivered}, failed: 1: .*packed: was prepared again"):
             tracker.sync()
     assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["contrastive"]
     experiment = client_of(tracker).get_experiment_by_name(experiment_name("d"))
@@ -817,7 +817,7 @@ def test_a_record_that_cannot_be_delivered_holds_back_no_other_comparison(
     of_former = ComparisonReport(comparison="comparison on former", dataset="former", role="test", folder=None, tags={})
     assert (tracker.publish(of_former) is None) == (damage is None), "it waits with its run"
     assert stuck.exists()
-    with pytest.raises(TrackingError, match=rf"1 failed: \S*{stuck.name}"):  # the user finds the file, and may delete it
+    with pytest.raises(TrackingError, match=rf"failed: 1: \S*{stuck.name}"):  # the user finds the file, and may delete it
         tracker.sync()
     stuck.unlink(missing_ok=True)
     assert tracker.sync() == 0
@@ -869,7 +869,7 @@ def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_deli
     before = newer.read_bytes()
     keep_report(tracker.outbox, report)
     with pytest.raises(
-        TrackingError, match=rf"^1 records delivered, 1 failed: .*{newer.name}: written by a newer version \(format 9, .* up to 1\)"
+        TrackingError, match=rf"^records delivered: 1, failed: 1: .*{newer.name}: written by a newer version \(format 9, .* up to 1\)"
     ):
         tracker.sync()
     with pytest.raises(NewerFormatError, match=rf"{newer.name}: written by a newer version"):
