@@ -4,6 +4,7 @@
 is checked before the first one starts.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -223,6 +224,9 @@ def check_places(project: Project, scale: ScaleSpec) -> list[str]:
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )
     notes = []
+    reports = project.root / "results"
+    if not os.access(reports if reports.exists() else project.root, os.W_OK):
+        notes.append(f"{reports} cannot be written, where reports and pages of finished runs go; correct its permissions")
     if not answers(project.tracking_uri):
         notes.append(f"MLflow at {shown(project.tracking_uri)} does not answer; runs continue, and `dml sync` delivers their records later")
     if scale.image_cache_gb is not None and not store.is_remote:

@@ -192,7 +192,9 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
     stages = [_locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
     if None in stages:
         return None
-    settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + (project.root / "dvc.yaml").read_text()
+    settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + (project.root / "dvc.yaml").read_text(
+        encoding="utf-8"
+    )
     return {
         "inputs": hash_of_states(_inputs(project, name), settings),
         "outputs": hash_of_states([project.packed(name)]),
@@ -233,7 +235,7 @@ def dvc_digest(project: Project, name: str) -> str | None:
 def _locked_stages(project: Project) -> dict[str, Any]:
     """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes."""
     lock = project.root / "dvc.lock"
-    content = yaml.load(lock.read_text(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
+    content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
     return dict((content or {}).get("stages", {}))
 
 

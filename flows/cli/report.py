@@ -1,5 +1,6 @@
 """Verbs that write pages for a browser: `report` those of tables, `look` those to inspect runs."""
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,7 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.session import open_project
 from flows.cli.table_options import PriceFile, SameOverrides
-from tasks.runs.specs import load_params
+from tasks.runs.specs import changes_results, load_params
 from tasks.tables.file import load_table, table_names
 from tasks.wording import counted
 
@@ -67,7 +68,9 @@ def look(
 
     params = load_params(project.params_file, override or ())
     selection = choose(project, params, what, seed, override or ())
-    folder = output or project.root / SITE / "look" / what.strip("/").replace("/", "-")
+    changes = "\n".join(sorted(filter(changes_results, override or ())))
+    called = [what.strip("/").replace("/", "-"), *([hashlib.sha256(changes.encode()).hexdigest()[:8]] if changes else [])]
+    folder = output or project.root / SITE / "look" / "-".join(called)
     page = write_look(project, selection, params.comparison.reference, folder, map_by, lambda line: print(line, file=sys.stderr))
     for variant in selection.missing:
         print(f"note: {variant} is not shown: no finished run with seed {selection.seed}", file=sys.stderr)

@@ -6,6 +6,7 @@ upgrades an older database without asking, and prints pages of traces for one of
 
 import logging
 import re
+import shlex
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ def check_database(path: Path) -> None:
     known, newest = schemas()
     if revision is not None and revision[0] != newest:
         if revision[0] in known:
-            raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {SQLITE}{path}")
+            raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {shlex.quote(f'{SQLITE}{path}')}")
         raise TrackingError(f"{where}: a newer MLflow wrote it; install that version, or set MLFLOW_TRACKING_URI to another database")
 
 

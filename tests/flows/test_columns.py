@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -162,7 +163,10 @@ Printer = Callable[[pytest.MonkeyPatch], list[str]]
 def of_verification(patch: pytest.MonkeyPatch) -> list[str]:
     names = [*(f"{dataset}/{variant}" for dataset in COMPARISON.datasets for variant in COMPARISON.variants), TABLE_ROW]
     reason = "the loss differs from step 123 of epoch 10 on: 8.579033 -> 8.707517, in an equal environment"
-    verify._print_rows(tuple(RowVerdict(row=name, seed=10, verdict=Verdict.DRIFTED, reason=reason) for name in names))
+    rows = tuple(RowVerdict(row=name, seed=10, verdict=Verdict.DRIFTED, reason=reason) for name in names)
+    patch.setattr("tasks.watch.summary.first_sentence", lambda verification, reference: "10 rows are verified.")
+    verified: Any = SimpleNamespace(verifications=(SimpleNamespace(name="synthetic", rows=rows),), references={}, folder=None)
+    verify._print(verified)
     return names
 
 
@@ -180,7 +184,7 @@ CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, a
     of_doctor: ("stack.doctor", {"check", "status", "finding"}),
     of_stack: ("stack.status", {"server", "state", "address", "log"}),
     of_check: ("data._print_check", {"part", "files", "published or examples"}),
-    of_verification: ("verify._print_rows", {"row", "seed", "verdict", "comparison"}),
+    of_verification: ("verify._print", {"row", "seed", "verdict", "comparison"}),
     of_search_for_settings: ("tune._print_tuned", {"trial", "recall@1, mean ± standard deviation", "settings"}),
 }
 

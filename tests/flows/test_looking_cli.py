@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_the_page_is_told_and_is_there(root: Path, monkeypatch: pytest.MonkeyPat
     assert printed.out == f"{root / 'results/site/look/photos-softmax-1/index.html'}\n"
     assert printed.err.splitlines() == ["evaluating photos / softmax / seed 1", "drawing 108 thumbnails"]
     assert Path(printed.out.strip()).is_file()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.reports.run_pages.write_look", lambda project, selection, reference, folder, *given: folder)
+        patch.setattr("tasks.reports.finished_runs.choose", lambda *given: SimpleNamespace(missing=()))
+        for words in (["photos"], ["photos", "--set", "evaluation.recall_at=[1]"], ["photos", "--set", "scale.num_workers=2"]):
+            assert look(root, monkeypatch, *words) == 0
+    standing, other, same = capsys.readouterr().out.splitlines()
+    assert standing == same == str(root / "results/site/look/photos")
+    assert other.startswith(f"{standing}-"), "pages of other settings do not replace the comparison's"
     assert look(root, monkeypatch, "photos", "-o", str(root / "elsewhere"), "--seed", "1", "--map", "pca") == 0
     assert (root / "elsewhere" / "run-01-proxy-nca.html").is_file()
 

@@ -246,6 +246,13 @@ def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec()) == []
 
 
+def test_a_folder_of_reports_that_cannot_be_written_is_reported_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "results")  # root may write everywhere
+    (tmp_path / "results").mkdir()
+    (note,) = check_places(make_project(tmp_path), ScaleSpec())
+    assert note.startswith(f"{tmp_path / 'results'} cannot be written")
+
+
 def test_an_image_cache_without_a_bucket_is_reported(tmp_path: Path) -> None:
     scale = ScaleSpec(image_cache_gb=1)
     (note,) = check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), scale)

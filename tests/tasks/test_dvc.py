@@ -160,6 +160,7 @@ def test_a_dataset_that_a_comparison_of_dvc_reads_can_be_used_if_it_has_not_chan
         update_dataset(project, "synthetic")
     first.root.joinpath("params.yaml").write_text(text)
     lock.unlink()
+    update_dataset(project, "synthetic")  # draws the raw images of the former options again
 
 
 def test_no_stage_loses_its_outputs_when_it_begins() -> None:

@@ -116,5 +116,5 @@ def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_pat
     with pytest.raises(ConfigError, match="file: already exists and is not an exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "file")
     monkeypatch.setattr("tasks.models.export.run_of", lambda project, identity: None)
-    with pytest.raises(ConfigError, match=r"^own/good: its run or test images are missing on this machine, "):
+    with pytest.raises(ConfigError, match=r"^own/good: no run of the standing comparison with test images on this machine, "):
         export(project, "own/good", "onnx", "fp32", tmp_path / "out")

@@ -30,7 +30,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from tasks.environment import Project
 from tasks.models import listing, lookup, promotion
-from tasks.models.listing import Listing, list_models
+from tasks.models.listing import list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.promotion import gain_by_class, level_of, promote
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
@@ -404,7 +404,8 @@ def test_what_is_trained_is_listed(published: Project) -> None:
     listing = list_models(published, "own", every_seed=False)
     assert [(model.run, model.num_seeds) for model in listing.models] == [("own/good/0", 2), ("own/untrained/0", 1)]
     assert listing.best == {"own": NO_BEST}
-    assert list_models(published, "other", every_seed=True) == Listing((), {})
+    with pytest.raises(ConfigError, match="unknown dataset of the comparison 'other'"):
+        list_models(published, "other", every_seed=True)
 
 
 def test_a_name_without_a_seed_means_the_best_on_held_out_classes(published: Project, monkeypatch: pytest.MonkeyPatch) -> None:
