@@ -69,7 +69,7 @@ def test_servers(tmp_path: Path) -> None:
         project.run("dml", "stack", "down")
         remove_all(project)
         project.run("dml", "stack", "up")
-        assert "has no runs" in project.run("dml", "compare", code=2)
+        assert "has no run with the current data" in project.run("dml", "compare", code=2)
         do("restore: servers", project, **servers(project))
         assert table(project.run("dml", "compare")) == table(shown)
         again = project.run("dml", "reproduce", PREFECT_API_URL=servers(project)["PREFECT_API_URL"])
