@@ -335,17 +335,15 @@ def _ray_on_this_machine() -> dict[str, str]:
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     folder = {"RAY_TMPDIR": "/tmp"} if len(os.fsencode(os.environ.get("TMPDIR", ""))) > RAY_FOLDER_BYTES else {}
-    return (
-        token
-        | folder
-        | {
-            "RAY_LD_PRELOAD_ON_WORKERS": "1",
-            "MALLOC_CONF": "dirty_decay_ms:-1",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_raylet_client_connect_timeout_milliseconds": "20",
-            "RAY_raylet_client_num_connect_attempts": "500",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
-            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-        }
-    )
+    return {
+        **token,
+        **folder,
+        "RAY_LD_PRELOAD_ON_WORKERS": "1",
+        "MALLOC_CONF": "dirty_decay_ms:-1",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_raylet_client_connect_timeout_milliseconds": "20",
+        "RAY_raylet_client_num_connect_attempts": "500",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    }

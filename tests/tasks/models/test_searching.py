@@ -211,6 +211,7 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert [hit["rank"] for hit in values["answers"][0]["found"]] == [1, 2, 3]
     assert values["answers"][0]["found"][0]["score"] == pytest.approx(1, abs=1e-5)
     assert page.read_text().startswith("<!doctype html>")
+    assert dml("search", folder, query, "--html", page).exit_code == 0, "an earlier page is replaced"
     table = dml("search", folder, query, "-k", 3)
     assert query.name in table.stdout
     assert "exact search: finds all nearest neighbours" in table.stdout

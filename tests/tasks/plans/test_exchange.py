@@ -171,7 +171,8 @@ def test_runs_that_are_no_longer_in_the_table_are_not_exported(
     with pytest.raises(ConfigError, match="nothing is measured"):
         export_result(other, TABLE, path)
     add_runs(other, TABLE, [measured(project, 0, 0.5)], (), "theirs")
-    assert [run.seed for run in export_result(other, TABLE, path).runs] == [0]
+    for _ in range(2):  # an earlier export is replaced
+        assert [run.seed for run in export_result(other, TABLE, path).runs] == [0]
     assert f"{TABLE}: left out 1 run whose row, variant or dataset is no longer in the table" in caplog.text
     assert import_result(project, path).num_added == 1
 

@@ -199,6 +199,7 @@ def test_a_file_that_is_no_receipt_or_cannot_sign_is_one_line(accepted: Project,
     with pytest.raises(ConfigError, match=r"^[^\n]*written, but not signed[^\n]*$"):
         write_receipt(accepted, "own", tmp_path / "new", (), tmp_path / "file", say)
     assert read_receipt(tmp_path / "new").name == "own"
+    write_receipt(accepted, "own", tmp_path / "new", (), None, say)  # an earlier receipt is replaced
 
 
 def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tmp_path: Path) -> None:
