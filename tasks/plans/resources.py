@@ -114,8 +114,8 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
         memory = known[key]
         if memory is not None:
             memories.append((memory, run))
-            # The embeddings of the test images, float32, are in the store and in MLflow.
-            num_bytes += memory.trained + 2 * 4 * num_images("embed", record.counts) * memory.embedding_dim
+            # The embeddings of the scored images, float32, are in the store and in MLflow.
+            num_bytes += memory.trained + 2 * 4 * num_images("embed", run.spec, record.counts) * memory.embedding_dim
     disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
     if not memories:
         return Resources(tuple(disk), disk_free, None, "", None, device)

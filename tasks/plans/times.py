@@ -97,9 +97,20 @@ def input_size(spec: RunSpec) -> int:
     return transform.crop_size or (resize if isinstance(resize, int) else max(resize or (0,)))
 
 
-def num_images(step: TimedStep, counts: dict[str, int], num_epochs: int = 1) -> int:
+def num_images(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
+    """Return the number of images that a run embeds, or trains on in an epoch; of held-out classes, their share of the training images."""
+    role = "train" if step == "train" else spec.evaluation.role
+    if role == "test":
+        return sum(count for role, count in counts.items() if role != "train")
+    validation, num_held_out = spec.training.validation, 0
+    if validation is not None:
+        num_held_out = round(counts["train"] * (validation.share or 1 / (validation.folds or 1)))
+    return num_held_out if role == "validation" else counts["train"] - num_held_out
+
+
+def _num_passed(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
     """Return the number of images that pass through the network in a step."""
-    return num_epochs * counts["train"] if step == "train" else sum(count for role, count in counts.items() if role != "train")
+    return num_images(step, spec, counts) * (spec.training.num_epochs if step == "train" else 1)
 
 
 def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any]) -> None:
@@ -110,7 +121,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
     """
     cost = Cost.model_validate(facts[FACT])
     seconds = cost.wall_seconds - cost.lost_seconds
-    if num_images(step, dataset.counts) < FEWEST_IMAGES or seconds <= 0:
+    if num_images(step, spec, dataset.counts) < FEWEST_IMAGES or seconds <= 0:
         return
     rate = Rate(
         step=step,
@@ -119,8 +130,8 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         device=facts["device"],
         num_workers=facts["num_workers"],
         runs_per_gpu=facts.get("runs_per_gpu", 1),
-        images_per_second=round(num_images(step, dataset.counts, spec.training.num_epochs) / seconds, 2),
-        cores=round(cost.cpu_seconds / seconds, 3),
+        images_per_second=round(_num_passed(step, spec, dataset.counts) / seconds, 2),
+        cores=round(cost.cpu_seconds / cost.wall_seconds, 3),
         watts=None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2),
     )
     path = state / RATES_FILE
@@ -168,7 +179,7 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
     """Estimate how long a step of a run takes.
 
     Args:
-        step: training, or embedding of the test images.
+        step: training, or embedding of the scored images.
         spec: the run.
         counts: number of images of each role of its dataset.
         rates: rates measured on this machine.
@@ -186,7 +197,7 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
         return abs(math.log(ratio)) + other_share + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
 
     nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
-    seconds = num_images(step, counts, spec.training.num_epochs) * ratio / nearest.images_per_second
+    seconds = _num_passed(step, spec, counts) * ratio / nearest.images_per_second
     cost = _cost(seconds, nearest, placement)
     same_hardware = (nearest.num_workers, nearest.runs_per_gpu) == (placement.num_workers, placement.runs_per_gpu)
     if same_hardware and (nearest.backbone, nearest.crop_size) == (backbone, size):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dml_core.data.store.split_config import ValidationConfig
 from tasks.plans.times import RATES_FILE, Estimate, Rate, note_rate, placement_here, read_rates, step_estimate, total
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -30,6 +31,39 @@ def rate(**changes: object) -> Rate:
 def test_the_measured_network(spec: RunSpec) -> None:
     assert step_estimate("train", spec, COUNTS, [rate()], TWO) == Estimate(50 * 5_864 / 10, "measured")
     assert step_estimate("embed", spec, COUNTS, [rate(), rate(step="embed", images_per_second=40)], TWO) == Estimate(5_924 / 40, "measured")
+
+
+@pytest.mark.parametrize(
+    ("role", "validation", "num_trained", "num_embedded"),
+    [
+        ("train", None, 60_000, 60_000),
+        ("test", {"share": 0.2}, 48_000, 10_000),
+        ("validation", {"share": 0.2}, 48_000, 12_000),
+        ("validation", {"folds": 4, "fold": 0}, 45_000, 15_000),
+        ("train", {"folds": 4, "fold": 0}, 45_000, 45_000),
+    ],
+)
+def test_a_rate_counts_the_images_that_the_run_trains_on_and_scores(
+    spec: RunSpec, tmp_path: Path, role: str, validation: dict[str, Any] | None, num_trained: int, num_embedded: int
+) -> None:
+    """Figures on training images embed these; held-out classes are not trained on. Their rates serve runs on test classes, too."""
+    counts = {"train": 60_000, "test": 10_000}
+    record = DatasetRecord(name="fashion_mnist", folder="", digest="", counts=counts, source="fashion_mnist")
+    held_out = None if validation is None else ValidationConfig.model_validate(validation)
+    run = spec.model_copy(
+        update={
+            "training": spec.training.model_copy(update={"validation": held_out}),
+            "evaluation": spec.evaluation.model_copy(update={"role": role}),
+        }
+    )
+    facts = {"device": "cpu", "num_workers": 2, "cost": {"wall_seconds": 100.0}}
+    note_rate(tmp_path, "train", run, record, facts)
+    note_rate(tmp_path, "embed", run, record, facts)
+    rates = read_rates(tmp_path)
+    assert [rate.images_per_second for rate in rates] == [50 * num_trained / 100, num_embedded / 100]
+    assert step_estimate("embed", run, counts, rates, TWO).seconds == 100
+    assert step_estimate("embed", spec, counts, rates, TWO).seconds == pytest.approx(100 * 10_000 / num_embedded)
+    assert step_estimate("train", spec, counts, rates, TWO).seconds == pytest.approx(100 * 60_000 / num_trained)
 
 
 def test_the_nearest_network_that_was_measured(spec: RunSpec) -> None:
@@ -82,7 +116,11 @@ def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: P
 
     def facts(images_per_second: float) -> dict[str, Any]:
         seconds = spec.training.num_epochs * COUNTS["train"] / images_per_second
-        return {"device": "cpu", "num_workers": 2, "cost": {"wall_seconds": seconds + 7, "lost_seconds": 7, "cpu_seconds": 2 * seconds}}
+        return {
+            "device": "cpu",
+            "num_workers": 2,
+            "cost": {"wall_seconds": seconds + 7, "lost_seconds": 7, "cpu_seconds": 2 * (seconds + 7)},
+        }
 
     for images_per_second in (5.0, 10.0):
         note_rate(tmp_path, "train", spec, record, facts(images_per_second))
