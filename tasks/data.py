@@ -22,7 +22,7 @@ import yaml
 from dml_core.config import unknown_name
 from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.store.info import INFO_FILE, read_info, verify_files
-from dml_core.errors import DataError
+from dml_core.errors import DataError, first_line
 from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.file_states import hash_of_states, last_change
@@ -157,7 +157,7 @@ def _is_unchanged(project: Project, name: str) -> bool:
     Like DVC, this considers a file with the same size, time of change and inode unchanged.
     """
     mark = _mark(project, name)
-    return mark.is_file() and mark.read_text() == json.dumps(_dvc_state(project, name))
+    return mark.is_file() and mark.read_bytes() == json.dumps(_dvc_state(project, name)).encode()
 
 
 def _mark(project: Project, name: str) -> Path:
@@ -233,9 +233,16 @@ def dvc_digest(project: Project, name: str) -> str | None:
 
 
 def _locked_stages(project: Project) -> dict[str, Any]:
-    """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes."""
+    """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes.
+
+    Raises:
+        DataError: the file cannot be parsed, for example after a merge with a conflict.
+    """
     lock = project.root / "dvc.lock"
-    content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
+    try:
+        content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
+    except yaml.YAMLError as error:
+        raise DataError(f"{lock}: cannot be parsed ({first_line(error)}); restore it: git checkout HEAD dvc.lock") from None
     return dict((content or {}).get("stages", {}))
 
 

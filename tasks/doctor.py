@@ -42,6 +42,7 @@ from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
 from tasks.tracking.connection import check_database, open_database
 from tasks.tracking.outbox import OUTBOX
+from tasks.wording import counted
 
 SECONDS = 5.0
 RAY_SECONDS = 60
@@ -116,7 +117,9 @@ def _parameters(project: Project) -> Finding:
         params = load_params(project.params_file)
     except DmlError as error:
         return Finding("parameters", where, "wrong", str(error), "fix params.yaml")
-    return Finding("parameters", where, "ok", f"{len(params.datasets)} datasets, {len(params.comparison.variants)} variants")
+    return Finding(
+        "parameters", where, "ok", f"{counted(len(params.datasets), 'dataset')}, {counted(len(params.comparison.variants), 'variant')}"
+    )
 
 
 def _state(project: Project) -> Finding:
@@ -152,7 +155,7 @@ def _alarms(project: Project) -> Finding:
     except StoreError as error:
         return Finding("verification", where, "wrong", str(error), "dml verify writes the alarms again")
     if lasting:
-        return Finding("verification", where, "note", f"{len(lasting)} alarms; the first: {lasting[0].text}", lasting[0].remedy)
+        return Finding("verification", where, "note", f"{counted(len(lasting), 'alarm')}; the first: {lasting[0].text}", lasting[0].remedy)
     if last is None:
         return Finding("verification", where, "ok", "no verification yet")
     if datetime.now(UTC) - last > NIGHT:
@@ -165,9 +168,9 @@ def _outbox(project: Project) -> Finding:
     folder = project.state / OUTBOX
     num_waiting, num_damaged = len(list(folder.glob("*.json"))), len(files_set_aside(folder))
     if num_damaged:
-        return Finding("outbox", str(folder), "note", f"{num_damaged} damaged records", "dml reproduce publishes their runs again")
+        return Finding("outbox", str(folder), "note", counted(num_damaged, "damaged record"), "dml reproduce publishes their runs again")
     if num_waiting:
-        return Finding("outbox", str(folder), "note", f"{num_waiting} records wait for MLflow", "dml sync")
+        return Finding("outbox", str(folder), "note", f"{counted(num_waiting, 'record')} not yet in MLflow", "dml sync")
     return Finding("outbox", str(folder), "ok", "no records wait for MLflow")
 
 
@@ -177,7 +180,7 @@ def _outbox(project: Project) -> Finding:
 def _store(project: Project) -> Finding:
     where = shown(project.store)
     store = open_store(project)
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    endpoint = _s3_server()
     if store.is_remote and endpoint:
         where = f"{where} at {shown(endpoint)}"
         if not answers(endpoint):
@@ -188,6 +191,11 @@ def _store(project: Project) -> Finding:
         remedy = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
         return Finding("store", where, "wrong", "cannot be written", remedy)
     return Finding("store", where, "ok", "can be written")
+
+
+def _s3_server() -> str:
+    """Return the address of the S3 server that boto3 and DVC use; empty for Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
 
 
 def _mlflow(project: Project) -> Finding:
@@ -219,8 +227,8 @@ def _database(where: str, uri: str) -> Finding:
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///"):
         return Finding("mlflow", where, "note", "not checked: dml doctor checks only MLflow servers and SQLite databases")
-    if not path.exists():
-        return Finding("mlflow", where, "ok", "missing: the first run creates it")
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return Finding("mlflow", where, "ok", "missing or empty: the first run creates it")
     try:
         check_database(path)
         with closing(open_database(path)) as database:
@@ -233,7 +241,7 @@ def _database(where: str, uri: str) -> Finding:
         return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "restore a copy, or move it away and dml reproduce")
     if integrity != "ok":
         return Finding("mlflow", where, "wrong", "damaged", "restore a copy, or move it away and dml reproduce")
-    return Finding("mlflow", where, "ok", f"a local database with {num_runs} runs")
+    return Finding("mlflow", where, "ok", f"a local database with {counted(num_runs, 'run')}")
 
 
 def _prefect(project: Project) -> Finding:
@@ -259,11 +267,12 @@ def _pool(project: Project) -> Finding:
         return Finding("schedules", "", "ok", "none without a Prefect server")
     try:
         answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=prefect_login())
-        workers = answer.json() if answer.ok else []
-    except (requests.RequestException, ValueError):
-        return Finding("schedules", f"work pool {POOL}", "note", "unknown: Prefect does not answer")
-    if answer.status_code == 404:
-        return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
+        if answer.status_code == 404:
+            return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
+        answer.raise_for_status()
+        workers = answer.json()
+    except requests.RequestException:
+        return Finding("schedules", f"work pool {POOL}", "note", "unknown: Prefect refuses or does not answer")
     num_online = sum(worker.get("status") == "ONLINE" for worker in workers)
     if not num_online:
         return Finding("schedules", f"work pool {POOL}", "wrong", "no worker is online", f"prefect worker start --pool {POOL}")
@@ -329,11 +338,10 @@ def _dvc_remote(project: Project) -> Finding:
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             return Finding("dvc remote", where, "wrong", "cannot be written", "dvc remote modify its url")
         return Finding("dvc remote", where, "ok", "a folder" if folder.exists() else "a folder; the first dvc push creates it")
-    endpoint = settings.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")
-    server = "" if url.startswith("s3:") else url  # of Amazon's S3 only the bucket is known
-    if not answers(endpoint or server):
-        return Finding("dvc remote", where, "wrong", f"{shown(endpoint or url)} does not answer", "start it, or dvc remote modify")
-    return Finding("dvc remote", where, "note", "the server answers; the bucket was not checked", "dvc status --cloud")
+    server = settings.get("endpointurl") or _s3_server() if url.startswith("s3:") else url
+    if not answers(server):
+        return Finding("dvc remote", where, "wrong", f"{shown(server)} does not answer", "start it, or dvc remote modify")
+    return Finding("dvc remote", where, "note", "login and content were not checked", "dvc status --cloud")
 
 
 def _compared(what: str, where: str, there: str) -> Finding:

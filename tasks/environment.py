@@ -195,22 +195,22 @@ def shown(address: str) -> str:
         return address
     if ":///" in address:
         return address.partition("?")[0]
-    if "://" not in address:
-        return address.rpartition("@")[2].partition("?")[0]
-    parts = urlsplit(address)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    plain = re.split("[?#]", address)[0]
+    scheme, mark, rest = plain.partition("://") if "://" in plain else ("", "", plain)
+    server, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{server.rpartition('@')[2]}{slash}{path}"
 
 
 def answers(address: str) -> bool:
     """Return whether a process listens at an address; True for values that are not another process's address (a file, "auto", empty)."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
-        return True
     try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
+            return True
         port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
         with socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS):
             return True
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # ValueError: no port, or no address at all
         return False
 
 
@@ -275,7 +275,7 @@ def set_environment(project: Project) -> None:
     infra/docs/environment_variables.py gives the reason for each.
 
     Raises:
-        StoreError: the state folder cannot be written, or the file of the local stack is damaged.
+        StoreError: the state folder or `PREFECT_HOME` cannot be written, or the file of the local stack is damaged.
     """
     for name in [name for name, value in os.environ.items() if not value and (name.startswith("DML_") or name in PLACES)]:
         del os.environ[name]
@@ -323,7 +323,9 @@ def set_environment(project: Project) -> None:
     try:
         Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
     except OSError as error:
-        raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
+        raise StoreError(
+            f"{os.environ['PREFECT_HOME']}: cannot be written ({error.strerror}); set DML_STATE or PREFECT_HOME to a writable folder"
+        ) from None
 
 
 def _ray_on_this_machine() -> dict[str, str]:

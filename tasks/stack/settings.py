@@ -151,11 +151,10 @@ def run_folder(state: Path) -> Path:
     """Return a folder with a short path for sockets, and for what PostgreSQL's user must reach: that of the first `up`, whatever TMPDIR is.
 
     Raises:
-        ConfigError: another user has made it, whose supervisor the stack would be controlled by.
+        ConfigError: another user has made it, whose supervisor the stack would be controlled by; or the stack's settings are damaged.
     """
     chosen, name = state / "stack" / CHOSEN, f"dml-stack-{_short_digest(str(state))}"
-    kept = json.loads(chosen.read_bytes()).get("run") if chosen.is_file() else None
-    folder = Path(kept or f"{tempfile.gettempdir()}/{name}")
+    folder = Path(_chosen_before(chosen).get("run") or f"{tempfile.gettempdir()}/{name}")
     if len(os.fsencode(folder)) > RAY_FOLDER_BYTES:
         folder = Path("/tmp", name)
     with suppress(FileNotFoundError):
@@ -184,14 +183,25 @@ def _filled(value: Any, known: dict[str, Any]) -> Any:
     return [_filled(part, known) for part in value] if isinstance(value, list | tuple) else value
 
 
+def _chosen_before(path: Path) -> dict[str, Any]:
+    """Return what the first `up` chose; empty before it.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: damaged; remove it, then: dml stack down") from None
+
+
 def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
     """Return ports, secrets and the S3 server from their file, which is created if missing.
 
     Raises:
         ConfigError: another S3 server was chosen before, or the login of the user's own is not in the environment.
     """
-    if path.is_file():
-        chosen: dict[str, Any] = json.loads(path.read_text())
+    if chosen := _chosen_before(path):
         if own_s3 not in (None, chosen["s3"]["address"]):
             raise ConfigError(f"the stack was started with S3 at {chosen['s3']['address']}; dml stack down first")
         return chosen["ports"], chosen["secrets"], chosen["s3"]

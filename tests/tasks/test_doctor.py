@@ -196,6 +196,7 @@ def test_automations_are_loaded_with_the_login(monkeypatch: pytest.MonkeyPatch) 
         (200, [{"status": "OFFLINE"}], "wrong", "no worker is online"),
         (200, [{"status": "OFFLINE"}, {"status": "ONLINE"}], "ok", "1 of 2 workers online"),
         (404, {"detail": "Not Found"}, "note", "no such pool"),
+        (401, {"detail": "Unauthorized"}, "note", "unknown: Prefect refuses or does not answer"),
     ],
 )
 def test_the_workers_of_a_server_s_pool(
@@ -240,7 +241,13 @@ def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
         database.execute("INSERT INTO alembic_version VALUES (?)", [schemas()[1]])
         database.execute("CREATE TABLE runs (lifecycle_stage TEXT)")
         database.execute("INSERT INTO runs VALUES ('active')")
-    assert "1 runs" in found("mlflow").result
+    assert "1 run" in found("mlflow").result
+
+
+def test_an_empty_database_is_one_that_the_first_run_creates(here: Path) -> None:
+    (here / "state").mkdir()
+    (here / "state" / "mlflow.db").touch()
+    assert (found("mlflow").status, found("mlflow").result) == ("ok", "missing or empty: the first run creates it")
 
 
 def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
@@ -248,6 +255,24 @@ def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
     assert found("parameters").status == "wrong"
     (here / ".dvc" / "config").write_text("[core]\nremote = team\n['remote \"team\"']\nurl = /dev/null/nowhere\n")
     assert (found("dvc remote").status, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "status", "result"),
+    [
+        ("s3://bucket/x", "", "note", "login and content were not checked"),  # of Amazon's S3, which was not asked
+        ("s3://bucket/x", "http://127.0.0.1:1", "wrong", "http://127.0.0.1:1 does not answer"),
+        ("ssh://host/x", "http://127.0.0.1:1", "note", "login and content were not checked"),  # another server than S3's
+        ("http://127.0.0.1:1/x", "", "wrong", "http://127.0.0.1:1/x does not answer"),
+    ],
+)
+def test_a_remote_of_dvc_is_asked_at_its_own_server(
+    url: str, endpoint: str, status: str, result: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    (here / ".dvc" / "config").write_text(f"[core]\nremote = team\n['remote \"team\"']\nurl = {url}\n")
+    finding = doctor._dvc_remote(find_project())
+    assert (finding.status, finding.result) == (status, result)
 
 
 def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

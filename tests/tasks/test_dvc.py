@@ -16,7 +16,7 @@ import yaml
 from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import changed_datasets, update_dataset
+from tasks.data import changed_datasets, unchanged_dataset, update_dataset
 from tasks.environment import find_project
 from tasks.runs.identity import source_files
 from tasks.runs.specs import load_params
@@ -70,6 +70,19 @@ def pushed_and_pulled(first: Project, folder: Path) -> Project:
     assert hashes(second) == hashes(first)
     assert {Path(name).name for name in hashes(second)} == {"images.arrow", "manifest.parquet", "dataset.json"}
     return second
+
+
+def test_a_lock_file_with_a_conflict_is_refused_and_a_damaged_mark_counts_as_a_change(tmp_path: Path) -> None:
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    project = find_project(tmp_path)
+    mark = project.state / "prepare/synthetic.unchanged.json"
+    mark.parent.mkdir(parents=True)
+    mark.write_bytes(b"\xff")
+    assert unchanged_dataset(project, "synthetic") is None
+    (tmp_path / "dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: 1\n=======\n  b: 2\n>>>>>>> theirs\n")
+    with pytest.raises(DataError, match=r"dvc\.lock: cannot be parsed \(.*\); restore it: git checkout HEAD dvc\.lock"):
+        update_dataset(project, "synthetic")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from dml_core.errors import ConfigError, StoreError
 from tasks.environment import (
     PLACES,
     Project,
+    answers,
     find_project,
     git_tags,
     open_project,
@@ -39,6 +40,12 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("s3://bucket/prefix") == "s3://bucket/prefix"
     assert shown("sqlite:////srv/state/mlflow.db") == "sqlite:////srv/state/mlflow.db"
     assert shown("h:6379") == "h:6379"
+    assert shown("http://u:p@[::1?token=t") == "http://[::1"
+
+
+@pytest.mark.parametrize("address", ["ray-head:66379", "ray-head:637x", "[::1", "http://[::1", "http://localhost:70000/api"])
+def test_an_address_that_is_mistyped_does_not_answer(address: str) -> None:
+    assert not answers(address)
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="?")).map("/home/".__add__))
@@ -95,6 +102,12 @@ def test_a_state_folder_that_no_database_address_can_name_is_refused(inside: Pat
         find_project()
     os.environ["DML_STATE"] = str(inside / "a b#ü%41")
     assert find_project().state == inside / "a b#ü%41"
+
+
+def test_a_folder_of_prefect_that_cannot_be_written_is_named(inside: Path) -> None:
+    os.environ["PREFECT_HOME"] = "/proc/prefect"
+    with pytest.raises(StoreError, match="^/proc/prefect: cannot be written .*; set DML_STATE or PREFECT_HOME to a writable folder"):
+        open_project()
 
 
 @pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_HOME", "TORCH_HOME"])

@@ -43,6 +43,13 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
 
 
+def test_damaged_settings_are_refused_by_name(project: Project) -> None:
+    load_stack(project)
+    (project.state / "stack" / "chosen.json").write_text('{"ports": {')
+    with pytest.raises(ConfigError, match=r"stack/chosen\.json: damaged; remove it, then: dml stack down"):
+        load_stack(project)
+
+
 def test_paths_with_a_space_are_one_word_of_a_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "my projects" / "python"))
     monkeypatch.setattr(tempfile, "tempdir", "/my files")
