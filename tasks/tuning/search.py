@@ -23,8 +23,8 @@ from tasks.checks import check_parts, check_settings, loss_learns, prepared_fold
 from tasks.environment import Project
 from tasks.runs.identity import source_digest, step_identities
 from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import SEEDS, RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
 from tasks.runs.specs import Params as ProjectParams
-from tasks.runs.specs import RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
@@ -36,6 +36,7 @@ METRICS = ("map@r", "r_precision")  # in addition to every recall@K
 ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials
 FIRST_SEED = 1_000_000  # first seed of a search's runs, higher than those of any comparison
 SEEDS_OF_A_SEARCH = 1_000
+LAST_SEED = (SEEDS.stop - FIRST_SEED) // SEEDS_OF_A_SEARCH - 1  # of a search: the seeds of its runs are seeds, too
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,14 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     Args:
         params: the project's parameters.
         name: `<paper>/<table>/<row>`.
-        datasets: names in the table's columns or in the project.
+        datasets: names in the table's columns.
         folds, seed, metric: settings of the search.
 
     Raises:
-        ConfigError: unknown table, row, dataset or metric; a row that is not run or has nothing to search.
+        ConfigError: unknown table, row, dataset or metric; too large a seed; a row that is not run or has nothing to search.
     """
+    if seed > LAST_SEED:
+        raise ConfigError(f"--seed {seed}: not a seed of a search; use 0 to {LAST_SEED}")
     table_name, _, row = name.rpartition("/")
     if "/" not in table_name:
         raise ConfigError(f"'{name}': name a row of a table, for example {STANDING}/softtriple or softtriple/table1/softtriple")

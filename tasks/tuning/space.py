@@ -120,9 +120,16 @@ def without_effect(training: TrainingConfig) -> set[str]:
 
 
 def published_options(training: TrainingConfig, space: Space) -> Params:
-    """Return the loss's published values (its defaults) of the searched options that have one."""
-    defaults = {f"{OPTIONS}{name}": field.default for name, field in type(_loss_config(training)).model_fields.items()}
-    return {path: defaults[path] for path in space if isinstance(defaults.get(path), int | float)}
+    """Return the loss's published values (its defaults) of the searched options that have one within the range."""
+    fields = type(_loss_config(training)).model_fields.items()
+    defaults = {path: field.default for name, field in fields if (path := f"{OPTIONS}{name}") in space}
+    return {path: value for path, value in defaults.items() if isinstance(value, int | float) and _is_in(space[path], value)}
+
+
+def _is_in(search: Search, value: float) -> bool:
+    if search.choices is not None:
+        return value in search.choices
+    return search.holding(value) == search and not (search.integer and value % 1)
 
 
 def _loss_config(training: TrainingConfig) -> "LossConfig":

@@ -11,12 +11,12 @@ from dml_core.search_space import Search as Range
 from tasks.checks import loss_learns
 from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import load_params
+from tasks.runs.specs import SEEDS, load_params
 from tasks.tables.file import load_table
 from tasks.tuning.halving import SearchResult, measure_gain
-from tasks.tuning.proposals import Trial
-from tasks.tuning.search import FIRST_SEED, Search, plan_searches, tuned_file
-from tasks.tuning.space import lay_over, nested, own_value
+from tasks.tuning.proposals import Trial, propose
+from tasks.tuning.search import FIRST_SEED, LAST_SEED, SEEDS_OF_A_SEARCH, Search, plan_searches, tuned_file
+from tasks.tuning.space import lay_over, nested, own_value, row_space
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -102,6 +102,28 @@ def test_every_pair_has_a_seed_of_its_own_and_the_folds_rotate() -> None:
     assert [fold for fold, _ in held_out] == [0, 1, 0, 1, 0, 1]
     other = planned("project/fashion_mnist/softtriple", seed=1)
     assert not {run.seed for run in runs} & {other.spec(0, search.own, pair).seed for pair in range(6)}
+
+
+@pytest.mark.parametrize(
+    "range_of_scale", [Range(low=30.0, high=60.0), Range(choices=(30.0, 60.0)), Range(low=30.0, high=60.0, integer=True)]
+)
+def test_a_published_value_outside_of_the_range_is_no_guess(range_of_scale: Range) -> None:
+    """SoftTriple's scale of 20: proposals after the first round ended with an error of Optuna's, as they could not learn from it."""
+    search = planned("project/fashion_mnist/softtriple")
+    own = lay_over(search.training, {"loss.options.scale": 40.0, "loss.options.gamma": 0.3})
+    space = row_space(own, {"loss.options.scale": range_of_scale}, {}, lambda: True)
+    search = replace(search, training=own, space=space)
+    assert [guess["loss.options.scale"] for guess in search.guesses] == [40.0, 40.0]
+    assert [guess["loss.options.gamma"] for guess in search.guesses] == [0.3, 0.1], "the other published values are tried"
+    assert len(propose(space, [Trial(number, guess, (0.5,)) for number, guess in enumerate(search.guesses)], "a", 1, search.fits)) == 4
+
+
+def test_the_seeds_of_a_search_are_seeds() -> None:
+    """A date as the seed of a search gave its runs seeds above 2**32 - 1, with which their figures could not be drawn."""
+    search = planned("project/fashion_mnist/softtriple", seed=LAST_SEED)
+    assert search.spec(0, search.own, SEEDS_OF_A_SEARCH - 1).seed in SEEDS
+    with pytest.raises(ConfigError, match=rf"--seed 20261129: not a seed of a search; use 0 to {LAST_SEED}"):
+        planned("project/fashion_mnist/softtriple", seed=20261129)
 
 
 def test_the_losss_published_values_are_the_second_guess() -> None:
