@@ -78,11 +78,8 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
         DataError: the annotations cannot be read or break a rule of every dataset.
     """
     dataset = parse_dataset(name, {**options, "stored_size": None})  # the files, not their resized copies, which have no boxes
-    published = dict(dataset.published_for(raw))
-    if isinstance(dataset, OfficialDataset):
-        dataset = dataset.model_copy(update={"published_counts": False})
-    manifest = dataset.read(raw)
-    rows = manifest.rows
+    manifest = (dataset.model_copy(update={"published_counts": False}) if isinstance(dataset, OfficialDataset) else dataset).read(raw)
+    rows, published = manifest.rows, dict(dataset.published_for(raw))
     images: list[_Image] = []
     unreadable: list[str] = []
     with ThreadPoolExecutor() as pool:

@@ -11,9 +11,11 @@ from PIL.PngImagePlugin import PngInfo
 
 from dml_core.data.check import CheckReport, check_dataset
 from dml_core.data.prepare import prepare
+from dml_core.data.registry import dataset_class
 from dml_core.data.sheet import contact_sheet
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
+from dml_core.errors import DataError
 from tests.data.conftest import OPTIONS
 
 
@@ -112,6 +114,12 @@ def test_published_counts_are_part_of_it(raw: Path) -> None:
     assert counts.examples[0] == "train has 15 images of 3 classes, published are 5864 of 100"
     assert counts.num_found == 2
     assert unreadable.what == "unreadable", "the images are looked at all the same"
+
+
+@pytest.mark.parametrize("name", ["icons", "glyphs", "cub200", "mnist"])
+def test_before_the_files_are_there_it_says_how_to_get_them(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"raw: no such folder; .*{dataset_class(name).how_to_get[:20]}"):
+        check_dataset(name, tmp_path / "raw", {})
 
 
 def test_progress_counts_all_images(raw: Path) -> None:

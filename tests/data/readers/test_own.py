@@ -13,6 +13,7 @@ from PIL import Image
 
 from dml_core.config import ConfigError
 from dml_core.data.prepare import prepare
+from dml_core.data.readers.shared.lists import read_list
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DataError
@@ -119,6 +120,15 @@ def test_only_an_empty_cell_is_empty(tmp_path: Path) -> None:
     """Countries and plants have such classes: NA is Namibia."""
     raw = listed(tmp_path, "path,label\n1.png,NA\n2.png,NA\n3.png,nan\n4.png,nan\n")
     assert [row.label_name for row in parse_dataset("manifest", {}).read(raw).rows] == ["NA", "NA", "nan", "nan"]
+
+
+def test_a_long_list_with_cells_of_several_lines_is_read(tmp_path: Path) -> None:
+    """A catalogue's descriptions; pyarrow reads a list in blocks of a megabyte, which may begin within such a cell."""
+    description = "two, lines\n" * 9
+    rows = [f'{number}.png,"cup\n{number}","{description}"' for number in range(20_000)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,description", *rows]))
+    entries = read_list(tmp_path / "list.csv", is_dataset=False)
+    assert [(entry.path, entry.label) for entry in entries] == [(f"{number}.png", f"cup\n{number}") for number in range(20_000)]
 
 
 def test_parquet_without_roles(tmp_path: Path) -> None:

@@ -68,10 +68,12 @@ def _read_table(path: Path) -> tuple[Any, list[str]]:
     from pyarrow import csv, parquet
 
     types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(BOX_COLUMNS, pa.float64())
-    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
+    cells = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
+    lines = csv.ParseOptions(newlines_in_values=True)
     try:
         check_regular(path)
-        table = parquet.read_table(path) if path.suffix.lower() == ".parquet" else csv.read_csv(path, convert_options=options)
+        is_parquet = path.suffix.lower() == ".parquet"
+        table = parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=lines, convert_options=cells)
         table.validate(full=True)  # texts of a Parquet file may be no UTF-8
         return table, table.column_names  # decoded here
     except FileNotFoundError:
