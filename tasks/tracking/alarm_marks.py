@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from tasks.locks import alone
 from tasks.runs.records import ComparisonReport
@@ -11,6 +12,9 @@ from tasks.tracking.connection import LOCKS, one_line_errors, open_client, proje
 
 ALARM_TAG = "dml.alarm"
 NOTE = "Not reproduced: "
+REST = " ... (results/site/verification.html has all)"
+MOST_LETTERS = 8000  # of a tag; MLflow cuts off the rest
+ALARM_LETTERS = 1000  # of these
 
 
 def with_alarm(note: str, alarm: str) -> str:
@@ -30,7 +34,7 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
     Raises:
         TrackingError: MLflow cannot be used.
     """
-    num_changed = 0
+    num_changed, alarm = 0, shorten(" ".join(texts), ALARM_LETTERS, placeholder=REST)
     with one_line_errors(uri):
         client = open_client(uri, state)
         for run in project_runs(client, {}):
@@ -41,11 +45,11 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
                 tags = client.get_run(run.info.run_id).data.tags
                 note = tags.get(NOTE_TAG, "")
                 plain = note.partition("\n\n")[2] if note.startswith(NOTE) else note
-                marked = with_alarm(plain, " ".join(texts))
-                if marked == note and (ALARM_TAG in tags) == bool(texts):
+                marked = with_alarm(plain, alarm)
+                if marked == note and (ALARM_TAG in tags) == bool(alarm):
                     continue
                 num_changed += 1
-                set_tags(client, run.info.run_id, {NOTE_TAG: marked} | ({ALARM_TAG: " ".join(texts)} if texts else {}))
-                if not texts:
+                set_tags(client, run.info.run_id, {NOTE_TAG: marked} | ({ALARM_TAG: alarm} if alarm else {}))
+                if not alarm:
                     client.delete_tag(run.info.run_id, ALARM_TAG)
     return num_changed

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -17,7 +18,7 @@ from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title
-from tasks.tracking.alarm_marks import ALARM_TAG, with_alarm
+from tasks.tracking.alarm_marks import ALARM_LETTERS, ALARM_TAG, MOST_LETTERS, with_alarm
 from tasks.tracking.child_run import (
     NOTE_TAG,
     PART_TAG,
@@ -40,6 +41,7 @@ from tasks.tracking.versions import registered_name
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
+NOTE_LETTERS = MOST_LETTERS - ALARM_LETTERS - 100  # of a description: an alarm may come before it
 RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 
@@ -153,9 +155,9 @@ def describe_comparison(
     """Return the description of a comparison's parent run, in Markdown.
 
     It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
-    variants follows: highest mean first, the confidence set of the best bold, a link to one run for each variant (its best by validation
-    scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the variants, omitted runs (`left_out`), and
-    links to the report and the model.
+    variants follows, or of those that fit into MLflow's limit: highest mean first, the confidence set of the best bold, a link to one run
+    for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the
+    variants, links to the report and the model, and omitted runs (`left_out`).
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
@@ -171,21 +173,24 @@ def describe_comparison(
     best, stop, others = say_best(report.role, summaries, comparison).partition(". ") if report.about is None else (report.about, "", "")
     caption = f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval"
     bold_says = f" {BOLD}" if bold else ""
-    notes = [*left_out]
     if report.about is None:
         files = "`report.md` and its figure"
-        notes.append(f"[Variants side by side]({view_link(experiment_id)}): means over seeds, best first")
+        views = [f"[Variants side by side]({view_link(experiment_id)}): means over seeds, best first"]
     else:
-        files = "the table's page, Markdown and JSON"
-    notes += [f"Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})", model]
-    sections = [
-        f"{best}{stop}".strip(),
-        "\n".join(lines),
-        others,
-        f"{caption} (from {MIN_SEEDS} seeds on).{bold_says}",
-        "\n".join(f"- {note}" for note in notes),
-    ]
-    return "\n\n".join(section for section in sections if section)
+        files, views = "the table's page, Markdown and JSON", []
+    notes = [*views, f"Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})", model, *left_out]
+    first = f"{best}{stop}".strip()
+    after = [others, f"{caption} (from {MIN_SEEDS} seeds on).{bold_says}", "\n".join(f"- {note}" for note in notes)]
+    table = _first_lines(lines, NOTE_LETTERS - sum(map(len, [first, *after])))
+    return "\n\n".join(section for section in [first, table, *after] if section)
+
+
+def _first_lines(table: Sequence[str], num_letters: int) -> str:
+    """Return as many lines of a Markdown table as fit; a last row has the number of the others."""
+    ends = accumulate(len(line) + 1 for line in table)
+    lines = [line for line, end in zip(table, ends, strict=True) if end <= num_letters]
+    missing = [f"| {len(table) - len(lines)} more, see the report |"] if len(lines) < len(table) else []
+    return "\n".join([*lines, *missing])
 
 
 def say_best(role: str, summaries: dict[str, dict[str, Summary]], comparison: Comparison | None) -> str:
@@ -195,8 +200,6 @@ def say_best(role: str, summaries: dict[str, dict[str, Summary]], comparison: Co
     if not summaries:
         return "No run has the present data and settings."
     variant, metrics = next(iter(summaries.items()))
-    if not metrics:
-        return "The runs have no scores that compare variants."
     name, score = next(iter(metrics.items()))
     return f"The only variant is {variant}: {plain_name(name)} {score} per cent on the {role} classes."
 

@@ -37,6 +37,11 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
     marked = (TEXT, f"Not reproduced: {TEXT}\n\nBest: a.\n\nMore.")
     assert shown() == [marked, marked, before[2]]
     assert mark_comparisons(uri, tmp_path, "synthetic", [TEXT]) == 0
+    mark_comparisons(uri, tmp_path, "synthetic", [TEXT] * 200)
+    alarm, note = shown()[0]
+    assert alarm is not None
+    assert alarm.endswith(" ... (results/site/verification.html has all)")
+    assert note == f"Not reproduced: {alarm}\n\nBest: a.\n\nMore.", "MLflow cuts a tag after 8000 letters"
     mark_comparisons(uri, tmp_path, "synthetic", [])
     mark_comparisons(uri, tmp_path, "softtriple/table1", [])
     assert shown() == before

@@ -38,11 +38,26 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
         "title: per cent on test images, mean over the seeds ± half of the 95 % interval (from 3 seeds on). "
         "Bold: the 95 % confidence set of the best.",
         "",
-        "- c: old",
         f"- [Variants side by side]({view_link('1')}): means over seeds, best first",
         "- Report: `report.md` and its figure among this run's [artifacts](#/experiments/1/runs/p/artifacts?workflowType=machine_learning)",
         "- Model: none",
+        "- c: old",
     ]
+
+
+def test_of_many_variants_the_best_are_listed_and_what_follows_is_whole() -> None:
+    runs = [
+        PublishedRun("0" * 32, {"recall_at_1": 0.9 - seed / 100 - variant / 1000}, {VARIANT_TAG: f"v{variant}", SEED_TAG: str(seed)})
+        for variant in range(100)
+        for seed in range(3)
+    ]
+    found = compare_published("d", runs)
+    text = comparison_run.describe_comparison(REPORT, "1" * 18, "p", runs, summarise_published(runs), found, {}, "Model: none", [])
+    assert 6500 < len(text) < 7000, "MLflow cuts off what follows the first 8000 letters, and an alarm may come before"
+    *shown, last = [line.split(" | ")[0].strip("|* ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert shown == [f"v{variant}" for variant in range(len(shown))]
+    assert last == f"{100 - len(shown)} more, see the report"
+    assert text.endswith("- Model: none")
 
 
 def test_a_table_s_page_begins_with_its_description_and_has_its_runs() -> None:
