@@ -11,7 +11,7 @@ from dml_core.figures.canvas import COLOURS, DOTS_PER_INCH, WRONG, new_figure, s
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.reports.kit import render
-from tasks.reports.table_pages import HISTORY, SITE
+from tasks.reports.table_pages import HISTORY, INDEX, SITE
 from tasks.watch.bands import bands_of, shared_level
 from tasks.watch.receipts import read_receipts
 from tasks.watch.records import REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
@@ -72,8 +72,10 @@ def write_history(project: Project) -> None:
     level = shared_level(references.values())
     histories = {name: rows_of(past, references.get(name), level) for name, past in names.items()}
     receipts = read_receipts(project, references, level)
-    page = render("verification.html", histories=histories, references=references, receipts=receipts, most=MOST_RUNS)
-    write_whole(project.root / SITE / HISTORY, page)
+    folder = project.root / SITE
+    index = INDEX if (folder / INDEX).is_file() else None
+    page = render("verification.html", index=index, histories=histories, references=references, receipts=receipts, most=MOST_RUNS)
+    write_whole(folder / HISTORY, page)
 
 
 def rows_of(past: Sequence[Verification], reference: Reference | None, level: float) -> list[RowHistory]:

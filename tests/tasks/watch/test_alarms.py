@@ -218,8 +218,10 @@ def test_the_index_has_a_banner_while_an_alarm_lasts(project: Project) -> None:
     folder = project.root / SITE
     folder.mkdir(parents=True)
     notify(project, night(0, a=SAME))
+    assert INDEX not in (folder / HISTORY).read_text(), "no link to a page that was not written"
     (folder / INDEX).write_text(before := index_page(folder))
     notify(project, night(1, a=DRIFT))
+    assert f'href="{INDEX}"' in (folder / HISTORY).read_text()
     page = (folder / INDEX).read_text()
     assert "Not reproduced: 1 alarm<" in page
     assert "recall@1 0.30 is below its band" in page
