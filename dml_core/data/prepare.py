@@ -2,11 +2,12 @@
 
 The result depends only on the raw files and the options, not on time, host or absolute paths: the same input gives the same
 bytes. Files are written to a folder next to the target, synced to disk and renamed; a failure leaves the target unchanged. A target
-with any other file is rejected, and no other file is ever removed. Images packed by a killed attempt are not decoded again.
+with any other file is rejected, and no other file is ever removed. Images packed by an interrupted attempt are not decoded again.
 """
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
@@ -79,9 +80,10 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own message is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
-        with contextlib.suppress(OSError):
-            _remove(partial)
-            interrupted.unlink(missing_ok=True)
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            with contextlib.suppress(OSError):
+                _remove(partial)
+                interrupted.unlink(missing_ok=True)
     return info
 
 
@@ -91,7 +93,7 @@ def label_indices(rows: list[Row]) -> dict[int, int]:
 
 
 def _set_aside(partial: Path, interrupted: Path) -> None:
-    """Keep the images of the killed attempt that had packed the most."""
+    """Keep the images of the interrupted attempt that had packed the most."""
     packed = partial / IMAGES_FILE
     if packed.is_file() and (not interrupted.is_file() or packed.stat().st_size > interrupted.stat().st_size):
         packed.replace(interrupted)

@@ -223,6 +223,22 @@ def test_a_killed_attempt_is_taken_up_again(raw: Path, packed_synthetic: Path, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "undisturbed"]
 
 
+def test_after_ctrl_c_the_packed_images_are_not_decoded_again(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "_NUM_ROWS_PER_BATCH", 4)
+
+    def interrupt(done: int, _: int) -> None:
+        if done >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS, interrupt)
+    decoded: list[bytes] = []
+    monkeypatch.setattr(prepare_module, "decode_rgb", lambda data: decoded.append(data) or decode_rgb(data))
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert len(decoded) == 30 - 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw"]
+
+
 def test_images_that_arrow_splits_because_they_exceed_two_gibibytes_are_packed(
     raw: Path, packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
