@@ -21,7 +21,7 @@ from tasks.runs.costs import Cost
 from tasks.runs.finished import intact_record, run_identities
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
-from tasks.runs.specs import Params, RunSpec, load_params, runnable_runs
+from tasks.runs.specs import SEEDS, Params, RunSpec, load_params, runnable_runs
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 from tasks.storage import open_store
@@ -34,7 +34,7 @@ from tasks.wording import counted
 
 FIRST_SEEDS = 10
 _IDENTITY = re.compile(r"[\w-]+")
-_SEED = re.compile(rb'seed\\?": ?(\d{1,9})\b')
+_SEED = re.compile(rb'seed\\?": ?(\d{1,10})\b')
 logger = logging.getLogger(__name__)
 
 
@@ -270,8 +270,8 @@ def _rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredR
         name: the table.
         damaged: the damaged file. Only the seeds that it names are used, in addition to the first ten.
     """
-    named = {int(seed) for seed in _SEED.findall(damaged.read_bytes())} if damaged.is_file() else set()
-    seeds = {*range(FIRST_SEEDS), *named}
+    named = map(int, _SEED.findall(damaged.read_bytes())) if damaged.is_file() else ()
+    seeds = {*range(FIRST_SEEDS), *(seed for seed in named if seed in SEEDS)}
     try:
         params = load_params(project.params_file)
         run_specs = list(_standing(project, params, seeds) if name == STANDING else _of_table(project, params, name, seeds))

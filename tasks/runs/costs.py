@@ -293,7 +293,8 @@ class EnergyCounter:
     """The energy counters of a machine's processors (RAPL), in the kernel's folder `powercap`."""
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
-        self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if path.name.count(":") == 1)
+        # Another zone at their level, `psys`, is the whole machine: it includes them.
+        self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if _text(path / "name").startswith("package"))
         self._last = self._readings()
 
     def joules(self) -> float | None:
@@ -323,9 +324,17 @@ def moved_bytes(process: psutil.Process) -> int:
 
 def _number(path: Path) -> int | None:
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
+        return int(_text(path))
+    except ValueError:
         return None
+
+
+def _text(path: Path) -> str:
+    """Return a file's text; none if it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _rounded(cost: Cost) -> Cost:

@@ -133,11 +133,14 @@ def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
     """Load an array from a `.npy` file without executing its content. If memory-mapped, only accessed parts are read.
 
     Raises:
-        EvaluationError: the file does not exist, or is not a plain array of numbers or strings.
+        EvaluationError: the file does not exist, or is not a plain array of rows or of labels.
     """
     try:
-        return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))
+        array = np.load(path, "r" if memory_mapped else None, allow_pickle=False)
     except FileNotFoundError:
         raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
     except (ValueError, EOFError, OSError) as error:
         raise EvaluationError(f"{path}: not an array saved by numpy.save ({first_line(error)})") from None
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise EvaluationError(f"{path}: a single number, or an archive of arrays (.npz); expected an array saved by numpy.save")
+    return np.asarray(array)

@@ -209,14 +209,19 @@ def _busy(seconds: float) -> None:
 
 
 def test_energy_counters_are_summed_over_processors_and_may_wrap(tmp_path: Path) -> None:
-    for name, now in (("intel-rapl:0", 5_000_000), ("intel-rapl:1", 9_000_000), ("intel-rapl:0:0", 77)):
+    """A core is a part of its processor, and the platform (psys) has the processors as parts."""
+    zones = [("0", "package-0", 5_000_000), ("1", "package-1", 9_000_000), ("0:0", "core", 77), ("2", "psys", 20_000_000)]
+    for number, kind, now in zones:
+        name = f"intel-rapl:{number}"
         (tmp_path / name).mkdir()
+        (tmp_path / name / "name").write_text(f"{kind}\n")
         (tmp_path / name / "energy_uj").write_text(str(now))
         (tmp_path / name / "max_energy_range_uj").write_text("10000000")
     counter = EnergyCounter(tmp_path)
     assert counter.joules() == 0
     (tmp_path / "intel-rapl:0/energy_uj").write_text("6500000")
     (tmp_path / "intel-rapl:1/energy_uj").write_text("500000")  # 1.5 J after it wrapped at 10 J
+    (tmp_path / "intel-rapl:2/energy_uj").write_text("25000000")
     assert counter.joules() == 3.0
     (tmp_path / "intel-rapl:1/energy_uj").unlink()
     assert counter.joules() is None

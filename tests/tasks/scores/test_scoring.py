@@ -90,6 +90,18 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_file_of_one_number_or_of_several_arrays_is_no_array(tmp_path: Path, stream: bool) -> None:
+    write_role(tmp_path, "test", 0)
+    array, labels, number, archive = (tmp_path / name for name in ("test-0.npy", "labels.npy", "number.npy", "archive.npz"))
+    np.save(labels, np.zeros(50, dtype=np.int64))
+    np.save(number, np.float32(3.0))
+    np.savez(archive, labels=np.zeros(50, dtype=np.int64))
+    for files in (Files(number, labels, None, None), Files(array, number, None, None), Files(array, archive, None, None)):
+        with pytest.raises(EvaluationError, match=r"(number\.npy|archive\.npz): a single number, or an archive of arrays"):
+            score_files(files, CONFIG, stream, approximation=None)
+
+
 @pytest.mark.parametrize(
     ("index", "options", "pattern"),
     [
