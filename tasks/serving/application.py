@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartParser
 
 from dml_core.network_description import Metric
 from tasks.serving import limits, metrics, pages
@@ -23,6 +24,7 @@ from tasks.serving.replicas import Replicas
 RequestT = TypeVar("RequestT", bound="EmbedRequest")
 STATUS = {"json_invalid": 400, "bytes_invalid_encoding": 400, "too_long": 413}  # of pydantic's errors; 422 for all others
 DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
+MultiPartParser.spool_max_size = limits.BODY_BYTES  # files of forms stay in memory, as their body is; others go to the disk from 1 MB on
 
 
 def _without_prefix(image: Any) -> Any:

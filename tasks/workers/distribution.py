@@ -56,6 +56,6 @@ def _result(reference: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, DmlError):
             raise error.cause from None
-        raise TrainingError(f"a part failed on the cluster: {type(error.cause).__name__}: {error.cause}") from error
+        raise TrainingError(f"a part failed on the cluster: {type(error.cause).__name__}: {first_line(error.cause)}") from error
     except ray.exceptions.RayError as error:
         raise TrainingError(f"the cluster lost a part and could not restart it: {first_line(error)}") from error

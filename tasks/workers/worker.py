@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dml_core.deterministic import deterministic_algorithms, fastest_convolutions
-from dml_core.errors import DmlError
+from dml_core.errors import DmlError, first_line
 from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
@@ -107,7 +107,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
         ray.get(board.end.remote(error=f"{job.spec.title}: {error}"))
         raise
     except Exception as error:
-        ray.get(board.end.remote(fault=f"{type(error).__name__}: {error}"))
+        ray.get(board.end.remote(fault=f"{type(error).__name__}: {first_line(error)}"))
         raise
     seconds = round(time.monotonic() - started, 3)
     heart.end_job()

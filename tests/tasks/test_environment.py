@@ -106,7 +106,7 @@ def test_a_state_folder_that_no_database_address_can_name_is_refused(inside: Pat
 
 def test_a_folder_of_prefect_that_cannot_be_written_is_named(inside: Path) -> None:
     os.environ["PREFECT_HOME"] = "/proc/prefect"
-    with pytest.raises(StoreError, match="^/proc/prefect: cannot be written .*; set DML_STATE or PREFECT_HOME to a writable folder"):
+    with pytest.raises(StoreError, match=r"^/proc/prefect: cannot be written .*; set DML_STATE or PREFECT_HOME to a writable folder"):
         open_project()
 
 

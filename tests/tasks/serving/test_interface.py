@@ -1,12 +1,15 @@
 """The HTTP interface in process, without a server: `data:` URLs, neighbours of items, the OpenAPI description and its page."""
 
 import base64
+import io
 import re
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from dml_core.index.index import Index
@@ -49,6 +52,14 @@ def test_a_token_is_compared_byte_by_byte(client: Callable[..., TestClient], tok
 
 def data_url(data: bytes, prefix: str) -> str:
     return prefix + base64.b64encode(data).decode()
+
+
+def test_a_large_file_of_a_form_needs_no_disk(client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 700, 3), np.uint8)).save(file, "PNG")
+    assert len(file.getvalue()) > 1_000_000
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)  # the disk is full
+    assert client().post("/v1/embed", files={"image": ("a.png", file.getvalue())}).status_code == 200
 
 
 def test_a_request_for_too_many_hits_is_refused(client: Callable[..., TestClient], made: Made) -> None:

@@ -2,15 +2,18 @@
 
 import os
 import signal
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import MagicMock
 
+import pytest
 import torch
 
 from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.specs import RunSpec
-from tasks.workers import work
+from tasks.workers import work, worker
 from tasks.workers.jobs import Job
 from tests.conftest import small_training
 
@@ -30,6 +33,20 @@ def test_a_run_whose_checkpoint_was_rejected_is_not_counted_as_resumed(packed: P
     notes: list[str | None] = []
     assert not work.train(job, CPU, lambda message: notes.append(message.note))["taken_up"]
     assert "training begins from the initial weights" in str(notes[0])
+
+
+def test_a_fault_of_a_worker_is_one_line(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow prints it; errors of torch.distributed and CUDA have dozens."""
+
+    def fail(*_: object) -> dict[str, object]:
+        raise RuntimeError("Connection closed by peer\nException raised from read at pair.cc:534\nframe #0: ...")
+
+    board = MagicMock()
+    monkeypatch.setattr(worker, "ray", MagicMock())
+    monkeypatch.setitem(worker.WORK, "train", fail)
+    with pytest.raises(RuntimeError):
+        worker._do(replace(job_for(packed, tmp_path), step="train"), CPU, board, MagicMock())
+    board.end.remote.assert_called_once_with(fault="RuntimeError: Connection closed by peer")
 
 
 def killed_while_it_saves(job: Job) -> None:
