@@ -151,7 +151,7 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     settings = {}
     for place, counts in _counted(((fact.dataset, fact.system), fact.settings) for fact in on_present).items():
         present = today.settings.get(place)
-        is_fixed = present in counts or (today.is_one_protocol and today.settings)
+        is_fixed = (present is not None and present in counts) or (today.is_one_protocol and today.settings)
         settings[place] = present if is_fixed else _commonest(counts)
     selected = []
     reported = defaultdict[tuple[str, str, str], list[int]](list)

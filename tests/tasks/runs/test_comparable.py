@@ -75,7 +75,12 @@ def test_two_values_of_one_seed_are_refused(values: list[tuple[str, int, float]]
 
 
 FACTS = st.builds(
-    Facts, st.sampled_from(["d", "e"]), st.sampled_from("ab"), st.integers(0, 5), st.sampled_from([None, "1", "2"]), st.sampled_from("xyz")
+    Facts,
+    st.sampled_from(["d", "e"]),
+    st.sampled_from("ab"),
+    st.integers(0, 5),
+    st.sampled_from([None, "1", "2"]),
+    st.sampled_from([None, "x", "y", "z"]),
 )
 TODAY = st.builds(
     Today,
@@ -100,7 +105,7 @@ def test_no_two_unlike_runs_are_selected_and_none_is_lost_without_a_line(runs: l
             settings, asked = {run.settings for run in staying}, today.settings.get((dataset, system))
             assert len(settings) <= 1
             present = [run for run in own if run.digest in digests]
-            if staying and asked in {run.settings for run in present}:
+            if staying and asked in {run.settings for run in present} - {None}:
                 assert settings == {asked}
             if today.is_one_protocol and today.settings:
                 assert settings <= {asked}
@@ -120,6 +125,12 @@ def test_unknown_present_content_is_the_one_of_most_runs_and_says_what_is_left_o
         "left out: a on d, seed 3: measured on data that was not recorded",
     )
     assert [run.seed for run in select(runs, lambda run: run, Today({"d": "1"})).runs] == [0]
+
+
+def test_a_run_without_recorded_settings_does_not_replace_most_runs_where_the_present_settings_are_unknown() -> None:
+    found = select([Facts("d", "a", seed, "1", settings) for seed, settings in enumerate(["x", None, "x"])], lambda run: run)
+    assert [run.seed for run in found.runs] == [0, 2]
+    assert found.left_out == ("left out: a on d, seed 1: measured with other settings",)
 
 
 def test_the_present_of_the_standing_comparison_has_every_variant_and_follows_its_settings() -> None:
