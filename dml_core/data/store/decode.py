@@ -23,6 +23,7 @@ ORIENTATION_TAG = 0x0112
 _JPEG_START = b"\xff\xd8"
 _KINDS_OF_NVJPEG = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; of Huffman codes
 _PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # a chunk, and texts that Pillow reads
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 # Of each pass over a PNG's pixels, by interlacing: the first column and row, and the steps to the next ones.
 _PNG_PASSES = {
@@ -104,6 +105,8 @@ def for_nvjpeg(data: bytes, own_image: bool) -> tuple[Tensor, int] | None:
 
 
 def _orientation(data: bytes) -> int:
+    if data.startswith(_PNG_START) and not any(mark in data for mark in _PNG_ORIENTATION):
+        return 1  # Pillow would decode the pixels to look for a chunk after them
     try:
         with Image.open(io.BytesIO(data)) as image:
             return orientation(image)

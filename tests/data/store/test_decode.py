@@ -59,6 +59,34 @@ def test_upright_is_as_pillow_turns_it_and_stored_is_as_stored(kind: str, turn: 
         np.testing.assert_array_equal(pixels_of(decode_rgb(data)), pixels_of(decode_rgb(photograph(kind, None))))
 
 
+def oriented_pngs() -> dict[str, bytes]:
+    """Return PNGs with an orientation at each place where Pillow finds one: a chunk before or after the pixels, and two texts."""
+    turned = photograph("PNG", 6)
+    start, end = turned.index(b"eXIf") - 4, turned.index(b"IDAT") - 4
+    exif = turned[start + 8 : end - 4]
+    profile = f"\nexif\n{len(exif) + 6:8d}\n{(b'Exif' + bytes(2) + exif).hex()}\n"
+    found = {"before": turned, "after": turned[:start] + turned[end:-12] + turned[start:end] + turned[-12:]}
+    for is_compressed in (False, True):
+        for key, text in (("Raw profile type exif", profile), ("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>')):
+            info = PngInfo()
+            info.add_itxt(key, text, zip=is_compressed)
+            found[f"{key} {is_compressed}"] = photograph("PNG", None, pnginfo=info)
+    return found
+
+
+@pytest.mark.parametrize("place", oriented_pngs())
+def test_an_orientation_anywhere_in_a_png_is_found(place: str) -> None:
+    data = oriented_pngs()[place]
+    np.testing.assert_array_equal(pixels_of(decode_upright(data)), np.rot90(PIXELS, -1))
+    np.testing.assert_array_equal(by_pillow(data), np.rot90(PIXELS, -1))
+
+
+def test_a_png_without_orientation_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would decode all of it to look for a chunk after the pixels."""
+    monkeypatch.setattr("PIL.Image.open", lambda *_: pytest.fail("opened"))
+    np.testing.assert_array_equal(pixels_of(decode_upright(photograph("PNG", None))), PIXELS)
+
+
 @pytest.mark.parametrize("reader", ["folder", "manifest", "cub200", "sop", "synthetic"])
 def test_own_images_are_upright_wherever_they_are_seen_and_official_ones_as_stored(reader: str, tmp_path: Path) -> None:
     files = {f"{turn}.png": photograph("PNG", turn) for turn in TURNS}
