@@ -22,7 +22,7 @@ from typing import Any
 
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.errors import DataError, StoreError
-from dml_core.files import SET_ASIDE, writing
+from dml_core.files import SET_ASIDE, write_errors, writing
 from tasks.environment import Project, without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
@@ -179,11 +179,12 @@ class Store:
         """Turn boto3's errors into one line each."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
+        from s3transfer.exceptions import RetriesExceededError
 
         try:
             yield
-        except (Boto3Error, BotoCoreError, ClientError) as error:
-            reason = without_secrets(str(error))
+        except (Boto3Error, BotoCoreError, ClientError, RetriesExceededError) as error:
+            reason = without_secrets(str(getattr(error, "last_exception", error)))
             raise StoreError(
                 f"store {self.address}: {operation} failed ({reason}); check the bucket, AWS_ENDPOINT_URL and credentials"
             ) from None
@@ -282,14 +283,15 @@ class Store:
 
         Raises:
             DamagedObjectError: its bytes do not match the hash.
-            StoreError: it cannot be read.
+            StoreError: it cannot be read, or `path` cannot be written.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with writing(path) as file:
-            self._call("download_fileobj", key, Fileobj=file, Config=_transfers())
-            file.seek(0)
-            if sha256 not in (None, hashlib.file_digest(file, "sha256").hexdigest()):  # type: ignore[arg-type]
-                raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
+        with write_errors(f"{path}:", "free space, or make the folder writable"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with writing(path) as file:
+                self._call("download_fileobj", key, Fileobj=file, Config=_transfers())
+                file.seek(0)
+                if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:  # type: ignore[arg-type]
+                    raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
 
     def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
         """Fetch one object; if it arrives damaged twice, it is damaged in the store and set aside there, so that a step makes it again."""

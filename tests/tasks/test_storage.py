@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import boto3
 import pytest
@@ -349,21 +349,20 @@ def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address:
 
 
 def test_a_download_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(address, tmp_path / "cache")
-    files = write(store.folder("train/x"))
-    store.push("train/x")
-    monkeypatch.setattr(store._client, "download_fileobj", _breaks_off)
-    with pytest.raises(StoreError, match="download_fileobj failed"):
-        store.download("train/x/weights.pt", store.folder("train/x") / "weights.pt")
-    assert describe_folder(store.folder("train/x")) == files
-    assert sorted(path.name for path in store.folder("train/x").iterdir()) == [".temporary", "figures", "weights.pt"]
+    files = write(tmp_path / "train/x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", CutsBodies(1000).address)
+    with pytest.raises(StoreError, match=r"download_fileobj failed \(.*5 read, but total bytes\); check the bucket"):
+        Store(address, tmp_path).download("x", tmp_path / "train/x/weights.pt")
+    assert describe_folder(tmp_path / "train/x") == files
+    assert sorted(path.name for path in (tmp_path / "train/x").iterdir()) == [".temporary", "figures", "weights.pt"]
 
 
-def _breaks_off(Fileobj: IO[bytes], **_: Any) -> None:
-    from boto3.exceptions import RetriesExceededError
-
-    Fileobj.write(b"the first part")
-    raise RetriesExceededError(OSError("connection reset"))
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, address: str) -> None:
+    """It ends the job at once; a worker's other errors start new workers."""
+    write(Store(address, tmp_path).folder("train/x"))
+    Store(address, tmp_path).push("train/x")
+    with pytest.raises(StoreError, match=r"^/proc/dml/train/x/.*: cannot be written \(.*\); free space, or make the folder writable"):
+        Store(address, Path("/proc/dml")).pull("train/x")
 
 
 class CutsBodies:
@@ -378,9 +377,11 @@ class CutsBodies:
         while True:
             caller, _ = self._server.accept()
             with caller:
-                caller.recv(65536)
-                body = b"0123456789"[: 5 if self._num_left else 10]
-                caller.sendall(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nConnection: close\r\n\r\n" + body)
+                head = b'HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nETag: "etag"\r\nConnection: close\r\n\r\n'
+                if caller.recv(65536).startswith(b"HEAD"):
+                    caller.sendall(head)
+                    continue
+                caller.sendall(head + b"0123456789"[: 5 if self._num_left else 10])
                 self._num_left -= 1
 
 
