@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dml_core.config import Config, Name, nearest_hint, parse, read_yaml
 from dml_core.epochs import Epoch
@@ -64,7 +64,7 @@ class Row(Config):
         label: name of the row in the paper.
         kind: own, rerun or quoted.
         source: for a quoted row, whom the paper quotes.
-        published: the published values, one per column; null where the paper has none.
+        published: the published values, one per column; null where the paper has none. Absent in the project's own tables.
         runs_on: datasets of the columns on which the row runs; by default those with published values, or all if there are none.
         released: values of logs that the authors released; independent: values of re-evaluations by others. Both like `published`.
         independent_source: source of the independent values (commit or table), with network, dimensions and protocol.
@@ -85,7 +85,7 @@ class Row(Config):
     label: str
     kind: Literal["own", "rerun", "quoted"]
     source: str | None = None
-    published: tuple[Value, ...]
+    published: tuple[Value, ...] = ()
     runs_on: tuple[str, ...] = ()
     released: tuple[Value, ...] | None = None
     independent: tuple[Value, ...] | None = None
@@ -213,6 +213,13 @@ class TableFile(Config):
     scale: dict[str, Any] = {}
     search: dict[str, Search] = {}
     note: str | None = None
+
+    @field_validator("rows")
+    @classmethod
+    def _without_figures(cls, rows: dict[str, Row], info: ValidationInfo) -> dict[str, Row]:
+        """Fill in that rows of a table without a page have no published figures."""
+        nothing = (None,) * sum(len(block.metrics) for block in info.data.get("columns", ()) if info.data.get("page") is None)
+        return {name: row if row.published else row.model_copy(update={"published": nothing}) for name, row in rows.items()}
 
     def tolerance_of(self, row: Row, column: Column) -> Tolerance | None:
         """Return a cell's tolerance: the row's, else the metric's, else the table's, else that of metric and dataset; None for minutes."""
@@ -364,10 +371,9 @@ def standing_table(params: Params) -> TableFile:
     first = f"recall@{params.evaluation.recall_at[0]}"
     metrics = (first, *HEADLINES[1:]) if params.evaluation.clustering else (first, HEADLINES[1])
     columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
-    nothing = (None,) * (len(metrics) * len(columns))
     run_somewhere = {variant for dataset in comparison.datasets for variant in variants_on(params, dataset)}
     rows = {
-        row_name(variant): Row(label=variant, kind="own", published=nothing, variants=(STANDING_VARIANT,))
+        row_name(variant): Row(label=variant, kind="own", variants=(STANDING_VARIANT,))
         for variant in comparison.variants
         if variant in run_somewhere
     }
