@@ -46,7 +46,8 @@ def run_until_resolved(
         for outcome in outcomes:
             if (outcome.spec.comparison, outcome.spec.label) not in out:
                 measured[outcome.spec.comparison].append(outcome)
-        wanted = {title: _next_count(title, counts[title], measured[title], resolve, compared, say) for title in counts}
+        judged = {title: _next_count(title, counts[title], measured[title], resolve, compared, say) for title in counts if seeds[title]}
+        wanted = counts | judged
     return outcomes, failures
 
 

@@ -163,7 +163,8 @@ def test_each_comparison_gets_the_seeds_that_it_needs() -> None:
                 outcomes += Drawn(deviation)([spec for spec in batch if spec.dataset == name])[0]
             return outcomes, []
 
-    seeds, _, _ = resolved(specs("a", "b", dataset="quiet") + specs("a", "b", dataset="loud"), Mixed(0.0), Resolve(1.0, 12))
+    seeds, _, said = resolved(specs("a", "b", dataset="quiet") + specs("a", "b", dataset="loud"), Mixed(0.0), Resolve(1.0, 12))
+    assert sum("quiet" in line for line in said) == 1, "a comparison is judged again only if it got seeds"
     assert {name: len(found) for name, found in seeds.items()} == {"quiet a": 3, "quiet b": 3, "loud a": 12, "loud b": 12}
 
 
