@@ -141,15 +141,17 @@ def _comparison_link(project: "Project", dataset: str | None) -> str:
     """Return the link, relative to MLflow's address, to a dataset's comparison, by default the first with results; else to all experiments.
 
     Raises:
+        ConfigError: the comparison has no such dataset.
         TrackingError: MLflow cannot be used, or has no comparison on the named dataset.
     """
-    experiments = standing_comparisons(project.tracking_uri)
-    if dataset is not None and dataset not in experiments:
-        has = f"it has: {', '.join(sorted(experiments))}" if experiments else "it has none"
-        raise TrackingError(f"MLflow has no comparison on '{dataset}'; {has}; run dml reproduce --dataset {dataset}")
-    if dataset is None and experiments:
-        comparison = load_params(project.params_file).comparison
+    experiments, comparison = standing_comparisons(project.tracking_uri), load_params(project.params_file).comparison
+    if dataset is None:
         dataset = next((name for name in (*comparison.default_datasets, *comparison.datasets) if name in experiments), None)
+    elif dataset not in {*experiments, *comparison.datasets}:
+        raise unknown_name("dataset of the comparison", dataset, list(comparison.datasets))
+    elif dataset not in experiments:
+        has = f"it has: {', '.join(sorted(experiments))}" if experiments else "it has none"
+        raise TrackingError(f"MLflow has no comparison on '{dataset}'; {has}; run {reproduce_command(dataset)}")
     return f"#/experiments?{WORKFLOW}" if dataset is None else view_link(experiments[dataset])
 
 

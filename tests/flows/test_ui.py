@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
-from dml_core.errors import TrackingError
+from dml_core.errors import ConfigError, TrackingError
 from flows.cli import tracking
 from flows.cli.app import app
 from tasks.tracking.child_run import NOTE_TAG
@@ -123,8 +123,13 @@ def test_the_comparison_on_a_server_is_opened_there(
         monkeypatch.setattr(tracking, "_has_display", lambda display=display: display)
         assert CliRunner().invoke(app, ["ui", *words, *more], catch_exceptions=False).stdout == f"MLflow: {page}\n"
         assert opened == expected
-    with pytest.raises(TrackingError, match="MLflow has no comparison on 'cats'; it has"):
-        CliRunner().invoke(app, ["ui", "cats"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="unknown dataset of the comparison 'syntetic'; did you mean 'synthetic'"):
+        CliRunner().invoke(app, ["ui", "syntetic"], catch_exceptions=False)
+    if "synthetic" not in found:
+        with pytest.raises(
+            TrackingError, match="MLflow has no comparison on 'synthetic'; it has.*; run dml reproduce --dataset synthetic$"
+        ):
+            CliRunner().invoke(app, ["ui", "synthetic"], catch_exceptions=False)
 
 
 def test_no_browser_opens_when_the_server_ended_before_it_listened(monkeypatch: pytest.MonkeyPatch) -> None:
