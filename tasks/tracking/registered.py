@@ -132,7 +132,7 @@ class Registry:
                 name, _, number = name.partition("/")
                 version = self._client.get_model_version(name, number)
             else:
-                return name
+                return str(self._client.get_logged_model(name).model_id)
         except MlflowException as error:
             if error.error_code not in _UNKNOWN:
                 raise

@@ -178,7 +178,14 @@ def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Proj
     assert load_model(resolve_model(f"models:/{NAME}/{version.number}", fresh)).title == "own / good / seed 0"
     pixels = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
     np.testing.assert_array_equal(found.embed(list(pixels)), load_model(resolve_model("own/good/0", fresh)).embed(list(pixels)))
-    for address in (f"models:/{NAME}@nobody", f"models:/{NAME}/99", f"models:/{NAME}/newest", "models:/nothing@champion"):
+    for address in (
+        f"models:/{NAME}@nobody",
+        f"models:/{NAME}/99",
+        f"models:/{NAME}/newest",
+        "models:/nothing@champion",
+        f"models:/{NAME}",
+        "models:/",
+    ):
         with pytest.raises(ConfigError, match="not in MLflow's registry"):
             resolve_model(address, fresh)
 
