@@ -125,10 +125,10 @@ def pairs_by_themselves(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_directions_that_are_much_alike_are_told_apart_by_tiles(noise: float, pairs_by_themselves: dict[str, int]) -> None:
     """As of an untrained or a collapsed network: computed pair by pair they took up to 50 times as long."""
     generator = np.random.default_rng(0)
-    codes = generator.integers(0, 100, 400)
-    embeddings = (generator.standard_normal(16) + noise * generator.standard_normal((400, 16))).astype(np.float32)
+    codes = generator.integers(0, 50, 200)
+    embeddings = (generator.standard_normal(16) + noise * generator.standard_normal((200, 16))).astype(np.float32)
     found = rows_of(self_retrieval(embeddings, codes))
-    assert sum(pairs_by_themselves.values()) < 0.01 * 400**2
+    assert sum(pairs_by_themselves.values()) < 0.01 * 200**2
     np.testing.assert_allclose(found, np.array(slow_scores(embeddings, codes, metric="cosine")), rtol=1e-12)
 
 
