@@ -21,7 +21,6 @@ from dml_core.data.readers.shared.annotations import read_file, read_lines, read
 from dml_core.data.readers.shared.archives import Archive
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.readers.shared.places import find_place, names_there
-from dml_core.data.readers.shared.rules import check_no_empty, check_no_gap
 from dml_core.data.store.rows import Counts, Role, Row
 from dml_core.errors import DataError
 
@@ -91,13 +90,12 @@ class Cars196(OfficialDataset):
         """Return rows in the order of the annotation files, training file first; class numbers are the publisher's, from 1."""
         layout, parts = _parts(self.folder(raw))
         names, annotations = _READERS[layout](parts)
-        labels = {label for *_, label in annotations}
-        check_no_gap(labels, raw)
-        if max(labels, default=0) > len(names):
-            raise DataError(f"{raw}: an image has class {max(labels)}, but only {len(names)} classes have names; get the files again")
-        check_no_empty(set(names), {names[label - 1] for label in labels}, raw)
         rows = []
         for path, (left, top, right, bottom), label in annotations:
+            if not 1 <= label <= len(names):
+                raise DataError(
+                    f"{raw}: image '{path}' has class {label}, but there are {len(names)} names of classes; get the files again"
+                )
             role: Role = "train" if label <= len(names) // 2 else "test"
             rows.append(Row(path, label, names[label - 1], role, (left - 1, top - 1, right, bottom)))
         return rows

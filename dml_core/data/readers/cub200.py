@@ -11,7 +11,6 @@ from typing import ClassVar
 from dml_core.data.readers.shared.annotations import read_file, read_lines, read_numbers
 from dml_core.data.readers.shared.archives import Archive
 from dml_core.data.readers.shared.contract import OfficialDataset
-from dml_core.data.readers.shared.rules import check_no_empty, check_no_gap
 from dml_core.data.store.rows import Box, Counts, Role, Row
 from dml_core.errors import DataError
 
@@ -43,10 +42,11 @@ class Cub200(OfficialDataset):
         """Return rows in the order of `images.txt`; class numbers are the publisher's, from 1."""
         folder = self.folder(raw)
         names = {int(number): name for number, name in _table(folder / "classes.txt", 2)}
-        check_no_gap(set(names), folder / "classes.txt")
+        missing = next((number for number in range(1, len(names) + 1) if number not in names), None)
+        if missing is not None:
+            raise DataError(f"{folder / 'classes.txt'}: class numbers have a gap, {missing} is missing; unpack the archive again")
         labels = folder / "image_class_labels.txt"
         classes = {image: int(read_numbers([number], labels)[0]) for image, number in _table(labels, 2)}
-        check_no_empty(set(names.values()), {names[number] for number in classes.values() if number in names}, folder)
         boxes = {image: _box(numbers, folder) for image, *numbers in _table(folder / "bounding_boxes.txt", 5)}
         rows = []
         for image, path in _table(folder / "images.txt", 2):
@@ -71,7 +71,7 @@ def _table(path: Path, num_columns: int) -> list[list[str]]:
     """Return lines of space-separated columns; the last column may contain spaces."""
     lines = [line.split(maxsplit=num_columns - 1) for line in read_lines(path)]
     for number, columns in enumerate(lines, start=1):
-        if len(columns) != num_columns or not columns[0].isdigit():
+        if len(columns) != num_columns or not columns[0].isdecimal():
             raise DataError(f"{path}: line {number} does not have {num_columns} columns beginning with a number")
     return lines
 

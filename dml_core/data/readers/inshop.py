@@ -90,7 +90,7 @@ def _read_boxes(path: Path) -> dict[str, Box]:
 
 def _item_number(item: str, path: Path) -> int:
     number = item.removeprefix("id_")
-    if not number.isdigit():
+    if not number.isdecimal():
         raise DataError(f"{path}: item '{item}' is not of the form id_00000001")
     return int(number)
 

@@ -142,25 +142,3 @@ def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -
             raise DataError(f"{where}: class '{names[label]}' is in query but not in gallery; its images have nothing to find")
         if size == 1 and (role == "test" or (role == "train" and not single_image_classes)):
             raise DataError(f"{where}: class '{names[label]}' has one image in {role}; at least two are needed")
-
-
-def check_no_gap(labels: set[int], where: Path) -> None:
-    """Check that class numbers, which the publisher counts from 1, have no gap.
-
-    Raises:
-        DataError: the first missing number.
-    """
-    missing = next((number for number in range(1, len(labels) + 1) if number not in labels), None)
-    if missing is not None:
-        raise DataError(f"{where}: class numbers have a gap, {missing} is missing; unpack the archive again")
-
-
-def check_no_empty(announced: set[str], found: set[str], where: Path) -> None:
-    """Check that every class named by the publisher has an image.
-
-    Raises:
-        DataError: the first class, by name, without images.
-    """
-    empty = sorted(announced - found)
-    if empty:
-        raise DataError(f"{where}: class '{empty[0]}' has no images; unpack the archive again")
