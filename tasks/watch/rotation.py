@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 
 from tasks.watch.records import Verification
@@ -13,7 +15,7 @@ START_SECONDS = 60.0  # Prefect, Ray, its workers, and evidence at the end
 RUN_SECONDS = 8.0  # scoring, figures, publishing of a run
 Accepted = Mapping[str, Mapping[int, float]]  # row -> seed -> seconds of its training
 NEVER = datetime.min.replace(tzinfo=UTC)
-RECENT = 3  # verifications whose measured times correct the prediction
+RECENT = 3  # nights whose measured times correct the prediction
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,14 @@ def predicted_seconds(seconds: Sequence[float], num_parallel: int, correction: f
 
 
 def correction_of(past: Sequence[Verification], num_parallel: int) -> float:
-    """Return how many times as long as predicted the slowest of the last verifications took; at least 1."""
+    """Return how many times as long as predicted the slowest of the last nights took; at least 1.
+
+    A night has a verification for each name. Each has its part of the seconds, but the time to start is in them only once.
+    """
+    nights = [[*night] for _, night in groupby(past, attrgetter("started_at"))]
     factors = [1.0]
-    for verification in past[-RECENT:]:
-        if verification.trained:
-            predicted = predicted_seconds([run.seconds for run in verification.trained], num_parallel)
-            factors.append(verification.seconds / predicted)
+    for night in nights[-RECENT:]:
+        trained = [run.seconds for verification in night for run in verification.trained]
+        if trained:
+            factors.append(sum(verification.seconds for verification in night) / predicted_seconds(trained, num_parallel))
     return max(factors)

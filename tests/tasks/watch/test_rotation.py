@@ -59,6 +59,22 @@ def test_every_row_has_its_turn_although_predictions_are_wrong(seed: int) -> Non
             assert too_long[row] >= 4
 
 
+def test_a_night_of_several_names_is_as_slow_as_it_was() -> None:
+    """Two nights of four names, of one run each, that took twice as long as predicted: 2 * (60 + 4 * (100 + 8)) seconds."""
+    past = [
+        Verification(
+            name=f"name {number}",
+            started_at=datetime(2026, 1, day, tzinfo=UTC),
+            seconds=246.0,
+            commit="",
+            rows=(RowVerdict(row="a", seed=0, verdict=Verdict.IDENTICAL, reason="", evidence=evidence("a", seconds=100.0)),),
+        )
+        for day in (1, 2)
+        for number in range(4)
+    ]
+    assert correction_of(past, 1) == pytest.approx(2.0)
+
+
 def test_a_row_that_the_budget_never_fits_is_named_and_keeps_its_turn_for_a_longer_budget(accepted: Project) -> None:
     params = yaml.safe_load(accepted.params_file.read_text())
     params["comparison"]["variants"]["long"] = {"loss": {"name": "softmax"}}
