@@ -69,7 +69,8 @@ class Row(Config):
         released: values of logs that the authors released; independent: values of re-evaluations by others. Both like `published`.
         independent_source: source of the independent values (commit or table), with network, dimensions and protocol.
         protocol: paper whose protocol trains the row; by default the table's paper.
-        variants: variants of that protocol; the first is the row's default. `tuned` is the first with the settings found by `dml tune`.
+        variants: variants of that protocol, by default the table's; the first is the row's default. `tuned` is the first with the settings
+            found by `dml tune`.
         loss: complete replacement of the protocol's loss: `name` and `options`.
         training: changes to the protocol for this row; datasets: changes for one dataset.
         by_variant: variant -> further changes, overriding these; a row with its own loss sets here what differs between variants.
@@ -117,13 +118,8 @@ class Row(Config):
             self.variants or self.protocol or self.loss or self.training or self.datasets or self.epochs or self.lacks
         ):
             raise ValueError("a quoted row is never run: it cannot have a protocol, variants, changes, epochs or lacks")
-        if self.kind != "quoted" and not self.lacks and not self.variants:
-            raise ValueError("a row to be run must name variants of the protocol, or set lacks")
         if (self.independent is None) != (self.independent_source is None):
             raise ValueError("independent and independent_source must be set together")
-        for variant in self.by_variant:
-            if variant not in self.variants:
-                raise ValueError(f"by_variant: the row has no variant '{variant}'")
         if self.variants[:1] == (TUNED,):
             raise ValueError("variant 'tuned' changes the row's first variant, so it cannot be the first")
         return self
@@ -185,6 +181,7 @@ class TableFile(Config):
         page: page of the published paper, counted from 1; None for the project's own tables.
         states: what the paper says about it, paraphrased; for a figure, its claim.
         columns: from left to right.
+        variants: of the rows that name none.
         rows: name -> row, from top to bottom.
         tolerance: default tolerance of the rows' verdicts, instead of those of metric and dataset (`tolerances.yaml`).
         tolerances: metric -> tolerance, instead of the table's.
@@ -202,6 +199,7 @@ class TableFile(Config):
     page: int | None = Field(default=None, ge=1)
     states: str
     columns: tuple[Columns, ...] = Field(min_length=1)
+    variants: tuple[str, ...] = ()
     rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
     tolerances: dict[str, Tolerance] = {}
@@ -216,10 +214,16 @@ class TableFile(Config):
 
     @field_validator("rows")
     @classmethod
-    def _without_figures(cls, rows: dict[str, Row], info: ValidationInfo) -> dict[str, Row]:
-        """Fill in that rows of a table without a page have no published figures."""
+    def _complete(cls, rows: dict[str, Row], info: ValidationInfo) -> dict[str, Row]:
+        """Fill in the table's variants, and that rows of a table without a page have no published figures."""
         nothing = (None,) * sum(len(block.metrics) for block in info.data.get("columns", ()) if info.data.get("page") is None)
-        return {name: row if row.published else row.model_copy(update={"published": nothing}) for name, row in rows.items()}
+        variants = info.data.get("variants", ())
+        return {
+            name: row.model_copy(
+                update={"published": row.published or nothing, "variants": row.variants or (variants if row.is_run else ())}
+            )
+            for name, row in rows.items()
+        }
 
     def tolerance_of(self, row: Row, column: Column) -> Tolerance | None:
         """Return a cell's tolerance: the row's, else the metric's, else the table's, else that of metric and dataset; None for minutes."""
@@ -275,6 +279,11 @@ class TableFile(Config):
         return self
 
     def _check_row(self, name: str, row: Row) -> None:
+        if row.is_run and not row.variants:
+            raise ValueError(f"row '{name}' must name variants of the protocol, unless the table does, or set lacks")
+        for variant in row.by_variant:
+            if variant not in row.variants:
+                raise ValueError(f"row '{name}': by_variant: it has no variant '{variant}'")
         for kind, values in (("published", row.published), ("released", row.released), ("independent", row.independent)):
             if values is not None and len(values) != len(self.flat_columns):
                 raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")

@@ -321,7 +321,7 @@ def refused(name="discriminative/table4", key="discriminative"):
         (r"kind: own", "kind: own\n    source: us", "rows.discriminative: a quoted row must name its source, and no other row may"),
         (r"source: \"reported for \[40\]\"", r"\g<0>, lacks: a loss", "rows.histogram: a quoted row is never run"),
         (r"metrics: \[nmi, ", "metrics: [ami, ", "row 'softmax' has no tolerance for ami on cub200, and neither has the table"),
-        (r"    variants: \[as_published\]\n", "", "rows.softmax: a row to be run must name variants of the protocol, or set lacks"),
+        (r"    variants: \[as_published\]\n", "", "row 'softmax' must name variants of the protocol, unless the table does, or set lacks"),
         (r"    loss: ", "    losses: ", "did you mean 'loss'"),
         (r"(?s)(kind: own.*)as_published", r"\1as_publishd", "did you mean 'as_published'"),
         (r"(?s)(kind: own.*)as_published\]", r"\g<0>\n    training: {num_epoch: 1}", "did you mean 'num_epochs'"),
