@@ -4,11 +4,17 @@ import html
 import json
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.environment import Project
+from tasks.reports.table_pages import HISTORY, SITE
+from tasks.watch.history import write_history
+from tasks.watch.records import RowVerdict, Verdict, Verification
+from tasks.watch.storage import write_verification
 from tests.tasks.reports.made_up_runs import HOSTILE
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -130,6 +136,17 @@ def test_a_page_is_dark_where_the_system_is(browser: Any, single: Path) -> None:
         page.close()
     assert shades[0] == shades[3] == "rgb(255, 255, 255)"
     assert shades[1] == shades[2] != shades[0]
+
+
+def test_verifications_of_rows_with_long_names_are_no_wider_than_the_window(tab: Any, tmp_path: Path) -> None:
+    row = RowVerdict(row=f"paper/table1:{'long_' * 20}row variant:data", seed=0, verdict=Verdict.FAILED, reason=f"/{'place_' * 20}: gone")
+    verification = Verification(name="paper/table1", started_at=datetime(2026, 11, 1, tzinfo=UTC), seconds=1, commit="c" * 40, rows=(row,))
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    write_verification(project.state, verification)
+    write_history(project)
+    tab.goto((tmp_path / SITE / HISTORY).as_uri())
+    tab.click("summary")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
