@@ -64,8 +64,7 @@ def backward_in_chunks(
         with torch.no_grad(), autocast():
             parts = [system.model(chunk) for chunk in chunks]
         embeddings_ND = torch.cat(parts).requires_grad_()
-        with autocast():
-            output = system.loss_of(embeddings_ND, labels_N, sizes, generator)
+        output = system.loss_of(embeddings_ND, labels_N, sizes, generator)
     torch.autograd.backward(output.total)
     assert embeddings_ND.grad is not None
     gradients = torch.split(embeddings_ND.grad, embed_at_once)

@@ -215,7 +215,10 @@ class TrainingSystem(nn.Module):
             sizes: shard size of every worker.
             generator: the same draws on every worker.
         """
-        return self.loss_of(self.model(images), labels_N, sizes, generator)
+        embeddings = self.model(images)
+        # A compiled loss computes its gradients with the autocast of its caller, even where it computes its value without.
+        with torch.autocast(images.device.type, enabled=False):
+            return self.loss_of(embeddings, labels_N, sizes, generator)
 
     def loss_of(self, embeddings: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None) -> LossOutput:
         """Return the loss as `forward` does, from the model's outputs for this worker's images, (n_rank, D)."""
