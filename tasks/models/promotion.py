@@ -17,6 +17,7 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -33,14 +34,21 @@ from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.identity import NETWORK_IDENTITY
 from tasks.runs.specs import FROZEN, load_params
-from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork, Registry
+from tasks.tracking.child_run import DIGEST_TAG, IDENTITY_TAG, SEED_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.registered import BEST, LoggedNetwork, Registry
 from tasks.tracking.versions import Version, registered_name
 from tasks.wording import significant
 
 CHAMPION = "champion"
 LEVEL = 0.05  # over all attempts at one place
 ClassRecalls = dict[int, ClassRecall]
+
+
+class Promotion(NamedTuple):
+    """The version that an alias points to now, and why it may hold the alias, as one line."""
+
+    version: Version
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -61,19 +69,6 @@ class Gain:
         return f"Recall@1 {ends} by a one-sided test at level {level:.2g}"
 
 
-@dataclass(frozen=True)
-class Promotion:
-    """Result of a promotion.
-
-    Attributes:
-        version: version the alias points to now.
-        reason: why it may hold the alias, as one line.
-    """
-
-    version: Version
-    reason: str
-
-
 def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: str | None = None) -> Promotion:
     """Point an alias of the registry to a run's network, if it is better than the current one.
 
@@ -83,10 +78,12 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:
-        ConfigError: MLflow has no such run, or the current network, or the pretrained one that it was trained from, is not known to be
-            worse; the message gives the interval.
+        ConfigError: the alias is `best`, MLflow has no such run, or the current network, or the pretrained one that it was trained from,
+            is not known to be worse; the message gives the interval.
         TrackingError: MLflow cannot be used.
     """
+    if alias == BEST:
+        raise ConfigError(f"--alias {BEST}: every comparison points it to its best run; name another alias")
     registry = Registry(project.tracking_uri)
     network = _published(project, registry, text)
     name = registered_name(network.data["name"], str(network.parameters["evaluation"]["role"]))
@@ -199,7 +196,7 @@ def _compared(
     gain = gain_by_class(recalls, class_recalls(registry, current, folder))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
-    system = f"{current.tags[VARIANT_TAG]}, seed {current.tags['dml.seed']}"
+    system = f"{current.tags[VARIANT_TAG]}, seed {current.tags[SEED_TAG]}"
     how = f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
     reason = f"{gain.describe(level)} {how}"
     if 100 * gain.at_least(level) <= min_gain:
@@ -225,4 +222,4 @@ def _reader(project: Project, network: LoggedNetwork) -> str | None:
         record = read_dataset(project, network.data["name"])
     except DataError:
         return None
-    return record.source if record.digest == network.tags.get("dml.dataset_digest") else None
+    return record.source if record.digest == network.tags.get(DIGEST_TAG) else None

@@ -150,6 +150,11 @@ def test_the_champion_stays_the_champion(gate: Any) -> None:
     assert not registry.promoted
 
 
+def test_the_alias_of_the_best_run_is_not_given_away(gate: Any) -> None:
+    with pytest.raises(ConfigError, match="--alias best: every comparison points it to its best run"):
+        gate(Registry(), alias="best")
+
+
 def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
     assert gate(Registry(old=None), (-0.5, -0.6), forced_because="a rollback").reason == "forced, without comparison: a rollback"
 
