@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from dml_core.errors import ConfigError, DmlError, first_line
+from dml_core.files import writing
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.models.backbones.weights import StateDict, check_fit
@@ -50,14 +51,13 @@ def convert(kind: str, file: Path, out: Path, backbone: str | None = None) -> No
         ConfigError: the file is not the published one, or `out` cannot be written.
     """
     state = _converted(kind, file, backbone)
+    if out.exists():
+        raise ConfigError(f"{out} exists: remove it, or choose another place")
     try:
-        if out.exists():
-            raise ConfigError(f"{out} exists: remove it, or choose another place")
-        part = out.with_name(f".{out.name}.part")
-        torch.save(state, part)
-        part.rename(out)
-    except (OSError, RuntimeError) as error:  # torch reports a missing folder as a RuntimeError
-        raise ConfigError(f"{out} cannot be written ({first_line(error)})") from None
+        with writing(out) as opened:
+            torch.save(state, opened)
+    except (OSError, RuntimeError) as error:  # torch hides the error of a write behind its own
+        raise ConfigError(f"{out} cannot be written ({getattr(error, 'strerror', None) or first_line(error)})") from None
     print(f"{out}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values())} numbers")
 
 

@@ -97,7 +97,25 @@ def test_another_network_is_named(changes, said, tmp_path):
         convert("slim", tmp_path / "drawn.npz", tmp_path / "out.pth")
 
 
-@pytest.mark.parametrize("damage", [cut, empty, garble, Path.unlink])
+def an_array_alone(path):
+    np.save(path.with_suffix(".npy"), np.ones(3))
+    path.with_suffix(".npy").rename(path)
+
+
+def deflated_and_flipped(path):
+    np.savez_compressed(path, weights=np.ones((50, 50), np.float32))
+    content = bytearray(path.read_bytes())
+    content[64:96] = bytes(range(32))  # within the compressed values
+    path.write_bytes(content)
+
+
+def encrypted(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 8] |= 1  # the flag in the archive's directory
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, garble, Path.unlink, an_array_alone, deflated_and_flipped, encrypted])
 def test_a_file_that_cannot_be_read_is_one_line(damage, tmp_path):
     path = tmp_path / "drawn.npz"
     np.savez(path, weights=np.ones((50, 50), np.float32))
@@ -123,6 +141,19 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "out.pth").read_bytes() == b"mine"
     with pytest.raises(ConfigError, match="cannot be written"):
         convert("slim", tmp_path / "drawn.npz", tmp_path / "missing" / "out.pth")
+
+
+def test_a_write_that_fails_leaves_no_part_of_the_file(tmp_path, monkeypatch):
+    def on_a_full_disk(state, place):
+        with place.open("wb") if isinstance(place, Path) else place as file:
+            file.write(b"a part")
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    np.savez(tmp_path / "drawn.npz", **slim_variables())
+    monkeypatch.setattr(torch, "save", on_a_full_disk)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        convert("slim", tmp_path / "drawn.npz", tmp_path / "out.pth")
+    assert [path.name for path in tmp_path.iterdir()] == ["drawn.npz"]
 
 
 # ---------------------------------------------------------------- compared with TensorFlow
