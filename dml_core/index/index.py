@@ -19,6 +19,7 @@ from dml_core.errors import ConfigError, StoreError, first_line
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
+from dml_core.evaluation.retrieval.neighbours import in_order
 from dml_core.index.items import Item, open_items
 from dml_core.index.layout import APPROXIMATE, ITEMS, REMEDY, VECTORS, IndexInfo, Kind, read_info, verify
 
@@ -171,10 +172,15 @@ class Index:
         return centred(points, np.zeros(self.num_dimensions))
 
     def _exactly(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search by FAISS's brute force over the mapped vectors, without copying them."""
-        kind = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
-        values_Qk, positions_Qk = faiss.knn(rows_QD, self.vectors_ND, k, metric=kind)
-        return values_Qk if self.metric == "cosine" else as_similarities(values_Qk, self.metric), positions_Qk
+        """Search by FAISS's brute force over the mapped vectors, without copying them.
+
+        Of many queries it computes Euclidean distances from products, whose errors would set an image apart from its own copy.
+        """
+        if self.metric == "cosine":
+            return faiss.knn(rows_QD, self.vectors_ND, k, metric=faiss.METRIC_INNER_PRODUCT)
+        vectors, queries = as_points(self.vectors_ND, self.metric), as_points(rows_QD, self.metric)
+        positions_Qk, distances_Qk = in_order(vectors, queries, np.arange(len(queries)), faiss.knn(rows_QD, self.vectors_ND, k)[1], k)
+        return as_similarities(distances_Qk, self.metric), positions_Qk
 
 
 def read_approximate(path: Path, mapped: bool) -> Any:

@@ -226,9 +226,8 @@ def _reason(info: IndexInfo, num_items: int) -> str | None:
 
 def _finish(folder: Path, info: IndexInfo) -> Index:
     """Measure the recall of an approximate index, and make the new files the index."""
-    if info.kind != "exact" and info.num_items > 1:
-        info = info.model_copy(update={"found": _measure(Index(folder, info))})
-    return Index(folder, commit(folder, info))
+    found = _measure(Index(folder, info)) if info.kind != "exact" and info.num_items > 1 else None
+    return Index(folder, commit(folder, info.model_copy(update={"found": found})))
 
 
 # ---------------------------------------------------------------- approximate ones

@@ -33,6 +33,15 @@ def test_clusters_far_apart_are_found_and_score_one() -> None:
     assert inertia == pytest.approx(((embeddings - means[labels]) ** 2).sum(), rel=1e-3)
 
 
+@pytest.mark.parametrize("width", [1.0, 1e-4, 1e-6])
+def test_clusters_of_directions_that_are_all_alike_are_found(width: float) -> None:
+    """A collapsed network's cosines differ from 1 by less than float32's rounding; its classes may be apart all the same."""
+    embeddings, labels = blobs(12, 9, width=0.01)
+    directions = np.eye(8)[0] + width * embeddings / np.linalg.norm(embeddings, axis=1).max()
+    clusters, _ = kmeans(as_points(directions, "cosine"), 12, KMeansConfig(), seed=0)
+    assert clustering_metrics(labels, clusters)["nmi"] == pytest.approx(1)
+
+
 def test_the_same_clusters_on_every_run_and_others_for_another_seed() -> None:
     points = as_points(blobs(30, 10, width=6.0)[0], "cosine")
     first, again, other = (kmeans(points, 30, KMeansConfig(num_iterations=3), seed)[0] for seed in (1, 1, 2))

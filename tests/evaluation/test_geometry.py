@@ -25,11 +25,12 @@ def test_blocks_cover_all_rows_and_no_more() -> None:
     assert list(blocks(0, 4)) == []
 
 
-def test_the_origin_is_the_mean_in_float64_and_for_angles_zero() -> None:
-    """In float32, 2^24 + 1 is 2^24."""
+def test_the_origin_is_the_mean_in_float64_and_for_directions_zero_unless_all_are_alike() -> None:
+    """In float32, 2^24 + 1 is 2^24. The directions (3, 4) and (4, 3) have the mean (3.5, 3.5), whose squared norm is 0.98 of 25."""
     embeddings = np.array([[2.0**24, 1], [1, 1], [1, 4]], dtype=np.float32)
     assert origin(as_points(embeddings, "euclidean")).tolist() == [(2**24 + 2) / 3, 2]
-    assert origin(as_points(embeddings, "cosine")).tolist() == [0, 0]
+    assert origin(as_points(np.array([[3.0, 4], [4, 3]]), "cosine")).tolist() == [0, 0]
+    assert origin(as_points(np.array([[1.0, 0.01], [3, -0.03]]), "cosine")).tolist() == pytest.approx([1, 0], abs=1e-4)
 
 
 def test_the_mean_is_exact_in_coordinates_that_do_not_vary() -> None:

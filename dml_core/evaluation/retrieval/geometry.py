@@ -21,7 +21,8 @@ BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
 NARROW_ROUNDING = 1.02 * 2.0**-8  # maximum rounding error of bfloat16, relative to the rounded number
 SMALLEST_NORM = 1e-150  # of an embedding for cosine; below it the squares lose digits in float64 or are 0
-ALIKE = 0.9  # mean cosine between embeddings from which their products lose digits: the squared norm of the mean direction
+# Mean cosine between embeddings, the squared norm of their mean direction, from which their float32 products lose digits, and most digits.
+ALIKE, COLLAPSED = 0.9, 0.999
 NUM_ROWS_OF_MEAN = 4096  # that are enough to know it
 SMALLEST_PRODUCT = 2**12  # pairs in a block from which a matrix product is worth its preparation
 
@@ -128,11 +129,12 @@ def as_similarities(squared_distances: NDArray[np.float32], metric: Metric) -> N
 
 
 def origin(points: Points) -> NDArray[np.float64]:
-    """Return a central point (D,) to subtract: float32 rounding would otherwise dominate distances between embeddings far from zero."""
-    if points.metric == "cosine":
-        return np.zeros(points.raw.shape[1])
-    mean_D: NDArray[np.float64] = points.raw.mean(axis=0, dtype=np.float64)
-    return mean_D
+    """Return a point (D,) to subtract: float32 rounding would otherwise dominate distances between points far from zero.
+
+    It is the mean, but zero for directions that are not all alike.
+    """
+    mean_D = mean(points)
+    return mean_D if points.metric == "euclidean" or mean_D @ mean_D > COLLAPSED else np.zeros_like(mean_D)
 
 
 def around_mean(points: Points) -> tuple[Points, NDArray[np.float64]]:
@@ -146,7 +148,7 @@ def around_mean(points: Points) -> tuple[Points, NDArray[np.float64]]:
     mean_D = mean(points, NUM_ROWS_OF_MEAN)
     if mean_D @ mean_D > ALIKE:
         return replace(points, metric="euclidean"), mean_D
-    return points, origin(points)
+    return points, np.zeros_like(mean_D)
 
 
 def mean(points: Points, num_rows: int | None = None) -> NDArray[np.float64]:

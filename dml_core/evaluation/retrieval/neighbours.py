@@ -78,7 +78,7 @@ def _search(gallery: Points, queries: Points, k: int, device: Device) -> tuple[N
         which = np.arange(rows.start, rows.stop)
         rows_QD = centred(queries, origin_D, which)
         found_Qm, candidates_Qm = index.search(rows_QD, num_candidates)
-        indices_Qk[rows], distances_Qk[rows] = _in_order(gallery, queries, which, candidates_Qm, k)
+        indices_Qk[rows], distances_Qk[rows] = in_order(gallery, queries, which, candidates_Qm, k)
         error_Q = 2 * rounding_error("euclidean", np.linalg.norm(rows_QD, axis=1), largest_norm, rows_QD.shape[1])
         if num_candidates < len(gallery):
             open_queries.append(which[found_Qm[:, -1] - error_Q <= distances_Qk[rows, -1]])
@@ -136,7 +136,7 @@ def _flat_index(num_dimensions: int, device: Device, num_candidates: int) -> Any
     return faiss.index_cpu_to_all_gpus(index, options)
 
 
-def _in_order(
+def in_order(
     gallery: Points, queries: Points, pending: NDArray[np.int64], candidates_Qm: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the first k of each query's candidates by (distance, index)."""
