@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import matplotlib
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from dml_core.errors import EvaluationError
 from dml_core.figures.canvas import NEUTRAL, RIGHT, WRONG, write_png
@@ -132,14 +132,19 @@ def _font(size: float, is_bold: bool = False) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf" / name, size, layout_engine=ImageFont.Layout.BASIC)
 
 
+def scaled(image: Image.Image, edge: int) -> Image.Image:
+    """Return the image with a longer side of `edge`; a long strip is at least a pixel wide, unlike Pillow's own `contain`, which fails."""
+    longest = max(image.size)
+    width, height = (max(1, round(side / longest * edge)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
 def _square(image: Image.Image) -> Image.Image:
     """Return the image in a white square of TILE pixels; a small one is enlarged by an integer factor, so that its pixels stay sharp."""
     rgb = image.convert("RGB")
     factor = TILE // max(rgb.size)
-    if factor >= 2:
-        rgb = rgb.resize((rgb.width * factor, rgb.height * factor), Image.Resampling.NEAREST)
-    else:
-        rgb = ImageOps.contain(rgb, (TILE, TILE), Image.Resampling.LANCZOS)
+    enlarged = (rgb.width * factor, rgb.height * factor)
+    rgb = rgb.resize(enlarged, Image.Resampling.NEAREST) if factor >= 2 else scaled(rgb, TILE)
     canvas = Image.new("RGB", (TILE, TILE), "white")
     canvas.paste(rgb, ((TILE - rgb.width) // 2, (TILE - rgb.height) // 2))
     return canvas

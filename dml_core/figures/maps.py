@@ -85,7 +85,8 @@ def _scatter(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDAr
     if len(others):
         x, y = others.T
         handles.append(axes.scatter(x, y, s=7, linewidths=0, color="#C8C8C8", zorder=1))
-        texts.append(f"{len(np.unique(labels_N)) - len(named)} other classes")
+        num_others = len(np.unique(labels_N)) - len(named)
+        texts.append(f"{num_others} other {'class' if num_others == 1 else 'classes'}")
     figure.legend(handles, [plain_text(text) for text in texts], frameon=False, fontsize="x-small", loc="outside right upper")
 
 

@@ -8,8 +8,9 @@ import io
 from math import ceil
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
+from dml_core.figures.gallery import scaled
 from tasks.scores.figures import Side
 
 COLUMNS = 20
@@ -77,7 +78,7 @@ class Album:
 def _reduced(image: Image.Image, edge: int) -> Image.Image:
     """Return the image in RGB, no side longer than `edge`."""
     image = image.convert("RGB")
-    return image if max(image.size) <= edge else ImageOps.contain(image, (edge, edge), Image.Resampling.LANCZOS)
+    return image if max(image.size) <= edge else scaled(image, edge)
 
 
 def _encoded(thumbnails: list[Image.Image], most_bytes: int, first: int) -> tuple[bytes, int]:

@@ -19,7 +19,7 @@ from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG, new_figure, write_png
 from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
-from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
+from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, scaled, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
 from dml_core.figures.maps import plot_map, principal_components
 from dml_core.figures.mean_ranks import plot_mean_ranks
@@ -201,6 +201,23 @@ def test_a_row_with_fewer_neighbours_is_shorter(tmp_path: Path) -> None:
 def test_long_names_are_told_apart_on_two_lines(name: str, expected: str) -> None:
     assert two_lines(name) == expected
     assert max(map(len, two_lines(name).splitlines())) <= 18
+
+
+def test_a_long_strip_is_drawn_a_pixel_wide(tmp_path: Path) -> None:
+    sizes = [scaled(Image.new("RGB", size), 144).size for size in ((1, 400), (1000, 2), (300, 200), (100, 70))]
+    assert sizes == [(1, 144), (144, 1), (144, 96), (144, 101)]
+    rows = [GalleryRow(Image.new("RGB", (1, 400), "#0000FF"), "a", [])]
+    blue = is_colour(plot_retrieval_gallery(rows, tmp_path / "gallery.png"), "#0000FF")
+    assert np.flatnonzero(blue.any(axis=0)).size == 1
+    assert np.flatnonzero(blue.any(axis=1)).size > 130  # the frame covers the ends
+
+
+def test_the_legend_of_a_map_counts_the_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(Figure, "legend", lambda figure, handles, labels, **_: texts.append(labels[-1]))
+    for num_named in (4, 3):
+        plot_map(*samples(60, 8), tmp_path / "map.png", "map", 0, dict.fromkeys(range(num_named), "a"))
+    assert texts == ["1 other class", "2 other classes"]
 
 
 def test_named_classes_are_coloured_and_the_rest_is_grey(tmp_path: Path) -> None:
