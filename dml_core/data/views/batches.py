@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Box
-from dml_core.data.views.device_decoding import EncodedBatch, EncodedSource, ImageSource, decode_batch, read_encoded
+from dml_core.data.views.device_decoding import EncodedBatch, decode_batch, read_encoded
 from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels, train_pixels
 from dml_core.errors import ConfigError, DmlError
@@ -87,7 +88,7 @@ class Loader:
         device: device of the batches.
     """
 
-    def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
+    def __init__(self, dataset: PackedDataset, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
         self._dataset = dataset
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -146,7 +147,6 @@ class Loader:
         images, indices = loaded
         if isinstance(images, Tensor):
             return images.to(self.device, non_blocking=True), indices
-        assert isinstance(self._dataset, EncodedSource)
         decoded = decode_batch(images, self._dataset, self.device)
         return _stacked(map(view, decoded, images.boxes, images.indices, images.copies), len(indices)), indices
 
@@ -216,7 +216,7 @@ class _Batches(Dataset[Any]):
     User errors are returned, not raised, as a DataLoader would add lines to their message.
     """
 
-    def __init__(self, dataset: ImageSource) -> None:
+    def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, task: _Task) -> Loaded | DmlError:
@@ -231,7 +231,6 @@ class _Batches(Dataset[Any]):
         # An empty shard needs the shape of the others, which image 0 gives.
         shown, again = (indices.tolist(), copies.tolist()) if len(indices) else ([0], [0])
         if view.config.decoder == "nvjpeg":
-            assert isinstance(self.dataset, EncodedSource)
             return read_encoded(self.dataset, shown, again), indices
         dataset = self.dataset
         views = (view(dataset.image(index), dataset.box(index), index, copy) for index, copy in zip(shown, again, strict=True))

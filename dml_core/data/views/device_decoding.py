@@ -6,38 +6,17 @@ compare them bit for bit without a GPU.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from dml_core.data.store.decode import upright
+from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError, DataError, first_line
-
-
-class ImageSource(Protocol):
-    """The part of a dataset that batches need; `PackedDataset` implements it."""
-
-    def image(self, index: int) -> Tensor:
-        """Return the image as decoded on the CPU, uint8 (3, H, W); raise a DataError that names it if it is damaged."""
-
-    def box(self, index: int) -> Box | None:
-        """Return the box (left, top, right, bottom), or None."""
-
-    def expect(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        """Learn which images are needed next; a dataset that has them here does nothing."""
-
-
-@runtime_checkable
-class EncodedSource(ImageSource, Protocol):
-    """The part of a dataset that decoding on a device needs; `PackedDataset` implements it."""
-
-    def encoded(self, index: int) -> tuple[Tensor, int]:
-        """Return a JPEG's bytes, uint8 (num_bytes,), and EXIF orientation; or the upright pixels, uint8 (3, H, W), and 1."""
 
 
 class EncodedBatch(NamedTuple):
@@ -73,15 +52,15 @@ def check_decoder(config: TransformConfig, device: torch.device) -> None:
         )
 
 
-def read_encoded(source: EncodedSource, indices: Sequence[int], copies: Sequence[int]) -> EncodedBatch:
+def read_encoded(dataset: PackedDataset, indices: Sequence[int], copies: Sequence[int]) -> EncodedBatch:
     """Read a batch without decoding its JPEGs."""
-    images, orientations = zip(*(source.encoded(index) for index in indices), strict=True)
+    images, orientations = zip(*(dataset.encoded(index) for index in indices), strict=True)
     data = torch.cat([image.flatten() for image in images])
     shapes = [tuple(image.shape) for image in images]
-    return EncodedBatch(data, shapes, list(orientations), [source.box(index) for index in indices], list(indices), list(copies))
+    return EncodedBatch(data, shapes, list(orientations), [dataset.box(index) for index in indices], list(indices), list(copies))
 
 
-def decode_batch(batch: EncodedBatch, source: EncodedSource, device: torch.device) -> list[Tensor]:
+def decode_batch(batch: EncodedBatch, dataset: PackedDataset, device: torch.device) -> list[Tensor]:
     """Return a batch's images on the device, uint8 (3, H, W), RGB, upright.
 
     Raises:
@@ -89,7 +68,7 @@ def decode_batch(batch: EncodedBatch, source: EncodedSource, device: torch.devic
     """
     parts = torch.split(batch.data, [math.prod(shape) for shape in batch.shapes])
     jpegs = [place for place, shape in enumerate(batch.shapes) if len(shape) == 1]
-    decoded = iter(_decode([parts[place] for place in jpegs], [batch.indices[place] for place in jpegs], source, device))
+    decoded = iter(_decode([parts[place] for place in jpegs], [batch.indices[place] for place in jpegs], dataset, device))
     images = []
     for part, shape, orientation in zip(parts, batch.shapes, batch.orientations, strict=True):
         pixels = next(decoded) if len(shape) == 1 else part.view(shape).to(device, non_blocking=True)
@@ -97,7 +76,7 @@ def decode_batch(batch: EncodedBatch, source: EncodedSource, device: torch.devic
     return images
 
 
-def _decode(jpegs: list[Tensor], indices: list[int], source: ImageSource, device: torch.device) -> list[Tensor]:
+def _decode(jpegs: list[Tensor], indices: list[int], dataset: PackedDataset, device: torch.device) -> list[Tensor]:
     """Decode JPEGs in one call; on an error find the image that causes it, as torchvision does not name it."""
     if not jpegs:
         return []
@@ -110,7 +89,7 @@ def _decode(jpegs: list[Tensor], indices: list[int], source: ImageSource, device
         raise
     except RuntimeError:
         for jpeg, index in zip(jpegs, indices, strict=True):
-            source.image(index)
+            dataset.image(index)
             try:
                 decode_jpeg([jpeg], mode=ImageReadMode.RGB, device=device)
             except RuntimeError as error:
