@@ -30,7 +30,7 @@ from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
 from tasks.tables.file import load_table
 from tasks.tables.judging import compared_columns, compared_epoch
-from tasks.tables.runs import printed_epoch
+from tasks.tables.runs import paper_protocol
 from tasks.tables.smoke import draw_for_smoke
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[s
     table = load_table(spec.table)
     first = compared_columns(table.flat_columns).get(str(spec.column))
     epochs = {other.evaluation.epoch for other in runs if other.table == spec.table}
-    if first is None or spec.evaluation.epoch != compared_epoch(printed_epoch(spec.table), epochs):
+    if first is None or spec.evaluation.epoch != compared_epoch(paper_protocol(spec.table).prints, epochs):
         return None
     alike = [run for run in runs if (run.table, run.column, run.evaluation.epoch) == (spec.table, spec.column, spec.evaluation.epoch)]
     reference = next((run.label for run in alike if run.row == table.reference), None)

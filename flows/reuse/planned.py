@@ -80,9 +80,6 @@ def plan_run(
     """Find the finished steps of a run.
 
     Args:
-        spec: the run.
-        dataset: record of its dataset.
-        state: the project's state folder.
         store: store of the steps' files, which are compared with their hashes.
         code: "keep" to accept a step made by other code, if the present code has made none.
         force: run every step, finished or not.
@@ -126,12 +123,8 @@ def finished_record(
     The folder of a finished step gets the current time.
 
     Args:
-        step: train, embed or evaluate.
-        identity: identity of the step.
-        store: store of its files.
         title: title of the run for the warning.
         inputs: records of the steps that it reads: it must have been made from their files. Without them, from any.
-        warn: log the warning.
 
     Raises:
         NewerFormatError: a newer version of the program wrote the record.

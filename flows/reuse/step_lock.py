@@ -28,10 +28,8 @@ class StepLock:
     """The lock of one submitted step.
 
     Args:
-        step: the step's Prefect task; its result is stored under the identity.
-        of: identity of the step.
+        step: the step's Prefect task; its result is stored under the identity `of`.
         title: title of the run, for messages.
-        services: services of the flow.
         anew: run the step even if it is finished.
 
     Attributes:

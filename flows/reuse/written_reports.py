@@ -16,7 +16,7 @@ from flows.backends import Backends
 from flows.outcomes import Outcome
 from flows.reports import Report, standing_report
 from tasks.environment import Project
-from tasks.file_states import hash_of_states
+from tasks.files import hash_of_states
 from tasks.runs.records import Record
 from tasks.runs.specs import Params
 from tasks.runs.tuned import STANDING

@@ -65,10 +65,6 @@ def add_runs(
     """Add measured and failed runs to a table's result; other processes may add to it at the same time.
 
     Args:
-        project: its state is changed.
-        name: the table.
-        runs: measured runs.
-        failed: failed runs.
         made: git commit of the flow.
         reused: places of runs of which the flow ran no step: the same run in the result, if there is one, keeps its commit.
 
@@ -265,10 +261,7 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
 def _rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredRun, ...]:
     """Return the runs of a table that are finished in the store with the current settings and data; their code may be older.
 
-    Args:
-        project: its store is read; its environment is set.
-        name: the table.
-        damaged: the damaged file. Only the seeds that it names are used, in addition to the first ten.
+    Of the damaged file only the seeds that it names are used, in addition to the first ten.
     """
     named = map(int, _SEED.findall(damaged.read_bytes())) if damaged.is_file() else ()
     seeds = {*range(FIRST_SEEDS), *(seed for seed in named if seed in SEEDS)}

@@ -22,10 +22,7 @@ NUM_CLASSES, NUM_STEPS = 4, 2
 def comparison_times(comparisons: Sequence[Sequence[RunSpec]], counts: Mapping[str, int], scale: ScaleSpec) -> list[Estimate]:
     """Estimate how long each comparison on one dataset takes on this machine, with as many runs at a time as `scale` allows.
 
-    Args:
-        comparisons: their runs; all have one network.
-        counts: number of images of each role.
-        scale: resources that they may use.
+    The runs of all comparisons have one network; `counts` are the images of each role.
 
     Raises:
         ConfigError: the network or a loss cannot be built.

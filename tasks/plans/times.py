@@ -176,15 +176,7 @@ def placement_here(scale: ScaleSpec) -> Placement:
 
 
 def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:
-    """Estimate how long a step of a run takes.
-
-    Args:
-        step: training, or embedding of the scored images.
-        spec: the run.
-        counts: number of images of each role of its dataset.
-        rates: rates measured on this machine.
-        placement: devices and workers it would run on.
-    """
+    """Estimate how long a step of a run takes from rates measured on this machine; `counts` are the images of each role of its dataset."""
     if not counts:
         return Estimate(None, "no time estimate (dataset not prepared)")
     backbone, size = spec.training.model.backbone.name, input_size(spec)

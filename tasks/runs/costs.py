@@ -193,7 +193,6 @@ class Meter:
         """Measure a step; its cost so far stays in the journal until its record is stored.
 
         Args:
-            kind: train, embed or evaluate.
             predicted_seconds: estimate of its working time.
             is_forced: drop the cost of earlier attempts, because nothing of them is used.
             waits: the step waits for free workers first.

@@ -67,11 +67,7 @@ def parse_run_name(text: str) -> RunName | None:
 
 
 def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
-    """Return the finished record of a step, or None. Its files are not checked.
-
-    Args:
-        records: the folder of the records (`tasks.environment.finished_records`).
-        step: "train", "embed" or "evaluate".
+    """Return the finished record of a step in `tasks.environment.finished_records`, or None. Its files are not checked.
 
     Raises:
         DamagedError: the record is damaged, belongs to another step, or names no file.
@@ -107,16 +103,8 @@ def intact_record(step: str, identity: str) -> StepRecord | None:
 def finished_scores(folder: Path, *, trained: str, embedded: str, scored: str) -> dict[str, float] | None:
     """Return a run's scores from their file in `folder`, whose hash must match the record.
 
-    If this machine has no record, as for a run that another machine left in a bucket, any readable file is accepted.
-
-    Args:
-        folder: the folder of the evaluation.
-        trained: identity of the training.
-        embedded: identity of the embeddings.
-        scored: identity of the evaluation.
-
-    Returns:
-        The scores; None if there is no file, or if it is of a former network, because a forced run trained again and has not scored yet.
+    If this machine has no record, as for a run that another machine left in a bucket, any readable file is accepted. None if there is no
+    file, or if it is of a former network, because a forced run trained again and has not scored yet.
 
     Raises:
         StoreError: the file or the record of the evaluation is damaged.

@@ -415,12 +415,7 @@ def standing_runs(
     overrides: Sequence[str] = (),
     whole: bool = False,
 ) -> dict[str, list[RunSpec]]:
-    """Return dataset -> the comparison's runs on it; with the default datasets, variants and seeds if none are given.
-
-    Args:
-        params, overrides: as in `comparison_runs`.
-        datasets, variants, seeds: which runs.
-        whole: if none are given, use all variants and seeds.
+    """Return dataset -> the comparison's runs on it. What is not given has its default: of variants and seeds all, if `whole`.
 
     Raises:
         ConfigError: as `comparison_runs`, a dataset is given twice, or an override has no effect on a dataset.
@@ -446,12 +441,7 @@ def standing_runs(
 
 
 def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
-    """Return a line for each override that is itself overridden for some of these runs, which names their variants.
-
-    Args:
-        params, overrides: as in `standing_runs`.
-        runs: what it returned.
-    """
+    """Return a line for each override that is itself overridden for some of `standing_runs`, which names their variants."""
     lines = []
     for setting, (dataset, specs) in product(overrides, runs.items()):
         by_place: dict[str, list[str]] = {}
@@ -530,9 +520,7 @@ def comparison_runs(
     """Return the comparison's runs on one dataset, in the order of `params.yaml`, filtered by `variants` and `seeds`.
 
     Args:
-        params: the parameters, with the overrides applied.
-        dataset, variants, seeds: which runs.
-        overrides: the applied overrides, for the runs' comparison title.
+        overrides: those applied to `params`, for the runs' comparison title.
         tuned: apply the settings that a search found to the variants that request them.
 
     Raises:

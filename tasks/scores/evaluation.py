@@ -29,7 +29,6 @@ def evaluate_run(
     """Score a run's embeddings.
 
     Args:
-        config: evaluation settings.
         seed: seed of k-means.
         history: the training steps, with the Recall@1 that was measured while training.
         embeddings: folder of the extracted embeddings.

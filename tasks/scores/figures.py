@@ -78,12 +78,9 @@ def draw_figures(
 
     Args:
         queries: the queries; the gallery itself if there are no separate queries.
-        gallery: the searched images.
         metric: for the similarities.
         seed: for every random draw.
         title: name of the run and its score.
-        history: the training steps.
-        folder: output folder of the PNG files.
 
     Raises:
         EvaluationError: the embeddings cannot be drawn.
@@ -149,7 +146,6 @@ def rows_to_draw(is_found: NDArray[np.bool_], labels: NDArray[Any], seed: int) -
     Args:
         is_found: (L,) whether the nearest neighbour of each sampled query is correct.
         labels: (L,) classes of the sampled queries.
-        seed: for the draw.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     right, wrong = (_of_different_classes(order[is_found[order] == is_right], labels) for is_right in (True, False))

@@ -37,9 +37,7 @@ def measure_run(
 
     Args:
         measurements: name -> options.
-        training, seed, title: those of the run.
-        dataset: the packed dataset's folder.
-        trained, embeddings: folders of the run's checkpoint and of its embeddings.
+        dataset, trained, embeddings: folders of the packed dataset, of the run's checkpoint and of its embeddings.
         facts: those of the training.
         folder: where the run's scores are stored.
         epoch: epoch whose weights made the embeddings and are loaded.

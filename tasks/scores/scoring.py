@@ -34,8 +34,6 @@ def score_files(files: Files, config: EvaluationConfig, stream: bool, approximat
     """Return metrics of the embeddings in `files`.
 
     Args:
-        files: paths of the embeddings and labels.
-        config: evaluation settings.
         stream: keep only one shard of the gallery and one of the queries in memory; computes only the retrieval metrics.
         approximation: index to search, also shard by shard; computes only Recall@K and the index's recall. None: exact search.
 

@@ -3,7 +3,7 @@
 A published value is one run. It is *compatible* with the measured runs if it is inside the 95 % prediction interval of one more run,
 mean ± t s sqrt(1 + 1/n), with n seeds, their standard deviation s and t with n - 1 degrees of freedom (Hahn and Meeker, Statistical
 Intervals, 1991); otherwise the measured runs are *above* or *below* it. If the paper chose its epoch on the test classes, the judged runs
-chose theirs the same way (`tasks.tables.runs.printed_epoch`). Equality of the *mean* and the published value p within a tolerance is a
+chose theirs the same way (`Protocol.prints`). Equality of the *mean* and the published value p within a tolerance is a
 separate statement: the 90 % interval of the mean is inside p ± tolerance (two one-sided tests at 0.05, Schuirmann 1987). A share of few
 queries takes few values, so both intervals have a minimum width (`judge`).
 

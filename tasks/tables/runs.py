@@ -116,7 +116,6 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
 
     Args:
         name: `<paper>/<file>`.
-        table: its file.
         choice: filters; names that the table does not have are ignored, and a row that is named must be one that is run. A row runs on the
             datasets on which the table has it, and on any dataset that is named with it.
         left_out: receives a line for every row that has no run.
@@ -229,7 +228,6 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
 
     Args:
         table: `<paper>/<file>`.
-        row: a row that is run.
         dataset: name in the table's columns.
         variant: variant of the protocol; by default the row's first. `tuned` is the first with the settings found by `dml tune`.
         tuned: these settings; only the variant `tuned` needs them.
@@ -276,16 +274,9 @@ def cached_protocol(name: str) -> Protocol:
     return _read_protocol(name, protocols.TABLES)
 
 
-def printed_epoch(name: str) -> Epoch:
-    """Return the epoch of a table's published values, as stated by the protocol of its paper."""
-    paper = name.partition("/")[0]
-    return cached_protocol(paper).prints if paper in protocols.protocol_names() else "last"
-
-
-def independent_figures(name: str) -> str | None:
-    """Return the findings about re-evaluations by others, for rows without an independent value; None for the project's own tables."""
-    paper = name.partition("/")[0]
-    return cached_protocol(paper).independent if paper in protocols.protocol_names() else None
+def paper_protocol(table: str) -> Protocol:
+    """Return the protocol of a table's paper."""
+    return cached_protocol(table.partition("/")[0])
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
@@ -307,31 +298,14 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
-    protocol = cached_protocol(name.partition("/")[0])
-    return parse_overridden(EvaluationConfig, f"{name}: evaluation", protocol.evaluation, table.evaluation, values)
-
-
-def project_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> str:
-    """Return the project's name of a table's dataset.
-
-    A column that names no reader names a dataset of the project itself.
-
-    Args:
-        params: the project's parameters.
-        dataset: name in the table's columns.
-        options: options that the table requests. Only a request for a split by image gets a dataset whose test classes are trained on.
-
-    Raises:
-        ConfigError: the project has no such dataset, and the error says what to add; or it has several.
-    """
-    named = named_dataset(params, dataset, options)
-    if named is None:
-        raise ConfigError(not_in_params({dataset: options}))
-    return named
+    return parse_overridden(EvaluationConfig, f"{name}: evaluation", paper_protocol(name).evaluation, table.evaluation, values)
 
 
 def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> str | None:
-    """Return the dataset named after the reader, or the only one that it reads; None if there is none. Arguments as for `project_dataset`.
+    """Return the project's name of a dataset of a table's columns: the one named after the reader, or the only one that it reads, or None.
+
+    A column that names no reader names a dataset of the project itself. Only a request for a split by image (in `options`, which the
+    dataset must have) gets a dataset whose test classes are trained on.
 
     Raises:
         ConfigError: several datasets match, and none has the reader's name.

@@ -53,7 +53,7 @@ def widest(scores: Scores, points: float, reference: str | None = None, num_quer
 
     Args:
         scores: system -> seed -> score, in per cent.
-        points: requested half-width, in percentage points.
+        points: requested half-width.
         reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
         num_queries: number of queries of which the scores are the share found; None for other scores.
     """

@@ -17,7 +17,7 @@ from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
 from tasks.tables.present import is_of_other_code
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import belongs, independent_figures, printed_epoch
+from tasks.tables.runs import belongs, paper_protocol
 from tasks.tables.shown import (
     EPOCH_NOTES,
     VERDICTS,
@@ -50,7 +50,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
             are shown and named if their line has no run with the present ones.
     """
     result, left_out = comparable(result, today)
-    epoch = printed_epoch(name)
+    protocol = paper_protocol(name)
+    epoch = protocol.prints
     rows = tuple(_row(name, table, row, result, waiting or {}) for row in table.rows)
     lines = [line for row in rows for line in row.lines]
     columns = _columns(table, lines)
@@ -66,7 +67,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         tolerances=_tolerances(table),
         unresolved=tuple(_unresolved(table)),
         claims=claims,
-        independent=independent_figures(name),
+        independent=protocol.independent,
         judged_epoch=epoch,
         own_data=_counted({*table.datasets} - table.stand_ins.keys(), columns, rows, claims),
         stand_in=_counted({*table.stand_ins}, columns, rows, claims),
@@ -246,7 +247,7 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
         first = {dataset: first_with.setdefault((dataset, settings), variant) for dataset, settings in _settings(of_line)}
         same_as = {dataset: other for dataset, other in first.items() if other != variant}
         # published values apply neither to the common track nor to other epochs
-        printed = row.published if variant != COMMON and epoch == printed_epoch(name) else (None,) * len(row.published)
+        printed = row.published if variant != COMMON and epoch == paper_protocol(name).prints else (None,) * len(row.published)
         line = ShownLine(
             variant=variant,
             epoch=epoch,

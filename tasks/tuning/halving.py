@@ -55,7 +55,6 @@ def search(
     """Search a space.
 
     Args:
-        space: search space.
         guesses: settings to try first, beginning with the row's own.
         num_trials: number of settings to try, including guesses but not extensions of ranges.
         draw: name and seed of the search.

@@ -55,7 +55,6 @@ def propose(
     """Propose settings for the next trials, different from those of all earlier trials.
 
     Args:
-        space: search space.
         past: all earlier trials, scored on the same pairs.
         draw: name and seed of the search, which seed the random draws.
         round_number: the round, from 0.

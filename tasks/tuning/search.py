@@ -28,7 +28,7 @@ from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import at_scale, belongs, project_dataset, runs_of_tables
+from tasks.tables.runs import at_scale, belongs, named_dataset, not_in_params, runs_of_tables
 from tasks.tuning.halving import METHOD, SearchResult
 from tasks.tuning.space import Params, Space, changed_settings, lay_over, nested, own_value, published_options, row_space
 
@@ -192,10 +192,8 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     """Plan the searches of a row, one for each of its datasets or of the named ones. Imports torch and the row's loss.
 
     Args:
-        params: the project's parameters.
         name: `<paper>/<table>/<row>`.
         datasets: names in the table's columns.
-        folds, seed, metric: settings of the search.
 
     Raises:
         ConfigError: unknown table, row, dataset or metric; too large a seed; a row that is not run or has nothing to search.
@@ -226,7 +224,10 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
 
 def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, column: str, folds: int, seed: int, metric: str) -> Search:
     own = _own_run(params, table_name, row, column)
-    dataset = project_dataset(params, column, table.dataset_options(column))
+    options = table.dataset_options(column)
+    dataset = named_dataset(params, column, options)
+    if dataset is None:
+        raise ConfigError(not_in_params({column: options}))
     spec = params.datasets[dataset]
     if parse_dataset(spec.reader, spec.options).shares_classes:
         raise ConfigError(
@@ -269,11 +270,7 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
 def tuned_file(
     search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str], requested_trials: int
 ) -> TunedFile:
-    """Return the file of a search: the winner's settings if confirmed, every trial, and how the search was made.
-
-    `name` is the search's identity, `dataset` has its training rows, and `tags` name the commit of the code. `requested_trials` are those
-    of `--trials`.
-    """
+    """Return the file of a search (`TunedFile`); `name` is its identity, `dataset` has its training rows, `tags` the commit of the code."""
     winner = result.winner
     return TunedFile(
         table=search.table,

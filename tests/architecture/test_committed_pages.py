@@ -18,7 +18,7 @@ from tasks.sealed import read_sealed
 from tasks.tables.file import load_table, table_names
 from tasks.tables.judging import compare_lines, rank_lines
 from tasks.tables.result import RESULT, TableResult
-from tasks.tables.runs import printed_epoch
+from tasks.tables.runs import paper_protocol
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import compared_lines, shown_table
 from tests.conftest import ROOT
@@ -64,7 +64,7 @@ def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: st
         assert cell.half_width == (None if half_width is None else pytest.approx(half_width)), AGAIN.format(name)
     said = [
         found.sentence
-        for found in compare_lines(shown.columns, *compared_lines(shown.rows, load_table(name).reference, printed_epoch(name)))
+        for found in compare_lines(shown.columns, *compared_lines(shown.rows, load_table(name).reference, paper_protocol(name).prints))
     ]
     assert [found.sentence for found in shown.comparisons] == said, AGAIN.format(name)
 
@@ -90,7 +90,7 @@ def test_a_page_has_the_values_of_the_committed_runs(path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_ranks_its_values_as_today_s_statistics_do(name: str) -> None:
     shown = page(name)
-    ranking = rank_lines(shown.columns, compared_lines(shown.rows, None, printed_epoch(name))[0])
+    ranking = rank_lines(shown.columns, compared_lines(shown.rows, None, paper_protocol(name).prints)[0])
     assert (shown.ranking and shown.ranking.sentence) == (ranking and ranking.sentence), AGAIN.format(name)
 
 

@@ -37,7 +37,7 @@ TABLE = parse(
 
 
 def shown(*runs: MeasuredRun, file: TableFile = TABLE, **result: Any) -> ShownTable:
-    return shown_table("paper/table1", file, TableResult(name="paper/table1", runs=runs, **result))
+    return shown_table("project/table1", file, TableResult(name="project/table1", runs=runs, **result))
 
 
 def test_measured_values_are_below_published_ones() -> None:
@@ -64,15 +64,15 @@ def test_a_row_without_published_values_has_no_line_for_them() -> None:
         at = [line[0] for line in found].index("Row run")
         assert found[at][1:] == ["ours, 1 seed", "50.0", "-"]
         assert [line for line in found if line[0] == "Row not-run"] == [["Row not-run", "not run", "", ""]]
-    assert remark_lines(table)[-1] == "Row not-run: not run: start it with dml reproduce paper/table1 --row not-run"
+    assert remark_lines(table)[-1] == "Row not-run: not run: start it with dml reproduce project/table1 --row not-run"
 
 
 def test_the_markdown_has_tolerances_and_notes() -> None:
     page = as_markdown(shown())
-    assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
+    assert page.startswith("# project/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
     assert "\n\nOurs is best.\n" in page
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
-    assert "\n- Ours: not run: start it with dml reproduce paper/table1\n" in page
+    assert "\n- Ours: not run: start it with dml reproduce project/table1\n" in page
     assert "- Tolerance of every column: 1 (one run)." in page
     assert page.endswith("Ours: with a note.\n")
 
@@ -109,10 +109,10 @@ def test_the_detectable_difference_follows_the_conclusions() -> None:
 
 def test_the_note_describes_the_table_and_its_progress() -> None:
     note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(3)]))
-    assert note.startswith("paper/table1, page 3 of the paper: Two birds.")
+    assert note.startswith("project/table1, page 3 of the paper: Two birds.")
     assert "The paper states: Ours is best." in note
     assert "Measured on the paper's datasets: 1 of 1 rows, 1 of them in part. Verdicts on published values: 1 compatible." in note
-    assert "`dml reproduce paper/table1`" in note
+    assert "`dml reproduce project/table1`" in note
 
 
 def test_a_published_value_counts_once_for_variants_with_the_same_settings() -> None:

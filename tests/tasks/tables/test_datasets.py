@@ -11,7 +11,7 @@ from tasks.plans.needs import check_tables
 from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import chosen_runs, named_dataset, not_in_params, project_dataset, runs_of
+from tasks.tables.runs import chosen_runs, named_dataset, not_in_params, runs_of
 from tasks.tables.smoke import draw_for_smoke
 
 ROOT = Path(__file__).parents[3]
@@ -31,13 +31,13 @@ def having(params: Params, **datasets: DatasetSpec) -> Params:
 
 @pytest.mark.parametrize(("options", "found"), [({}, "digits"), (BY_IMAGE, "split")])
 def test_the_one_that_is_split_as_the_table_asks(options: dict[str, Any], found: str, params: Params) -> None:
-    assert project_dataset(having(params, digits=BY_CLASS, split=SPLIT), "mnist", options) == found
+    assert named_dataset(having(params, digits=BY_CLASS, split=SPLIT), "mnist", options) == found
 
 
 def test_the_project_s_own_fashion_mnist_is_there_in_both_splits(params: Params) -> None:
-    assert project_dataset(params, "fashion_mnist", {}) == "fashion-mnist"
+    assert named_dataset(params, "fashion_mnist", {}) == "fashion-mnist"
     for name in FIGURES:
-        assert project_dataset(params, "fashion_mnist", load_table(name).dataset_options("fashion_mnist")) == "fashion-mnist-by-image"
+        assert named_dataset(params, "fashion_mnist", load_table(name).dataset_options("fashion_mnist")) == "fashion-mnist-by-image"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_another_split_is_none_and_what_to_add_is_one_line(
 
 def test_two_that_fit_are_refused(params: Params) -> None:
     with pytest.raises(ConfigError, match="datasets one, two are all read by 'mnist'; rename the tables' one to 'mnist'"):
-        project_dataset(having(params, one=SPLIT, two=SPLIT), "mnist", BY_IMAGE)
+        named_dataset(having(params, one=SPLIT, two=SPLIT), "mnist", BY_IMAGE)
 
 
 def test_a_class_disjoint_dataset_is_refused_for_a_figure_on_all_digits(params: Params) -> None:

@@ -92,7 +92,7 @@ def _both(make: Callable[..., Any], seeds: Sequence[int]) -> list[Any]:
 
 
 def _shown(seeds: Sequence[int], file: TableFile) -> list[str]:
-    found = shown_table("x/table1", file, TableResult(name="x/table1", runs=tuple(_both(_measured, seeds))))
+    found = shown_table("project/table1", file, TableResult(name="project/table1", runs=tuple(_both(_measured, seeds))))
     return [str(found.rows[0].lines[0].cells[0]), *found.conclusions]
 
 
@@ -104,7 +104,7 @@ MEANS: dict[str, Callable[[Sequence[int]], Any]] = {
     "dml compare": lambda seeds: compare_published("d", _both(_published, seeds)),
     "what MLflow has": lambda seeds: comparable_runs("d", _both(_published, seeds), UNKNOWN),
     "a table's cells": lambda seeds: _shown(seeds, table()),
-    "a table's claims": lambda seeds: judge_claims(table(), TableResult(name="x/table1", runs=tuple(_both(_measured, seeds)))),
+    "a table's claims": lambda seeds: judge_claims(table(), TableResult(name="project/table1", runs=tuple(_both(_measured, seeds)))),
 }
 
 

@@ -38,7 +38,7 @@ FILE = {
 
 def shown(*runs, file=FILE, waiting=None, today=UNKNOWN, **result) -> ShownTable:
     return shown_table(
-        "paper/table1", parse(TableFile, file, "table"), TableResult(name="paper/table1", runs=runs, **result), waiting, today
+        "project/table1", parse(TableFile, file, "table"), TableResult(name="project/table1", runs=runs, **result), waiting, today
     )
 
 
@@ -183,9 +183,9 @@ def test_an_unmeasured_row_has_a_reason():
     assert found["wide"].waits == {"cub200": "cub200 is not here"}
     assert (found["ours"].status, found["ours"].waits) == (
         "partly measured",
-        {"sop": "start it with dml reproduce paper/table1 --dataset sop"},
+        {"sop": "start it with dml reproduce project/table1 --dataset sop"},
     )
-    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce paper/table1"
+    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce project/table1"
     assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
