@@ -189,12 +189,12 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
             raise yaml.YAMLError(f"an integer of more than 64 bits{node.start_mark}")
         return value
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        counts = Counter(repr(self.construct_object(key, deep=True)) for key, _ in node.value)
-        for key, count in counts.items():
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        for key, count in Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)).items():
             if count > 1:
-                raise yaml.YAMLError(f"key {key} is written twice{node.start_mark}")
-        return super().construct_mapping(node, deep=deep)
+                raise yaml.YAMLError(f"key '{key[1]}' is written twice{node.start_mark}")
+        return node
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:

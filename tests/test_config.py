@@ -95,6 +95,12 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_name(tmp_path: Path) -> No
     assert read_yaml(path) == {"a": 1}
 
 
+def test_merge_keys_take_another_mappings_settings() -> None:
+    text = "small: &s {x: 1, y: 2}\na: {deep: &d {<<: *s, y: 3}}\nb: {<<: *d, z: 4}\nc: {<<: [*s, *d]}\n"
+    deep = {"x": 1, "y": 3}
+    assert read_value(text, "x") == {"small": {"x": 1, "y": 2}, "a": {"deep": deep}, "b": deep | {"z": 4}, "c": {"x": 1, "y": 2}}
+
+
 def test_half_a_character_of_the_command_line_is_refused() -> None:
     with pytest.raises(ConfigError, match="not readable as YAML"):
         read_value(b"a\xff".decode(errors="surrogateescape"), "--set x")
