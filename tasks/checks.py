@@ -174,8 +174,8 @@ def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
         if decoder == "nvjpeg" and scale.device == "cpu":
             raise ConfigError(f"{run.where}: transform.decoder is 'nvjpeg', which needs a GPU, but scale.device is cpu; change one of them")
         if (decoder == "nvjpeg" or scale.device == "cuda") and not num_gpus():
-            setting = "transform.decoder: nvjpeg" if decoder == "nvjpeg" else "scale.device: cuda"
-            remedy = "decoder: cpu" if decoder == "nvjpeg" else "device: auto"
+            needs_decoder = ("transform.decoder: nvjpeg", "decoder: cpu")
+            setting, remedy = needs_decoder if decoder == "nvjpeg" else ("scale.device: cuda", "device: auto")
             raise ConfigError(f"{run.where}: {setting} needs a GPU, and torch finds none; check nvidia-smi, or set {remedy}")
 
 
@@ -281,12 +281,10 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
         if memory is not None and memory.size < num_first:
             raise ConfigError(f"cross_batch_memory: size {memory.size} is less than a batch of {num_first}: raise it")
     if not sizes.has_tested:
-        for setting, scores_test, remedy in (
-            ("recall_every_epochs", run.training.recall_every_epochs is not None, "set it to null"),
-            ("keep_epochs: oracle", "oracle" in run.training.keep_epochs, "remove oracle"),
-        ):
-            if scores_test:
-                raise ConfigError(f"{setting} scores test images, and the dataset has none: {remedy}")
+        if run.training.recall_every_epochs is not None:
+            raise ConfigError("recall_every_epochs scores test images, and the dataset has none: set it to null")
+        if "oracle" in run.training.keep_epochs:
+            raise ConfigError("keep_epochs: oracle scores test images, and the dataset has none: remove oracle")
     largest = run.evaluation.recall_at[-1]
     if largest > sizes.num_retrieved:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")

@@ -25,8 +25,7 @@ from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import DataError, first_line
 from dml_core.files import write_errors
 from tasks.environment import Project
-from tasks.file_states import hash_of_states, last_change
-from tasks.files import check_output, write_whole
+from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, load_params
@@ -45,12 +44,9 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
 
 
 def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Fetch the missing raw files of a dataset; existing files stay unchanged.
+    """Fetch the missing raw files of a dataset, from its mirror first if it names one; existing files stay unchanged.
 
-    Args:
-        project: project that contains the raw folder.
-        spec: the dataset; if it names a mirror, files missing from `raw` are first copied from there.
-        progress: called with (bytes done, total bytes) of each file that is downloaded.
+    `progress` is called with (bytes done, total bytes) of each file that is downloaded.
 
     Raises:
         DataError: files are missing and have to be obtained by hand; the message says how.

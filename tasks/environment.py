@@ -64,10 +64,7 @@ class Project:
 
 
 def find_project(*starts: Path) -> Project:
-    """Return the project around a folder, with the servers of its local stack if that is up.
-
-    Args:
-        *starts: folders; the first one in or below a project determines it. By default the working directory.
+    """Return the project around the first folder that is in one, by default the working directory, with the servers of its local stack.
 
     Raises:
         ConfigError: no `params.yaml` here or above, a state folder whose name cannot be part of a database address, a store that is

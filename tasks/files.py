@@ -1,5 +1,7 @@
-"""Small files that other processes read: written atomically; damaged ones are renamed and never overwritten."""
+"""Small files that other processes read, written atomically; and the state of files as the file system tells it."""
 
+import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dml_core.errors import ConfigError
@@ -48,3 +50,33 @@ def write_output(path: Path, text: str) -> None:
 def files_set_aside(folder: Path) -> list[Path]:
     """Return the files in `folder` and below that `dml_core.files.set_aside` renamed, sorted."""
     return sorted(folder.rglob(f"*{SET_ASIDE}[0-9]*"))
+
+
+def hash_of_states(paths: Iterable[Path], text: str = "") -> str | None:
+    """Return a hash of a text and of the path, size, time of change and inode of each file at or below `paths`; None if one is missing."""
+    digest = hashlib.sha256(text.encode())
+    try:
+        for file in _inside(paths):
+            if not file.is_dir():
+                state = file.stat()
+                digest.update(f"{file} {state.st_size} {state.st_mtime_ns} {state.st_ino}\n".encode())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def last_change(paths: Iterable[Path]) -> int:
+    """Return when a file or folder at or below `paths` last changed in content, name or owner, in nanoseconds.
+
+    Raises:
+        OSError: one is missing.
+    """
+    return max(path.stat().st_ctime_ns for path in _inside(paths))
+
+
+def _inside(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield paths and all below them, without compiled Python."""
+    for path in paths:
+        yield path
+        if path.is_dir():
+            yield from (inner for inner in sorted(path.rglob("*")) if "__pycache__" not in inner.parts)

@@ -75,11 +75,7 @@ class Usage:
 
 
 def find_unused(project: Project, days: float) -> Usage:
-    """Find the finished steps in the project's store that nothing references. The environment is set.
-
-    Args:
-        project: project whose tables, MLflow, outbox and parameters are read.
-        days: steps touched within this many days are kept.
+    """Find the finished steps in the project's store that nothing references and that are older than `days`. The environment is set.
 
     Raises:
         ConfigError: the store is not in the state folder, or the parameters are wrong.

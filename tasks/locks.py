@@ -18,11 +18,7 @@ RUNNING = ".running-"
 
 
 class FileLock:
-    """A lock for one holder; another holder, in this process or elsewhere, creates its own object with the same path.
-
-    Args:
-        path: the lock's file; created with its folder if missing.
-    """
+    """A lock for one holder; another one, in this process or elsewhere, creates its own object with the same path (created if missing)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

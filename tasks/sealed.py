@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from dml_core.errors import StoreError
@@ -106,7 +106,7 @@ def parse_sealed(path: Path, data: str | bytes, kind: TypeAdapter[Content]) -> C
         return kind.validate_json(unseal(data))
     except NewerFormatError as error:
         raise NewerFormatError(f"{path}: {error}") from None
-    except (ValueError, ValidationError):
+    except ValueError:  # pydantic's too
         raise DamagedError(f"{path}: damaged") from None
 
 

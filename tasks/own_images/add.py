@@ -63,8 +63,6 @@ def add_images(
     """Write a dataset of a user's images into `params.yaml`, with settings that fit them.
 
     Args:
-        project: project that gets the dataset.
-        name: the new dataset's name.
         path: the folder, or the list (CSV or Parquet) of a manifest.
         reader: "folder" or "manifest"; None detects it from `path`.
         progress: called with (images checked, total images).

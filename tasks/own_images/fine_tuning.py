@@ -45,12 +45,7 @@ def pretrained_backbone(name: str, weights: Path | None) -> BackboneConfig:
 
 
 def fine_tuning_settings(protocol: dict[str, Any], report: "CheckReport", backbone: BackboneConfig) -> dict[str, Any]:
-    """Return a dataset's settings in the comparison.
-
-    Args:
-        protocol: `comparison.protocol` as written in the file.
-        report: the check of the images.
-        backbone: with its weights.
+    """Return a dataset's settings in the comparison, with the sampler of `protocol` (`comparison.protocol` as written in the file).
 
     Raises:
         ConfigError: a setting of the protocol is invalid, or nothing is known of the images that the backbone was trained on.

@@ -24,7 +24,6 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
     """Add a published dataset to the project and write its block into `params.yaml`; the archive is not moved.
 
     Args:
-        project: project that gets the dataset.
         name: the dataset's reader, which is its name in the papers' tables.
         path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder with the files, which is used in place.
         is_part: True for a part of the dataset: the archive's checksum and the counts are not compared with the published ones.

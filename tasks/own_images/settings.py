@@ -18,11 +18,7 @@ _MAX_EPOCHS = 60
 
 
 def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """Return a dataset's settings in the comparison, without those that equal the protocol's.
-
-    Args:
-        protocol: `comparison.protocol` as written in the file.
-        report: the check of the images.
+    """Return a dataset's settings in the comparison, without those that equal `protocol` (`comparison.protocol` as written in the file).
 
     Raises:
         ConfigError: a setting of the protocol is invalid.

@@ -30,8 +30,7 @@ class ImageCache:
     Args:
         root: folder of all datasets' caches on this machine.
         name: the dataset's folder in it.
-        num_images: images of the dataset.
-        num_bytes: bytes of all its images, the most that it needs.
+        num_bytes: bytes of all the dataset's images, the most that it needs.
         max_bytes: bound on the files of all datasets in `root`. Other datasets that no process uses make room, least recently used first.
 
     Raises:

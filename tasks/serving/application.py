@@ -117,13 +117,7 @@ class Problem(BaseModel):
 
 
 def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
-    """Return the application, which must be put behind a `Guard`.
-
-    Args:
-        served: facts about what is served.
-        replicas: what computes the answers.
-        has_token: whether the guard requires a token; if so, the OpenAPI description has a security scheme.
-    """
+    """Return the application, which must be put behind a `Guard`; if that requires a token, OpenAPI's description has a security scheme."""
     app = FastAPI(
         title="dml serve",
         description="Embeddings of images, and the images of an index that are nearest to them.",

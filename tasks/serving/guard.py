@@ -33,7 +33,6 @@ class Guard:
     """An ASGI application that checks requests before another one.
 
     Args:
-        app: application to protect.
         token: token that requests must contain (`Authorization: Bearer ...`), or None.
         hosts: host names that requests may use, or None for any: on loopback this blocks pages of other sites whose name was made to
             resolve to this machine.

@@ -26,14 +26,10 @@ CHECK_SECONDS = 5.0
 
 
 class RayReplica(Replica):
-    """A replica in a process of Ray, which opens network and index itself.
+    """A replica in a process of Ray, which opens network and index itself, from their folders.
 
     Args:
-        model: folder of the network.
-        index: folder of the index, or None.
         versions: identity of the network, hash of its weights and version of the index that the service was started with.
-        num_threads: decoder threads.
-        max_batch: maximum number of images per forward pass.
         on_loopback: whether Ray runs only on this machine and must not be reachable from others.
 
     Raises:

@@ -73,8 +73,6 @@ class Replica:
     """One copy of the network, with the index mapped into memory.
 
     Args:
-        model: the network.
-        index: index of the network's embeddings, or None.
         num_threads: decoder threads; network and search use OMP_NUM_THREADS.
         max_batch: maximum number of images per forward pass.
 
@@ -97,13 +95,7 @@ class Replica:
         self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
 
     async def answer(self, images: Sequence[bytes], k: int, with_thumbnails: bool) -> Answer:
-        """Embed a request's images, or find each one's neighbours.
-
-        Args:
-            images: encoded files, checked against the limits.
-            k: neighbours of each; 0 for the embeddings.
-            with_thumbnails: whether hits include their pictures.
-        """
+        """Embed a request's encoded images, which are checked against the limits, or with k > 0 find each one's k nearest neighbours."""
         loop = asyncio.get_running_loop()
         decoding = [
             loop.run_in_executor(self._decoders, self._model.view, data, None, f"image {number}") for number, data in enumerate(images, 1)
@@ -123,13 +115,7 @@ class Replica:
         return Answer(hits=hits, batch_sizes=batch_sizes)
 
     async def neighbours(self, position: int, k: int, with_thumbnails: bool) -> Answer:
-        """Find the neighbours of an item of the index, without the item, by its stored vector.
-
-        Args:
-            position: position of the item, 0 to N - 1.
-            k: number of neighbours; fewer if the index has fewer other items.
-            with_thumbnails: whether hits include their pictures.
-        """
+        """Find the k neighbours (fewer in a smaller index) of the index's item at a position, without the item, by its stored vector."""
         assert self._index is not None
         vectors_1D = self._index.vectors_ND[position : position + 1]
         loop = asyncio.get_running_loop()

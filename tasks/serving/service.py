@@ -52,10 +52,7 @@ def run_service(
 
     Args:
         folder: folder of the network; replicas on Ray open it again.
-        model: the network.
-        index: the index, or None.
-        host: address to listen at.
-        port: port to listen at; 0 means any free one.
+        port: 0 means any free one.
         num_replicas: copies of the network; None is one per GPU, or one.
         max_batch: maximum number of images per forward pass; 1 disables batching.
         token: token that requests must contain, or None.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import requests
 
 from dml_core.errors import ConfigError, DmlError
 from tasks import environment
@@ -293,8 +294,6 @@ def _answers(stack: Stack, name: str) -> bool:
         return environment.answers(address)
     if health.startswith("exec "):
         return subprocess.run(shlex.split(health)[1:], capture_output=True, check=False).returncode == 0
-    import requests
-
     try:
         return bool(requests.get(f"http://{address}{health}", timeout=ASK_SECONDS).ok)
     except requests.RequestException:

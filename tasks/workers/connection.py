@@ -23,11 +23,7 @@ class RayGoneError(TrainingError):
 def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
 
-    A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once.
-
-    Args:
-        scale: limits set by the parameters.
-        num_runs: how many runs there are to train; None if unknown.
+    A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once. `num_runs` is as in `choose`.
 
     Raises:
         TrainingError: Ray does not start or cannot be reached (`RayGoneError`), or lacks the device that was requested by name.

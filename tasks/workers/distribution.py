@@ -22,7 +22,7 @@ def spread(work: Callable[[ShareT, ItemT], ResultT], shared: ShareT, items: Iter
     Args:
         work: importable on every node, with all it uses.
         shared: data for all parts, sent to a node once.
-        items: small items, taken when there is room for them.
+        items: small, and taken when there is room for them.
 
     Raises:
         DmlError: a part raised it.

@@ -81,10 +81,7 @@ class WorkerGroup:
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
         """Have the workers do a job, and return its facts: device, num_workers, runs_per_gpu, seconds, attempts.
 
-        Args:
-            job: the job.
-            watch: receives every progress message.
-            spent: receives about twice a second what the workers have used.
+        `watch` receives every progress message, `spent` about twice a second what the workers have used.
 
         Raises:
             TrainingError: the job failed, or more than `scale.max_failures` groups ended.
@@ -274,8 +271,7 @@ class WorkerGroup:
     def _kill(self, patience: float) -> None:
         """Kill the group's controller, with which its workers end, and the board; threads that wait for them receive an error.
 
-        Args:
-            patience: seconds to wait for the start of the controller.
+        A controller that has not started yet is waited for, `patience` seconds at most.
         """
         import ray
 

@@ -22,10 +22,8 @@ class Workers:
     """The worker groups of a flow: one per concurrent run, each started when first needed.
 
     Args:
-        scale: limits on groups, workers per group and devices.
         folder: folder for Ray Train's own state.
         say: receives one line on the placement, once Ray has started.
-        starts: announces and measures the starts of Ray and of workers.
     """
 
     def __init__(self, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:

@@ -31,11 +31,7 @@ class Terminal(Console):
 
 
 class ProgressDisplay:
-    """Shows every run's steps, messages and end; thread-safe. `close` removes the bars.
-
-    Args:
-        console: output; by default standard error.
-    """
+    """Shows every run's steps, messages and end, by default on standard error; thread-safe. `close` removes the bars."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Terminal()
@@ -90,13 +86,7 @@ class ProgressDisplay:
             self._console.print(f"{title}: {where}", markup=False, soft_wrap=True)
 
     def finished(self, title: str, trained: bool, line: str | None) -> None:
-        """Record that a run has ended.
-
-        Args:
-            title: title of the run.
-            trained: whether it was one of those that had to train.
-            line: line to print; None prints nothing (it was reused).
-        """
+        """Record that a run has ended, and print a line unless it was reused (None); `trained`: it was one of those that had to train."""
         self._num_done += 1
         self._num_trained += trained
         self._training.discard(title)

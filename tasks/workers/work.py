@@ -42,8 +42,6 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     """Train the job's run into its folder of the store, from its last intact checkpoint if there is one.
 
     Args:
-        job: job with step "train".
-        device: this worker's device.
         report: receives every progress message, on rank 0.
         local_rank: this worker's number on its machine.
         stop_wanted: returns whether the run should stop; see `Saving`.
