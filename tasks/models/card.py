@@ -23,13 +23,10 @@ STARTS = {"none": "random weights", "imagenet": "the published ImageNet weights"
 
 
 def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, reader: str | None) -> str:
-    """Return the card as Markdown (`templates/card.md`).
+    """Return the card of a run's network as Markdown (`templates/card.md`).
 
-    Args:
-        network: the run.
-        recalls: label -> Recall@1, of each test class.
-        gate: reason why the network is in the registry.
-        reader: reader of the dataset, if known.
+    `recalls` is label -> Recall@1 of each test class, `gate` the reason why the network is in the registry, `reader` that of the dataset,
+    if known.
     """
     training = parse(TrainingConfig, network.parameters["training"], "the published run")
     metrics = {plain_name(name): value for name, value in network.metrics.items()}

@@ -256,11 +256,9 @@ def _versions(images: Images, rows: range) -> str:
 
 
 def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) -> None:
-    """Start the folder `out`, or resume it: shards whose images have changed are removed.
+    """Start the folder `out` with the content `plan`, or resume it: shards whose images have changed are removed.
 
-    Args:
-        plan: description of its content.
-        shards: name of each shard -> hash of its images' versions.
+    `shards` is name of each shard -> hash of its images' versions.
 
     Raises:
         ConfigError: it has other contents.

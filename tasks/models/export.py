@@ -15,7 +15,7 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.exported import FILES, write_graph
-from dml_core.network_description import DESCRIPTION_FILE, GraphFile, read_description, write_description
+from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE, GraphFile, read_description, write_description
 from dml_core.trained import TrainedModel, load_model, load_network, write_folder
 from tasks.environment import Project
 from tasks.models.lookup import resolve_model
@@ -88,7 +88,7 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         images = _calibration(run, own) if precision == "int8" else None
         write_graph(folder, load_network(network, description), description.transform, graph, images)
         write_description(folder, description.model_copy(update={"graph": graph}))
-        sizes = [(folder / graph.name).stat().st_size, (network / "network.pt").stat().st_size]
+        sizes = [(folder / graph.name).stat().st_size, (network / WEIGHTS_FILE).stat().st_size]
         measured = _measure(run, own, load_model(folder, "cpu"), graph, *sizes)
         (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured), indent=1) + "\n")
 

@@ -17,11 +17,9 @@ from tasks.runs.embeddings import PLAN_FILE, EmbeddedBy, Part, open_embedded, re
 
 
 def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int, bad: list[str] | None = None) -> Iterator[Batch]:
-    """Embed images with thumbnails, 64 at a time.
+    """Embed images with thumbnails, whose longer side is `thumbnail_pixels`, 64 at a time; 0 makes none.
 
-    Args:
-        thumbnail_pixels: longer side of a thumbnail; 0 makes none.
-        bad: list that receives the errors of unreadable images, which are then skipped; with None the first one raises.
+    The list `bad` receives the errors of unreadable images, which are then skipped; with None the first one raises.
 
     Raises:
         DataError: a file is missing or not an image; the message names it.
@@ -53,12 +51,9 @@ def is_embeddings(source: Path) -> bool:
 
 
 def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pixels: int = 0) -> tuple[EmbeddedBy, Iterator[Batch]]:
-    """Return the network of embeddings that `dml embed` wrote, and their batches.
+    """Return the network of embeddings that `dml embed` wrote to a folder, a `.npz` or a `.parquet`, and their batches.
 
-    Args:
-        source: a folder, a `.npz` or a `.parquet`.
-        images: folder that the names refer to, for thumbnails; None omits these.
-        thumbnail_pixels: their longer side.
+    The names refer to the folder `images`, from which thumbnails are made with the longer side `thumbnail_pixels`; None omits these.
 
     Raises:
         EvaluationError: the source is not embeddings with names and a model.

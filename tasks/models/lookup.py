@@ -34,11 +34,9 @@ MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a 
 def resolve_model(text: str, project: Project | None = None) -> Path:
     """Return the folder of a network, for `load_model`.
 
-    Args:
-        text: a folder or its `network.json`, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
-            identity of a training or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a
-            training stand for the epoch that their run scores.
-        project: project of the runs; by default that around the working directory.
+    The text is a folder or its `network.json`, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
+    identity of a training or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a training
+    stand for the epoch that their run scores. The project of the runs is by default that around the working directory.
 
     Raises:
         ConfigError: there is no such network; the message lists what is available.

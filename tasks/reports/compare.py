@@ -89,10 +89,8 @@ def write_report(
     mean, interval and seeds; `report.md`, `recall.png` (of `dvc plots`, too) and, if the runs measured it, `epochs.png` (Recall@1 over
     epochs): for readers, starting with the significant differences; `differences/`: every pair of variants, and their ranks.
 
-    Args:
-        folder: created if missing.
-        older_code: variant -> source files that differ from those that made its runs; their rows are marked.
-        reference: variant that the others are compared with; by default the best.
+    The others are compared with the variant `reference`, by default the best. `older_code` is variant -> source files that differ from
+    those that made its runs; their rows are marked.
     """
     scored = [(spec, record.metrics) for spec, record in runs]
     summaries, comparison = summarise_runs(scored), compare_runs(scored, reference)
@@ -149,18 +147,14 @@ def _write_scores(runs: Scored, summaries: Summaries, path: Path) -> None:
 # ---------------------------------------------------------------- for readers
 
 
-def _recall_by_k(metrics: Mapping[str, float]) -> dict[int, float]:
-    """Return K -> Recall@K, in ascending order of K."""
-    return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
-
-
 def _draw_figures(title: str, runs: Recorded, folder: Path) -> bool:
     """Draw Recall@K and, if runs measured it, Recall@1 over epochs; return whether they did."""
     recalls: dict[str, dict[int, list[float]]] = {}
     curves: dict[str, dict[str, dict[int, list[float]]]] = {}
     for spec, record in runs:
-        for k, value in _recall_by_k(record.metrics).items():
-            recalls.setdefault(spec.variant, {}).setdefault(k, []).append(value)
+        for name in table_columns(record.metrics):
+            if (k := recall_k(name)) is not None:
+                recalls.setdefault(spec.variant, {}).setdefault(k, []).append(record.metrics[name])
         for role, curve in record.recall_by_epoch.items():
             for epoch, value in curve.items():
                 curves.setdefault(spec.variant, {}).setdefault(role, {}).setdefault(epoch, []).append(value)

@@ -75,10 +75,8 @@ class SelectedRuns:
 def choose(project: Project, params: Params, named: str, seed: int | None = None, overrides: Sequence[str] = ()) -> SelectedRuns:
     """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
 
-    Args:
-        params: parameters of the project, with the overrides applied.
-        seed: seed of the runs whose pictures are shown; by default the first of `comparison.seeds` for a comparison, and the best
-            (`tasks.runs.best`) for a run named without a seed.
+    `params` have the overrides applied. The seed is that of the runs whose pictures are shown; by default the first of `comparison.seeds`
+    for a comparison, and the best (`tasks.runs.best`) for a run named without a seed.
 
     Raises:
         ConfigError: a name is not in params.yaml.

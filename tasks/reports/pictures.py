@@ -117,13 +117,7 @@ def picture_files(folder: Path) -> list[Path]:
 
 
 def load_picture(path: Path, folder: Path, num_pictures: int, pictures: PictureCache) -> Picture:
-    """Load a picture at the best size and quality that leaves room for all pictures of a page.
-
-    Args:
-        folder: folder of the run's scores; pictures are named relative to it.
-        num_pictures: number of pictures on the whole page.
-        pictures: the page's encoded pictures.
-    """
+    """Load a picture at the best size and quality that leaves room for all `num_pictures` of a page; it is named relative to `folder`."""
     try:
         encoded = pictures.encode(path.read_bytes(), PAGE_BYTES // max(num_pictures, 1))
     except OSError:

@@ -130,11 +130,7 @@ class EvaluatedRun:
 
 
 def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable: NDArray[np.int64], method: Method) -> EvaluatedRun:
-    """Evaluate a finished run for its page.
-
-    Args:
-        queries, gallery: its images with their embeddings.
-        selectable: (L,) the queries of which the map shows some.
+    """Evaluate a finished run for its page; the map shows some of the queries `selectable` (L,).
 
     Raises:
         EvaluationError: the embeddings cannot be scored.

@@ -16,12 +16,8 @@ UNKNOWN = "-"
 def cost_rows(table: TableFile, result: TableResult, prices: Prices | None = None) -> list[list[str]]:
     """Return a header and a row for each line and dataset whose runs recorded their cost; nothing if none did.
 
-    The row "all" counts once what several lines share: a training of which two epochs are scored, and a run that two rows show.
-
-    Args:
-        table: the table; its rows are in its order.
-        result: its runs.
-        prices: adds a column with money.
+    The row "all" counts once what several lines share: a training of which two epochs are scored, and a run that two rows show. Rows are in
+    the table's order; `prices` adds a column with money.
     """
     groups: dict[tuple[str, str, str], list[MeasuredRun]] = {}
     for run in sorted((run for run in result.runs if run.row in table.rows and run.costs), key=lambda run: list(table.rows).index(run.row)):

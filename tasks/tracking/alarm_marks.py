@@ -23,13 +23,9 @@ def with_alarm(note: str, alarm: str) -> str:
 
 
 def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> int:
-    """Mark the comparisons of a table or dataset with its alarms, or remove the marks if there are none; return how many were changed.
+    """Mark the comparisons of a table, or of a dataset of the standing comparison, with its alarms, a sentence each.
 
-    Args:
-        uri: MLflow's tracking address.
-        state: the project's state folder.
-        name: table, or dataset of the standing comparison.
-        texts: its alarms, a sentence each.
+    Without alarms the marks are removed. Return how many comparisons were changed.
 
     Raises:
         TrackingError: MLflow cannot be used.

@@ -146,9 +146,7 @@ def first_tags(parent: str, comparison: str, identity: str, variant: str, seed: 
 def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """Return a run's parameters, which are its settings that differ from the defaults, and its other settings, flat, by dotted name.
 
-    Args:
-        dataset, variant, seed: parameters too.
-        settings: training and evaluation as plain values; training's names get no prefix.
+    `settings` has training, whose names get no prefix, and evaluation as plain values. Dataset, variant and seed are parameters too.
     """
     training = parse(TrainingConfig, settings["training"], "training")
     evaluation = parse(EvaluationConfig, settings["evaluation"], "evaluation")

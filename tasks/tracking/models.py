@@ -49,18 +49,15 @@ USAGE = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 
 def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
     """Log the trained network as a pyfunc (encoded images in, embeddings out) with the code that it imports and pinned requirements.
 
-    If the run's experiment has a model with the same content, it is linked to the run.
+    If the run's experiment has a model with the same content, it is linked to the run. Return the model's id. Only MLflow's fluent
+    interface logs models, so one thread of a process at a time may call this.
 
     Args:
-        uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time may call this.
-        run_id: the run that trained it.
-        report: report of that run.
+        uri: MLflow's tracking address.
+        run_id, report: the run that trained it.
         checkpoint: folder of its checkpoint.
         num_steps: number of training steps. MLflow links a run's metrics at the model's step to the model: the first ones if it is 0. No
             metric has this step; the final scores are linked when they are logged.
-
-    Returns:
-        The model's id.
 
     Raises:
         SavedNetworkError: the network cannot be opened again, or gives other embeddings; nothing is logged then.

@@ -44,11 +44,7 @@ def registered_name(dataset: str, role: str) -> str:
 
 
 def registered_versions(uri: str, dataset: str | None = None) -> list[Version]:
-    """Return all versions of this project's registered models, of all roles, by name and number.
-
-    Args:
-        uri: MLflow's tracking address.
-        dataset: only those of this dataset.
+    """Return all versions of this project's registered models, or those of one dataset, of all roles, by name and number.
 
     Raises:
         TrackingError: MLflow cannot be queried.

@@ -28,14 +28,10 @@ Say = Callable[[str], None]
 
 
 def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> tuple[Reference, Path]:
-    """Write the reference of a dataset's standing comparison or of a table; return it and its file.
+    """Write the reference of a dataset's standing comparison or of a table, for the reason `why`; return it and its file.
 
-    Args:
-        project: the project, with its environment set.
-        name: the dataset or the table.
-        why: the person's reason.
-        rows: only these rows; the others keep their accepted evidence.
-        say: receives progress, a line at a time.
+    With `rows` only these are accepted; the others keep their accepted evidence. The project's environment must be set; `say` receives
+    progress, a line at a time.
 
     Raises:
         ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
@@ -61,12 +57,9 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
 
 
 def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], kept: Sequence[Reference], say: Say) -> Reference:
-    """Return the evidence of finished runs that a verification has trained again, without writing anything.
+    """Return the evidence of finished runs that a verification has trained again, without writing anything; arguments as of `accept`.
 
-    Args:
-        project, name, why, say: as of `accept`.
-        rows: only these rows.
-        kept: references whose rows are verified in the same nights.
+    `kept` are the references whose rows are verified in the same nights.
 
     Raises:
         ConfigError: git does not name the person, code differs from its commit, runs are unfinished, a row was not verified with this code,

@@ -85,12 +85,7 @@ def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
 def _updated(alarms: dict[str, Alarm], verifications: Sequence[Verification], accepted: Set[tuple[str, str]]) -> dict[str, Alarm]:
     """Return the alarms after verifications: new causes added, causes that are over marked as ended.
 
-    A cause is over if its row was verified without it, or is no longer accepted.
-
-    Args:
-        alarms: those before.
-        verifications: of one execution.
-        accepted: name and row of all accepted rows.
+    A cause is over if its row was verified without it, or is no longer accepted; `accepted` has name and row of all accepted rows.
     """
     raised = _raised(verifications)
     verified = {(verification.name, row.row) for verification in verifications for row in verification.rows}

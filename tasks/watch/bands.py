@@ -30,21 +30,12 @@ RELATIVE_FLOOR = 1e-6  # of the mean: deviation of scores that are equal in all 
 
 
 def shared_level(references: Iterable[Reference], rows: Iterable[str] = ()) -> float:
-    """Return the level of the bands of all rows, which share the false alarms of a night (`level_of`).
-
-    Args:
-        references: those of all accepted names.
-        rows: further rows, which are about to be accepted.
-    """
+    """Return the level of the bands of all accepted rows and of `rows`, about to be accepted, which share a night's false alarms."""
     return level_of(len({one.row for reference in references for one in reference.evidence}.union(rows)))
 
 
 def level_of(num_rows: int) -> float:
-    """Return the probability with which one limit of one score may be exceeded by chance.
-
-    Args:
-        num_rows: rows that are verified each night.
-    """
+    """Return the probability with which one limit of one score may be exceeded by chance, if `num_rows` rows are verified each night."""
     return ALARMS_PER_MONTH / (max(1, num_rows) * MOST_JUDGED * NIGHTS_PER_MONTH * 2)
 
 
@@ -75,12 +66,7 @@ def prediction_band(values: Sequence[float], level: float, floor: float = 0.0) -
 
 
 def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
-    """Return the band of each judged score of a row; empty if its accepted seeds are too few (`seeds_needed`).
-
-    Args:
-        accepted: accepted runs of the row, one per seed.
-        level: as of `level_of`.
-    """
+    """Return the band of each judged score of a row at a level (`level_of`); empty if its accepted runs, one per seed, are too few."""
     if len(accepted) < seeds_needed(level):
         return {}
     target = _target(accepted, level)
@@ -91,13 +77,9 @@ def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
 
 
 def judge(evidence: Evidence, accepted: Sequence[Evidence], level: float) -> tuple[dict[str, Band], str | None]:
-    """Return the bands of a row and the first score of a new run that is outside its band, in words; None if all are within.
+    """Return the bands of a row (`bands_of`) and the first score of a new run that is outside its band, in words; None if all are within.
 
     A score that only the accepted runs have is outside.
-
-    Args:
-        evidence: the new run.
-        accepted, level: as of `bands_of`.
     """
     bands = bands_of(accepted, level)
     values = judged(evidence, _target(accepted, level)) if bands else {}
@@ -112,12 +94,7 @@ def judge(evidence: Evidence, accepted: Sequence[Evidence], level: float) -> tup
 
 
 def judged(evidence: Evidence, target: float | None) -> dict[str, float]:
-    """Return the judged scores of a run.
-
-    Args:
-        evidence: the run.
-        target: Recall@1 to which epochs are counted; None if there is none.
-    """
+    """Return the judged scores of a run; `target` is the Recall@1 to which epochs are counted, None if there is none."""
     values = {name: evidence.scores[name] for name in (evidence.first_recall, *SCORES) if name in evidence.scores}
     if evidence.losses and evidence.steps_per_epoch:
         values[FIRST_LOSS] = float(np.mean(evidence.losses[: evidence.steps_per_epoch]))

@@ -32,13 +32,8 @@ class Candidates:
 def find_candidates(project: Project, params: Params, name: str, specs: Mapping[str, RunSpec]) -> Candidates:
     """Return the runs that the present code has finished on the present data, of a dataset's standing comparison or a table.
 
-    Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has.
-
-    Args:
-        project: its store and records.
-        params: its parameters.
-        name: the dataset or the table.
-        specs: row -> run with seed 0.
+    Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has. `specs`
+    is row -> run with seed 0.
     """
     is_standing = name in params.comparison.datasets
     seeds = params.comparison.seeds if is_standing else sorted({run.seed for run in load_result(project, name).runs})
@@ -56,12 +51,7 @@ def find_candidates(project: Project, params: Params, name: str, specs: Mapping[
 
 
 def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment) -> list[Evidence]:
-    """Return the evidence of finished runs of the project's store.
-
-    Args:
-        project: its store and records.
-        runs: runs of `Candidates.finished`.
-        environment: surroundings in which a verification trained the same.
+    """Return the evidence of runs of `Candidates.finished`, with the environment in which a verification trained the same.
 
     Raises:
         StoreError: a file of a run differs from its record.

@@ -66,12 +66,8 @@ def settings_hash(spec: RunSpec) -> str:
 def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment) -> Evidence | None:
     """Return the evidence of a run, or None if the present code has not finished it.
 
-    Args:
-        spec: the run.
-        dataset: its prepared dataset, whose files were verified.
-        store: store of its files, which are compared with their records.
-        records: folder of the records of finished steps.
-        environment: surroundings of the training; whether it was deterministic is known from its record.
+    Its files in the store are compared with their records; those of its dataset must have been verified. Whether the training was
+    deterministic is known from its record, the rest of its surroundings from `environment`.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -140,12 +136,7 @@ def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
 
 
 def environment_here(commit: str, scale: ScaleSpec) -> Environment:
-    """Return the surroundings of runs on this machine.
-
-    Args:
-        commit: commit of the project (`code_commit`).
-        scale: resources of the runs, from which their device and threads follow.
-    """
+    """Return the surroundings of runs on this machine at a commit (`code_commit`); their device and threads follow from their resources."""
     placement = placement_here(scale)
     num_workers = placement.num_workers * placement.num_groups
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")

@@ -26,10 +26,9 @@ from dml_core.config import merge, read_yaml
 from tasks.environment import Project
 from tasks.locks import FileLock, alone
 from tasks.plans.results import load_result
-from tasks.runs.specs import RunSpec, row_name
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
-from tasks.tables.file import STANDING_VARIANT
 from tasks.tables.result import FailedRun
 
 FOLDER, LOCK = "verify", ".lock"  # in the state folder, and in each copy
@@ -54,10 +53,7 @@ class Workspace:
 def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, Any]) -> Iterator[Workspace]:
     """Create a workspace, and remove it at the end unless `keep` returns True; also remove those that ended verifications left.
 
-    Args:
-        project: the project; only its settings and datasets are used.
-        keep: called at the end.
-        changed: settings of params.yaml that differ in the copy.
+    `changed` are settings of params.yaml that differ in the copy.
     """
     folder = project.state / FOLDER
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
@@ -94,15 +90,11 @@ def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, 
 def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
     """Run specs of one dataset's standing comparison or of one table on one dataset, all with the same seed, with `dml reproduce`.
 
+    The command is ended when `time.monotonic()` is `until`; `say` receives its messages.
+
     Returns:
         (label, seed) -> reason, for runs that failed: all of them if the command failed. Runs that neither failed nor finished were
         stopped at `until`.
-
-    Args:
-        space: where.
-        specs: the runs.
-        until: `time.monotonic()` at which the command is ended.
-        say: receives the command's messages.
     """
     command = [sys.executable, "-m", "flows.cli", "reproduce", *_words(specs)]
     errors: list[str] = []
@@ -151,16 +143,9 @@ def _words(specs: Sequence[RunSpec]) -> list[str]:
 
 def _failures(project: Project, specs: Sequence[RunSpec]) -> dict[tuple[str, int], str]:
     """Return the reasons of failed runs from the copy's results."""
-    failed = load_result(project, specs[0].table or STANDING).failed
-    return {(spec.label, spec.seed): run.reason for spec in specs for run in failed if _is_of(run, spec)}
-
-
-def _is_of(run: FailedRun, spec: RunSpec) -> bool:
-    if spec.table is None:
-        place = (row_name(spec.variant), STANDING_VARIANT, spec.dataset)
-    else:
-        place = (str(spec.row), spec.variant, str(spec.column))
-    return (run.row, run.variant, run.dataset, run.epoch, run.seed) == (*place, spec.evaluation.epoch, spec.seed)
+    reasons = {run.place: run.reason for run in load_result(project, specs[0].table or STANDING).failed}
+    places = {(spec.label, spec.seed): FailedRun.of(spec, "").place for spec in specs}
+    return {run: reasons[place] for run, place in places.items() if place in reasons}
 
 
 def _listen(process: "subprocess.Popen[str]", errors: list[str], say: Say) -> None:

@@ -81,12 +81,8 @@ def write_history(project: Project) -> None:
 def rows_of(past: Sequence[Verification], reference: Reference | None, level: float) -> list[RowHistory]:
     """Return the history of each row, those that are not reproduced first.
 
-    Left out are rows that were not reproduced and are no longer accepted: accepting without them ended their alarms.
-
-    Args:
-        past: verifications of one table or dataset, oldest first.
-        reference: its accepted evidence; None if nothing is accepted.
-        level: of the bands that are drawn, as of `tasks.watch.bands.shared_level`.
+    Left out are rows that were not reproduced and are no longer accepted: accepting without them ended their alarms. `past` are the
+    verifications of one table or dataset, oldest first; `level` is that of the bands drawn (`tasks.watch.bands.shared_level`).
     """
     runs: dict[str, list[VerifiedRun]] = {}
     for verification in past:

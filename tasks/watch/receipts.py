@@ -47,13 +47,7 @@ class Reproduced:
 def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], key: Path | None, say: Say) -> Receipt:
     """Write the receipt of a dataset's standing comparison or of a table, replacing an earlier file and its signature.
 
-    Args:
-        project: the project, with its environment set.
-        name: the dataset or the table.
-        path: the file.
-        rows: only these rows.
-        key: private SSH key that signs it, or a public key whose private key ssh-agent holds.
-        say: receives progress, a line at a time.
+    Arguments are as of `accept`; `key` is the private SSH key that signs it, or a public key whose private key ssh-agent holds.
 
     Raises:
         ConfigError: there is no such key, it cannot sign, `path` is a file that is not a receipt, or as `verified_reference`.
@@ -93,10 +87,6 @@ def read_receipt(path: Path) -> Receipt:
 def signer_of(path: Path, signers: Path | None = None) -> str | None:
     """Return who signed a receipt: a person in the file of allowed signers, else the fingerprint of the key; None if it is not signed.
 
-    Args:
-        path: the receipt.
-        signers: file of allowed signers.
-
     Raises:
         ConfigError: the signature is not of this file, or, with `signers`, it is missing or of another person.
     """
@@ -124,10 +114,7 @@ def lock_hash(root: Path) -> str | None:
 def read_receipts(project: Project, references: dict[str, Reference], level: float) -> list[Reproduced]:
     """Return the receipts in results/receipts, oldest first, each run compared with the accepted runs of its row.
 
-    Args:
-        project: the project.
-        references: name -> accepted reference.
-        level: of the bands, as of `tasks.watch.bands.shared_level`.
+    `references` has the accepted reference of each name; `level` is that of the bands (`tasks.watch.bands.shared_level`).
     """
     read = [_compared(path, references, level) for path in (project.root / RECEIPTS).glob("*.json")]
     return sorted(read, key=lambda one: ("" if one.receipt is None else one.receipt.accepted_at.isoformat(), one.file))

@@ -62,11 +62,7 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
     """Return one run for each row, the rows and seeds first that had their turn longest ago.
 
     A run that failed, or was not finished when the budget ended, has had its turn: otherwise it would be the first of each night, and
-    others would wait.
-
-    Args:
-        accepted: name -> row -> accepted seed -> seconds of its training.
-        past: earlier verifications, oldest first.
+    others would wait. `past` are the earlier verifications, oldest first.
     """
     last: dict[tuple[str, int | None], datetime] = {}
     for verification in past:

@@ -25,13 +25,7 @@ INPUTS = {  # compared in this order, after settings and dataset
 
 
 def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> RowVerdict:
-    """Return the verdict of a new run.
-
-    Args:
-        new: the run.
-        accepted: accepted runs of its row, at least one.
-        level: as of `tasks.watch.bands.shared_level`.
-    """
+    """Return the verdict of a new run, by the accepted runs of its row, at least one; `level` as of `tasks.watch.bands.shared_level`."""
     same = next((evidence for evidence in accepted if evidence.seed == new.seed), None)
     nearest = same or accepted[0]
     changed = differing(nearest.environment, new.environment)

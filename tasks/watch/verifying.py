@@ -73,13 +73,10 @@ class Verified:
 
 
 def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None = None) -> Verified:
-    """Verify, and write the verifications to the state folder; those of a receipt are returned only, and raise no alarm.
+    """Verify, and write the verifications to the state folder.
 
-    Args:
-        project: the project, with its environment set.
-        request: what; without names if there is a receipt.
-        say: receives progress, a line at a time.
-        receipt: compare with its runs instead of accepted ones.
+    With a receipt, runs are compared with its runs instead of accepted ones, and the verifications are returned only and raise no alarm;
+    the request has no names then. The project's environment must be set; `say` receives progress, a line at a time.
 
     Raises:
         ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget.
