@@ -31,7 +31,7 @@ from tasks.tables.alarms import Alarm, open_alarms
 from tasks.tables.file import PROJECT, TableFile, load_table, paper_tables, table_names
 from tasks.tables.present import table_today
 from tasks.tables.result import TableResult
-from tasks.tables.runs import project_dataset, row_training, scoring_of
+from tasks.tables.runs import named_dataset, not_in_params, row_training, scoring_of
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 from tasks.tables.view import comparable, shown_table, unmeasured
 from tasks.tracking.child_run import run_link
@@ -73,12 +73,9 @@ class TablePage:
 def write_site(
     project: Project, params: Params, names: Sequence[str], folder: Path | None = None, prices: Prices | None = None
 ) -> list[TablePage]:
-    """Write the pages of these tables, and the index of all tables.
+    """Write the pages of these tables (`<paper>/<file>`), and the index of all tables; `prices` turn costs into money.
 
-    Args:
-        names: tables, `<paper>/<file>`.
-        folder: output folder; by default the project's `results/site`.
-        prices: turn costs into money.
+    The folder is by default the project's `results/site`.
     """
     folder = folder or project.root / SITE
     store = open_store(project)
@@ -196,7 +193,10 @@ def _waiting(project: Project, params: Params, name: str, table: TableFile, resu
     for key, row in table.rows.items():
         for dataset in unmeasured(table, key, result) if row.is_run else ():
             try:
-                prepared = project_dataset(params, dataset, table.dataset_options(dataset))
+                options = table.dataset_options(dataset)
+                prepared = named_dataset(params, dataset, options)
+                if prepared is None:
+                    raise ConfigError(not_in_params({dataset: options}))
                 training, evaluation = row_training(name, row, dataset), scoring_of(name, table, dataset)
                 spec = RunSpec(dataset=prepared, variant=row.variants[0], seed=0, training=training, evaluation=evaluation, table=name)
                 check_before(project, params, [spec])
