@@ -13,7 +13,7 @@ are inclusive.
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -134,16 +134,17 @@ def _parts(folder: Path) -> tuple[str, Parts]:
 def _read_annos(parts: Parts) -> tuple[list[str], list[Annotation]]:
     path = parts["cars_annos.mat"]
     values = _read_mat(path)
-    annotations = [_annotation(record, "relative_im_path", "", path) for record in _records(values, path)]
-    return _names(values, path), annotations
+    annotations = [_annotation(record, "relative_im_path", "", path) for record in _field(values, "annotations", path)]
+    return [str(name) for name in _field(values, "class_names", path)], annotations
 
 
 def _read_devkit(parts: Parts) -> tuple[list[str], list[Annotation]]:
     annotations = []
     for folder, name in (("cars_train", "cars_train_annos.mat"), ("cars_test", _LABELS)):
         path = parts[name]
-        annotations += [_annotation(record, "fname", f"{folder}/", path) for record in _records(_read_mat(path), path)]
-    return _names(_read_mat(parts["cars_meta.mat"]), parts["cars_meta.mat"]), annotations
+        annotations += [_annotation(record, "fname", f"{folder}/", path) for record in _field(_read_mat(path), "annotations", path)]
+    meta = parts["cars_meta.mat"]
+    return [str(name) for name in _field(_read_mat(meta), "class_names", meta)], annotations
 
 
 def _read_folders(parts: Parts) -> tuple[list[str], list[Annotation]]:
@@ -176,17 +177,10 @@ def _read_mat(path: Path) -> dict[str, Any]:
     return values
 
 
-def _records(values: dict[str, Any], path: Path) -> Iterable[dict[str, Any]]:
-    if "annotations" not in values:
-        raise DataError(f"{path}: has no 'annotations'; get the files again")
-    records: Iterable[dict[str, Any]] = values["annotations"]
-    return records
-
-
-def _names(values: dict[str, Any], path: Path) -> list[str]:
-    if "class_names" not in values:
-        raise DataError(f"{path}: has no 'class_names'; get the files again")
-    return [str(name) for name in values["class_names"]]
+def _field(values: dict[str, Any], name: str, path: Path) -> Any:
+    if name not in values:
+        raise DataError(f"{path}: has no '{name}'; get the files again")
+    return values[name]
 
 
 def _annotation(record: dict[str, Any], path_field: str, folder: str, path: Path) -> Annotation:

@@ -197,7 +197,8 @@ def test_a_damaged_cache_is_not_believed(published: Path, tmp_path: Path, monkey
     cut.write_bytes(gzip.compress(gzip.decompress(whole)[:-1] + b"\x09"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "dml_core.data.readers.shared.idx_dataset.unpack_debian", lambda _, to: shutil.copytree(published, to / FashionMnist.package_folder)
+        "dml_core.data.readers.shared.idx_dataset.unpack_package",
+        lambda _, __, to: shutil.copytree(published, to / FashionMnist.package_folder),
     )
     assert FashionMnist().locate_raw(tmp_path) == cut.parent
     assert cut.read_bytes() == whole

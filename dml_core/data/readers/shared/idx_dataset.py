@@ -19,9 +19,10 @@ from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
-from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_debian, unpack_npm
+from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_package
 from dml_core.data.store.rows import Role, Row
 from dml_core.errors import DataError, first_line
+from dml_core.files import writing
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _STEMS = {part: (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")}
@@ -114,7 +115,8 @@ class IdxDataset(DatasetConfig):
         raw.mkdir(parents=True, exist_ok=True)
         for path in _files(found):
             if find_idx(raw, path.name.removesuffix(".gz")) is None:
-                _copy(path, raw / path.name)
+                with path.open("rb") as source, writing(raw / path.name) as copy:
+                    shutil.copyfileobj(source, copy)
 
     def locate_raw(self, root: Path = Path("/")) -> Path:
         """Return the folder with the IDX files: the given one, else Debian's package under `root`, else a download (`cache_folder`).
@@ -153,8 +155,7 @@ class IdxDataset(DatasetConfig):
         folder = target / self.package_folder
         if not self._is_published(folder):
             shutil.rmtree(target, ignore_errors=True)
-            unpack = unpack_debian if self.package_manager == "debian" else unpack_npm
-            unpack(self.package, target)
+            unpack_package(self.package_manager, self.package, target)
             if not self._is_published(folder):
                 raise DataError(f"the package {self.package} has other files than the published ones")
         return folder
@@ -206,13 +207,3 @@ def _png(pixels: Bytes) -> bytes:
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "PNG")
     return encoded.getvalue()
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file completely or not at all."""
-    unfinished = target.with_name(f".{target.name}.partial")
-    try:
-        shutil.copyfile(source, unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)

