@@ -107,13 +107,11 @@ def test_a_project_s_reader_takes_the_drawn_archives_for_the_publisher_s(name: s
     assert (text == before) == (not drawn)
 
 
-LARGE = ("sop", "inshop")  # some 50,000 and 120,000 files
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.proof] * (name in LARGE)) for name in rehearsal.LAYOUTS])
+@pytest.mark.proof
+@pytest.mark.parametrize("name", rehearsal.LAYOUTS)
 def test_readers_accept_a_tree_of_the_published_counts(name: str, tmp_path: Path) -> None:
-    """With `published_counts` on, as for a user; each image file has one byte, because reading the lists opens none."""
+    """With `published_counts` on, as for a user; each of up to 120,000 files has one byte, because reading the lists opens none."""
 
     def pictures(sizes: list[int]) -> Iterator[Picture]:
         return (Picture(index, number, b"-", rehearsal.BOX) for index, size in enumerate(sizes) for number in range(size))
