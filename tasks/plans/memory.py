@@ -54,7 +54,6 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     """Return the memory that one worker of a training holds.
 
     Args:
-        config: configuration of the training.
         size: side of its input in pixels; 0 if images keep their own size.
         num_images, num_classes: size of the training part.
         device: "cpu" or "cuda"; `precision: auto` is bfloat16 on the latter.
@@ -97,11 +96,7 @@ def num_states(optimiser: OptimiserConfig) -> int:
 
 
 def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, dict[int, int]]:
-    """Run a forward pass and return what it keeps for its backward pass, without the module's parameters and buffers.
-
-    Args:
-        module: module whose parameters and buffers are not counted.
-        forward: the pass, on any device, including torch's meta device.
+    """Run a forward pass, on any device, and return what it keeps for its backward pass, without the module's parameters and buffers.
 
     Returns:
         The output, which keeps the storages alive, and the bytes of each storage by its address.

@@ -106,10 +106,9 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was imported.
+    """What was imported into the table `name`.
 
     Attributes:
-        name: the table.
         num_added: number of runs that were added.
         num_measured_here: number of runs that were not, since this project has measured them itself.
         num_outdated: number of runs that were not, since an earlier import has them with the present data and settings, and the file not.

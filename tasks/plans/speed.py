@@ -1,6 +1,5 @@
 """Time of a comparison on this machine, from a few training steps of its network on random pixels. Imports torch."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import autocast_of
+from tasks.environment import num_cores
 from tasks.plans.times import Estimate, Rate, TimedStep, input_size, placement_here, step_estimate, total
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.workers.placement import Placement
@@ -48,7 +48,7 @@ def measured_rates(run: RunSpec, placement: Placement) -> list[Rate]:
     num_images = min(16, training.sampler.batch_size)
     images_NCHW = torch.randn(num_images, 3, side or 224, side or 224, device=device)
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // (placement.num_workers * placement.num_groups)))
+    torch.set_num_threads(max(1, num_cores() // (placement.num_workers * placement.num_groups)))
     try:
         train, embed = _steps(training, images_NCHW)
         speeds: dict[TimedStep, float] = {"train": num_images / _seconds(train, device), "embed": num_images / _seconds(embed, device)}

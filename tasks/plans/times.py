@@ -5,7 +5,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dml_core.files import write_errors
+from tasks.environment import num_cores
 from tasks.runs.costs import FACT, Cost, total_cost
 from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -172,7 +172,7 @@ def _parsed(path: Path, line: bytes) -> Rate:
 def placement_here(scale: ScaleSpec) -> Placement:
     """Return where a flow's runs would train on this machine, without querying a Ray cluster."""
     gpus = 0 if scale.device == "cpu" else max(num_gpus(), int(scale.device == "cuda"))
-    return choose(scale, [{"CPU": os.cpu_count() or 1, "GPU": gpus}])
+    return choose(scale, [{"CPU": num_cores(), "GPU": gpus}])
 
 
 def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:

@@ -90,7 +90,6 @@ class StepMeter:
     """Measures one step; thread-safe.
 
     Args:
-        kind: train, embed or evaluate.
         before: cost and positions of attempts whose process was killed or failed.
         predicted_seconds: estimate of the working time.
         waits: the step begins with its workers' first message, and waits for free ones until then.

@@ -390,11 +390,7 @@ def _check_rows(path: Path, variants: Iterable[str]) -> None:
 
 
 def check_seeds(seeds: Iterable[int]) -> None:
-    """Check seeds that a command names.
-
-    Raises:
-        ConfigError: a number is not a seed.
-    """
+    """Raise a ConfigError if a seed that a command names is none."""
     for seed in seeds:
         try:
             _check_seed(seed)

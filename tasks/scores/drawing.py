@@ -29,9 +29,7 @@ class Drawing:
         title: heading (`titled`).
         metric: of the similarities.
         seed: of the samples.
-        history: the training steps, for the curves.
-        dataset: the packed dataset's folder, for the images.
-        embeddings: folder of the extracted embeddings.
+        dataset, embeddings: folders of the packed dataset and of the extracted embeddings.
         validation: the training classes that the run held out.
     """
 

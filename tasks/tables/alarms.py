@@ -16,8 +16,6 @@ class Alarm(Record):
 
     Attributes:
         cause: `<table or dataset> <row> <verdict>`, to read only: rows of tables contain spaces. A cause raises one alarm until it is over.
-        name: the table or dataset.
-        row: the row.
         since: begin of the verification that found it.
         commit: commit of that verification.
         text: what is wrong, in one sentence.

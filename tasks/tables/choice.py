@@ -18,7 +18,7 @@ class Choice:
     rows: tuple[str, ...] = Field(default=(), description="Rows, for the tables that have them; a named row must be one that is run.")
     datasets: tuple[str, ...] = Field(default=(), description="Datasets, for the tables that have them.")
     variant: str | None = Field(
-        default=None, description="Variant of the papers' protocols, as as_released, for every row that has it; by default its first."
+        default=None, description="Protocol variant, for example as_released, of every row that has it; by default the row's first."
     )
     track: Track = Field(
         default="paper", description="paper: each system as its authors ran it; common: every loss in the common track's protocol."

@@ -28,7 +28,6 @@ class TableRun(Record):
     Attributes:
         row, variant: as in the table's file and the protocol; with the epoch they form the run's label.
         dataset: name in the table's columns.
-        seed: seed of the run.
         epoch: epoch whose weights were scored; an oracle's were chosen on the test classes.
     """
 

@@ -30,7 +30,6 @@ def row_space(
     """Return the search space of a row, sorted: dotted path -> range, each wide enough to include the row's own value.
 
     Args:
-        training: the row's own settings.
         of_table: ranges of the table's file; those of options that the row's loss does not have, and of settings without effect in the
             row, are skipped.
         of_row: ranges of the row; they replace those of the table and of the loss.
