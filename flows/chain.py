@@ -263,7 +263,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
                 services.display(spec.title, message)
                 live(message)
 
-            with _of_same_data(dataset, store, key):
+            with _of_same_data(dataset, store, key), contextlib.closing(live):
                 facts = group.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)

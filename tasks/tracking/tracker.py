@@ -58,10 +58,7 @@ _model_lock = threading.Lock()  # logging a model changes `sys.path` and the pro
 class Tracker:
     """Publisher to one tracking server, with an outbox for when it is unavailable.
 
-    Args:
-        uri: MLflow's tracking address.
-        state: the project's state folder, which also has a local database and its artifacts.
-        store: store of the published files.
+    The project's state folder also has a local database and its artifacts. The published files are read from `store`.
     """
 
     def __init__(self, uri: str, state: Path, store: Store) -> None:
@@ -195,15 +192,11 @@ class Tracker:
             self._client.set_terminated(run_id, "FINISHED")
             self._client.delete_tag(run_id, PROCESS_TAG)
             self._client.set_tag(run_id, PUBLISHED_TAG, "true")
-        self._mark_older_code(run, report.tags.get("older_code"))
-        return run_id
-
-    def _mark_older_code(self, run: Run, files: str | None) -> None:
-        """Tag a run with the source files that differ from those that made it; remove the tag if none does."""
-        if files is not None:
-            self._client.set_tag(run.info.run_id, OLDER_CODE_TAG, files)
+        if "older_code" in report.tags:  # source files that differ from those that made it
+            self._client.set_tag(run_id, OLDER_CODE_TAG, report.tags["older_code"])
         elif OLDER_CODE_TAG in run.data.tags:
-            self._client.delete_tag(run.info.run_id, OLDER_CODE_TAG)
+            self._client.delete_tag(run_id, OLDER_CODE_TAG)
+        return run_id
 
     def _checked(self, report: RunReport) -> RunReport:
         """Return the report with scores read again from the recorded file, after checking the files of all its steps.
@@ -359,7 +352,7 @@ class Tracker:
 
 
 class LiveCurves:
-    """Epoch curves of a run in training; after the server fails once, nothing more is sent.
+    """Epoch curves of a run in training, to be closed at its end; after the server fails once, nothing more is sent.
 
     Epochs are sent at most every `SECONDS_BETWEEN`, all since the last time together: small networks end several per second, and each call
     takes MLflow's database some 20 ms. Epochs not sent by the end of the training are added when the run is published.
@@ -391,8 +384,13 @@ class LiveCurves:
         except TrackingError as error:
             logger.warning("%s; no live curves for this run, training continues", error)
             self._failed = True
-        if self._system is not None and (self._failed or progress.epoch == progress.num_epochs - 1):
+            self.close()
+
+    def close(self) -> None:
+        """End the logging of system metrics, if there is any: MLflow's thread would log those of other runs to one that failed."""
+        if self._system is not None:
             self._system.finish()  # type: ignore[no-untyped-call]
+            self._system = None
 
     def _watch_system(self, run_id: str) -> None:
         if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():  # type: ignore[no-untyped-call]
