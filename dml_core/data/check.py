@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import OfficialDataset
@@ -91,9 +90,9 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
                 images.append(image)
             if progress:
                 progress(number, len(rows))
-    modes = {"L": "grayscale, converted to RGB", "CMYK": "CMYK, converted to RGB"}
     notes = {
-        **{what: [image.row.path for image in images if image.mode == mode] for mode, what in modes.items()},
+        "grayscale, converted to RGB": [image.row.path for image in images if image.mode == "L"],
+        "CMYK, converted to RGB": [image.row.path for image in images if image.mode == "CMYK"],
         "same pixels in two classes": _in_two_classes(images),
         **dataset.notes(raw),
     }
@@ -116,9 +115,10 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
 
 
 def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
-    sizes = Counter((row.role, row.label) for row in rows)
-    per_role = {role: [size for (of, _), size in sizes.items() if of == role] for role in role_counts(rows)}
-    return {role: (min(of_role), max(of_role)) for role, of_role in per_role.items()}
+    labels: dict[str, Counter[int]] = defaultdict(Counter)
+    for row in rows:
+        labels[row.role][row.label] += 1
+    return {role: (min(sizes.values()), max(sizes.values())) for role, sizes in labels.items()}
 
 
 def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | str:
@@ -126,10 +126,11 @@ def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | str:
     try:
         data = manifest.read_bytes(row)
         pixels = (decode_upright if own_images else decode_rgb)(data)
-        _, height, width = pixels.shape
     except (DataError, ValueError) as error:
         return str(error).rpartition(": ")[2]  # without the path
-    return _Image(row, hashlib.sha256(data).hexdigest(), _pixels_sha256(pixels), _mode(data), (width, height))
+    _, height, width = pixels.shape
+    of_pixels = hashlib.sha256(pixels.contiguous().numpy())
+    return _Image(row, hashlib.sha256(data).hexdigest(), of_pixels.hexdigest(), _mode(data), (width, height))
 
 
 def _mode(data: bytes) -> str:
@@ -141,27 +142,20 @@ def _mode(data: bytes) -> str:
         return ""
 
 
-def _pixels_sha256(pixels: Tensor) -> str:
-    digest = hashlib.sha256(str(tuple(pixels.shape)).encode())
-    digest.update(pixels.contiguous().numpy().data)
-    return digest.hexdigest()
-
-
 def _in_two_classes(images: list[_Image]) -> list[str]:
     """Return the images whose pixels are also those of an image of another class."""
-    labels: dict[str, set[int]] = defaultdict(set)
+    labels: dict[tuple[str, tuple[int, int]], set[int]] = defaultdict(set)
     for image in images:
-        labels[image.pixels_sha256].add(image.row.label)
-    return [image.row.path for image in images if len(labels[image.pixels_sha256]) > 1]
+        labels[image.pixels_sha256, image.size].add(image.row.label)
+    return [image.row.path for image in images if len(labels[image.pixels_sha256, image.size]) > 1]
 
 
 def _leaks(images: list[_Image]) -> list[str]:
-    """Return the images whose bytes are both in train and in another role."""
+    """Return the images whose bytes are both in train and in another role, each beside its copies."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for image in images:
         groups[image.sha256].append(image.row)
-    roles = {sha256: {row.role for row in rows} for sha256, rows in groups.items()}
-    return [row.path for sha256, rows in groups.items() if "train" in roles[sha256] and len(roles[sha256]) > 1 for row in rows]
+    return [row.path for rows in groups.values() if {"train"} < {row.role for row in rows} for row in rows]
 
 
 def _box_is_outside(image: _Image) -> bool:

@@ -87,11 +87,6 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
     return info
 
 
-def label_indices(rows: list[Row]) -> dict[int, int]:
-    """Map the publisher's class numbers, in order, to 0 to C-1 over the whole dataset."""
-    return {label: index for index, label in enumerate(sorted({row.label for row in rows}))}
-
-
 def _set_aside(partial: Path, interrupted: Path) -> None:
     """Keep the images of the interrupted attempt that had packed the most."""
     packed = partial / IMAGES_FILE
@@ -138,7 +133,8 @@ def _checked_bytes(manifest: Manifest, row: Row, already_checked: bytes) -> byte
 
 
 def _write_manifest(rows: list[Row], path: Path) -> None:
-    indices = label_indices(rows)
+    """Write the rows; the publisher's class numbers, in order, become 0 to C-1 over the whole dataset."""
+    indices = {label: index for index, label in enumerate(sorted({row.label for row in rows}))}
     columns = {
         "index": range(len(rows)),
         "path": [row.path for row in rows],
@@ -155,7 +151,7 @@ def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path)
         name=name,
         options=options,
         roles=role_counts(rows),
-        num_classes=len(label_indices(rows)),
+        num_classes=len({row.label for row in rows}),
         images_sha256=file_sha256(folder / IMAGES_FILE),
         manifest_sha256=file_sha256(folder / MANIFEST_FILE),
     )

@@ -172,7 +172,7 @@ def _check_size(width: int, height: int) -> None:
         raise ValueError("not an image, or damaged")
     if width * height > MOST_PIXELS:
         raise ValueError(f"of {width} x {height} pixels, more than {MOST_PIXELS:,}, make it smaller")
-    if max(width, height) > MOST_TIMES_AS_LONG * max(1, min(width, height)):
+    if max(width, height) > MOST_TIMES_AS_LONG * min(width, height):
         raise ValueError(f"of {width} x {height} pixels, one side more than {MOST_TIMES_AS_LONG} times the other")
 
 

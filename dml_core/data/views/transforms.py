@@ -37,7 +37,7 @@ def train_pixels(
         box: the image's box, used if the configuration crops to it.
     """
     image = _resize(_cut_to_box(image, config, box), config.train_resize, config)
-    if not _is_random(config):
+    if config.crop == "none" and not config.flip and config.jitter == Jitter():
         return image
     rng = view_generator(seed, epoch, index, copy)
     if config.jitter_first:
@@ -87,11 +87,6 @@ def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, 
         "minus-one-one": (ones * 127.5, ones * 127.5),
     }[scaling]
     return (1 / std)[:, None, None].to(device), (-mean / std)[:, None, None].to(device)
-
-
-def _is_random(config: TransformConfig) -> bool:
-    jitter = config.jitter
-    return config.crop != "none" or config.flip or any((jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue))
 
 
 def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tensor:
@@ -144,14 +139,14 @@ def _random_part(height: int, width: int, config: TransformConfig, rng: np.rando
 
 def _jitter(image: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
     """Apply the four adjustments in random order, with factors uniform around 1 (hue: around 0)."""
+    if jitter == Jitter():
+        return image
     adjustments = (
         (tv.adjust_brightness, 1.0, jitter.brightness),
         (tv.adjust_contrast, 1.0, jitter.contrast),
         (tv.adjust_saturation, 1.0, jitter.saturation),
         (tv.adjust_hue, 0.0, jitter.hue),
     )
-    if not any(strength for *_, strength in adjustments):
-        return image
     for position in rng.permutation(len(adjustments)):
         adjust, neutral, strength = adjustments[position]
         if strength:
