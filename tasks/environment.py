@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -125,6 +126,15 @@ def ray_cluster() -> str | None:
     """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`."""
     address = os.environ.get("RAY_ADDRESS", "")
     return None if address in ("", "local") else address
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use: a job of a scheduler or a container may have fewer than the machine."""
+    allowed = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # "max 100000" without a limit
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
+        allowed = min(allowed, max(1, quota // period))
+    return allowed
 
 
 def prefect_server() -> str | None:

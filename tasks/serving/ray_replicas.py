@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel, load_model
+from tasks.environment import num_cores
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer, Replica
 from tasks.serving.replicas import Replicas, ServiceError
@@ -89,11 +90,12 @@ def start_replicas(
     for logger in ("ray", "ray.serve"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+        cores = num_cores() if address == "local" else None
+        ray.init(address, num_cpus=cores, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         resources = ray.cluster_resources()
-        num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         num_replicas = num_replicas or max(1, num_gpus)
-        num_threads = max(1, num_cores // num_replicas)
+        num_threads = max(1, num_cpus // num_replicas)
         # Ray would set OpenMP to one core, and a program can change that only for its calling thread.
         environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
         deployment = serve.deployment(RayReplica).options(
@@ -102,7 +104,7 @@ def start_replicas(
             health_check_period_s=2,
             graceful_shutdown_timeout_s=limits.DRAIN_SECONDS,
             ray_actor_options={
-                "num_cpus": min(1.0, num_cores / (num_replicas + 1)),
+                "num_cpus": min(1.0, num_cpus / (num_replicas + 1)),
                 "num_gpus": 10_000 // -(-num_replicas // num_gpus) / 10_000 if num_gpus else 0,  # equal parts, in Ray's four decimals
                 "runtime_env": environment,
             },

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
-from tasks.environment import ray_cluster
+from tasks.environment import num_cores, ray_cluster
 from tasks.serving import limits
 from tasks.serving.application import Served, make_app
 from tasks.serving.guard import Guard, PatientProtocol
@@ -94,7 +94,7 @@ def describe_service(model: TrainedModel, index: Index | None) -> Served:
 def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int) -> Iterator[Replicas]:
     """Start the replicas, and end them afterwards."""
     if not needs_ray(num_replicas):
-        yield OwnReplica(Replica(model, index, os.cpu_count() or 1, max_batch))
+        yield OwnReplica(Replica(model, index, num_cores(), max_batch))
         return
     from tasks.serving.ray_replicas import start_replicas, stop_replicas  # takes seconds to import
 

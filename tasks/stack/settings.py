@@ -21,7 +21,7 @@ from typing import Any
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.files import writing
-from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project, reach_own_servers
+from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project, num_cores, reach_own_servers
 
 MARK = "DML_STACK"  # variable with the stack's folder, in the environment of all its processes
 CHOSEN = "chosen.json"
@@ -132,7 +132,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         "python": shlex.quote(sys.executable),
         "postgresql": _postgresql(file.versions["postgresql"]),
         "records": folder / (RECORDS if s3["is_stacks"] else f"{RECORDS}-{_short_digest(s3['address'])}"),
-        "share": max(1, (os.cpu_count() or 1) // 2),
+        "share": max(1, num_cores() // 2),
     }
     file = parse(StackFile, _filled(values, known), str(path))
     passed = {name: value for name, value in os.environ.items() if name in PASSED or not name.startswith(OWN_SETTINGS)}

@@ -26,7 +26,7 @@ from dml_core.training.loop import build_system
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.parallel.workers import Failures
 from dml_core.training.preparing import prepare, training_outputs
-from tasks.environment import NO_CODE, run_git
+from tasks.environment import NO_CODE, num_cores, run_git
 from tasks.plans.times import placement_here
 from tasks.runs.comparable import spec_settings
 from tasks.runs.finished import read_finished
@@ -147,7 +147,7 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
         packages={name: number for name in PACKAGES if (number := _version(name)) is not None},
         processor=f"{_processor()} ({instructions})",
         device="cpu" if placement.device == "cpu" else _gpu(),
-        threads=max(1, (os.cpu_count() or 1) // num_workers),
+        threads=max(1, num_cores() // num_workers),
     )
 
 

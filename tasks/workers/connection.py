@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from dml_core.errors import TrainingError, first_line
-from tasks.environment import ray_cluster, shown, without_secrets
+from tasks.environment import num_cores, ray_cluster, shown, without_secrets
 from tasks.processes import watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.placement import Placement, choose, num_gpus
@@ -49,8 +49,8 @@ def connect(attempts: int = 2) -> None:
     address = ray_cluster() or "local"
     try:
         with _needed_processes() if address == "local" else nullcontext():
-            gpus = {"num_gpus": num_gpus()} if address == "local" else {}
-            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False, **gpus)
+            own = {"num_cpus": num_cores(), "num_gpus": num_gpus()} if address == "local" else {}
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False, **own)
     except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
             return connect(attempts - 1)

@@ -207,8 +207,7 @@ class WorkerGroup:
         self._num_workers = self._fitting_size()
         folder = self._folder.absolute()
         on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
-        num_cores = int(ray.cluster_resources().get("CPU", 1)) if on_a_cluster else os.cpu_count() or 1  # the head trains nothing
-        num_threads = max(1, num_cores // (self._num_workers * self._placement.num_groups))
+        num_threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // (self._num_workers * self._placement.num_groups))
         trainer = (Trainer if on_a_cluster else LocalTrainer)(
             _serve,
             train_loop_config={

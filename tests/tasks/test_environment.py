@@ -32,6 +32,7 @@ from tasks.environment import (
     without_secrets,
 )
 from tasks.files import write_whole
+from tests.conftest import ROOT
 from tests.damage import DAMAGE
 
 
@@ -108,6 +109,14 @@ def test_a_folder_of_prefect_that_cannot_be_written_is_named(inside: Path) -> No
     os.environ["PREFECT_HOME"] = "/proc/prefect"
     with pytest.raises(StoreError, match=r"^/proc/prefect: cannot be written .*; set DML_STATE or PREFECT_HOME to a writable folder"):
         open_project()
+
+
+def test_only_cores_that_this_process_may_use_count() -> None:
+    """A job of a scheduler with one core of a node placed as many runs as the node has cores."""
+    code = "from tasks.environment import num_cores; print(num_cores())"
+    core = min(os.sched_getaffinity(0))
+    ran = subprocess.run(["taskset", "-c", str(core), sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "1\n"
 
 
 @pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_HOME", "TORCH_HOME"])

@@ -240,7 +240,7 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(tmp_path: Pa
     )
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     monkeypatch.setattr(group, "ray_cluster", lambda: "10.0.0.1:6379")
     scale = ScaleSpec(num_workers=2, concurrent_runs=2)
     nodes = [{"CPU": 2.0}] * 4
