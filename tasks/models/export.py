@@ -55,14 +55,9 @@ class Measured:
 
 
 def export(project: Project, text: str, graph_format: str, precision: str, out: Path) -> Measured:
-    """Export a run's network to a folder that `load_model` and other programs can read, and measure it.
+    """Export a run's network to a folder that `load_model` and other programs can read, and measure it on the run's test images.
 
-    Args:
-        project: project of the run; its test images must be here.
-        text: the network, as `resolve_model` takes it.
-        graph_format: "onnx" or "torch-export".
-        precision: "fp32", "fp16" or "int8".
-        out: output folder; an existing export there is replaced.
+    `text` is the network as `resolve_model` takes it. An export that is in the output folder is replaced.
 
     Raises:
         ConfigError: the format or precision is unknown, the folder has other contents, or the network is an export itself.

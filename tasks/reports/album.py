@@ -20,12 +20,7 @@ SMALL = 64  # pixels
 
 
 class Album:
-    """Images by their place; adding an image again returns the same place.
-
-    Args:
-        stem: prefix of its file names.
-        most_bytes: limit for all its sheets together.
-    """
+    """Images by their place; adding an image again returns the same place. File names begin with `stem`; `most_bytes` is for all sheets."""
 
     def __init__(self, stem: str, most_bytes: int) -> None:
         self.stem, self.most_bytes = stem, most_bytes

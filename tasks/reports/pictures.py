@@ -56,10 +56,7 @@ class PictureCache:
     """The encoded pictures of a page as last written, by a hash of all that they depend on. Thread-safe.
 
     The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file only saves time: if
-    it is damaged, of another format or cannot be written, pictures are encoded again.
-
-    Args:
-        path: sealed file; None caches nothing.
+    it is damaged, of another format or cannot be written, pictures are encoded again. Without a file nothing is cached.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -52,12 +52,9 @@ def seeds_needed(level: float) -> int:
 
 
 def prediction_band(values: Sequence[float], level: float, floor: float = 0.0) -> Band:
-    """Return the limits that one more value exceeds with probability `level` on each side.
+    """Return the limits that one more value than those of the accepted runs, at least two, exceeds with probability `level` on each side.
 
-    Args:
-        values: of the accepted runs; at least two.
-        level: as of `level_of`.
-        floor: least standard deviation, for scores that have only some values.
+    `floor` is the least standard deviation, for scores that have only some values.
     """
     mean = float(np.mean(values))
     deviation = max(float(np.std(values, ddof=1)), floor, RELATIVE_FLOOR * abs(mean))

@@ -82,15 +82,10 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
 def plan_night(
     turns: Sequence[Turn], share: float, budget_seconds: float | None, num_parallel: int, num_seeds: int, correction: float = 1.0
 ) -> Night:
-    """Choose the runs of a night from all rows, in the order of `turns_of`.
+    """Choose the runs of a night from all rows, in the order of `turns_of`, one run for each row.
 
-    Args:
-        turns: one run for each row.
-        share: share of the rows, rounded up; 1 for all.
-        budget_seconds: most seconds of the night; None for no limit.
-        num_parallel: runs that train at the same time.
-        num_seeds: seeds of each row in the rotation.
-        correction: factor between measured and predicted durations (`correction_of`).
+    The share of the rows is rounded up; a budget of None is no limit. `num_seeds` is the number of seeds of each row in the rotation,
+    `correction` the factor between measured and predicted durations (`correction_of`).
     """
     most = math.ceil(share * len(turns) - 1e-9)
 
