@@ -33,7 +33,6 @@ class StepLock:
         anew: run the step even if it is finished.
 
     Attributes:
-        anew: as given.
         taken_over: whether another process had finished the step before this one got the lock.
     """
 

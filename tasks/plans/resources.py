@@ -26,12 +26,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Additional disk space that a dataset or runs will need.
-
-    Attributes:
-        what: what needs the space, in words.
-        num_bytes: None if unknown: the publisher states no size, and the files are not on this machine.
-    """
+    """Additional disk space that `what` will need; None if the publisher states no size, and the files are not on this machine."""
 
     what: str
     num_bytes: int | None
