@@ -49,9 +49,7 @@ class L2ConstrainedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean cross-entropy of the batch."""
-        inputs_ND = self.radius * unit_length(embeddings_ND)
-        if self.config.dropout and self.training:
-            inputs_ND = drop_features(inputs_ND, self.config.dropout, generator)
-        logits_NC = self.classifier(inputs_ND)
+        scaled_ND = self.radius * unit_length(embeddings_ND)
+        logits_NC = self.classifier(drop_features(scaled_ND, self.config.dropout if self.training else 0.0, generator))
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
         return LossOutput(total, {"softmax": total.detach()})

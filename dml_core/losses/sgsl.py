@@ -61,9 +61,7 @@ class SGSL(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 7, weighted as in eq. 10."""
-        inputs_ND = embeddings_ND
-        if self.config.dropout and self.training:
-            inputs_ND = drop_features(inputs_ND, self.config.dropout, generator)
+        inputs_ND = drop_features(embeddings_ND, self.config.dropout if self.training else 0.0, generator)
         softmax = cross_entropy(inputs_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
         sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma, self.shard)
         gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)
@@ -72,7 +70,9 @@ class SGSL(Loss):
 
 
 def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | None) -> Tensor:
-    """Apply dropout drawn by the step's generator: identical after an interruption."""
+    """Apply dropout drawn by the step's generator: identical after an interruption. Draws nothing for a share of 0."""
+    if share == 0:
+        return embeddings_ND
     is_kept_ND = torch.rand(embeddings_ND.shape, generator=generator, device=embeddings_ND.device) >= share
     return embeddings_ND * is_kept_ND.to(embeddings_ND) / (1.0 - share)
 

@@ -91,7 +91,7 @@ class _Epoch:
 
     rows: list[dict[str, float]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    negatives: np.ndarray | None = None
+    negatives: Tensor | None = None
     values: list[dict[str, Tensor]] = field(default_factory=list)
 
 
@@ -293,7 +293,8 @@ def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch |
     if run.averaged is not None and state["averaged"] is not None:
         run.averaged.module.load_state_dict(state["averaged"])
         run.averaged.is_empty = False
-    return int(state["num_epochs_done"]), _unfinished_epoch(state)
+    under_way = state.get("under_way")
+    return int(state["num_epochs_done"]), under_way and _Epoch(**under_way)
 
 
 def _read_checkpoint(
@@ -360,7 +361,8 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
     equal_buffers(run.system.loss)
     run.system.train()
     run.system.loss.start_epoch(epoch, config.num_epochs)
-    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, done.negatives)
+    negatives_Nk = None if done.negatives is None else done.negatives.numpy()
+    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, negatives_Nk)
     if len(batches[0]) < world_size():
         raise ConfigError(f"a batch of {len(batches[0])} images cannot be spread over {world_size()} workers: lower scale.num_workers")
     clock = _Clock(run, epoch, len(batches))
@@ -385,11 +387,11 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
         clock.epoch_ended(metrics)
 
 
-def _mine(run: _Run) -> np.ndarray:
+def _mine(run: _Run) -> Tensor:
     """Return hard negatives of every training image by its current embedding, the same on all workers, each of which finds a part."""
     embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader, run.failures)
     with patient():
-        return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
+        return torch.from_numpy(nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device)))
 
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], epoch: int, step: int) -> dict[str, Tensor]:
@@ -542,8 +544,7 @@ def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> N
             "kept": {kind: vars(run.kept[kind]) for kind in run.config.keep_epochs if kind in run.kept},
         }
         if under_way is not None:
-            negatives = None if under_way.negatives is None else torch.from_numpy(under_way.negatives)
-            state["under_way"] = {"rows": under_way.rows, "rates": under_way.rates, "negatives": negatives}
+            state["under_way"] = {"rows": under_way.rows, "rates": under_way.rates, "negatives": under_way.negatives}
         with run.failures.kept():
             run.writer.finish()  # at most one checkpoint waits for the disk
             state = copied(state)
@@ -553,15 +554,6 @@ def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> N
 def _write_checkpoint(run: _Run, state: dict[str, Any]) -> None:
     save_checkpoint(run.folder, state)
     run.saving.saved()
-
-
-def _unfinished_epoch(checkpoint: dict[str, Any]) -> _Epoch | None:
-    """Return the unfinished epoch of a checkpoint, or None if it was taken at an epoch's end."""
-    state = checkpoint.get("under_way")
-    if state is None:
-        return None
-    negatives = None if state["negatives"] is None else state["negatives"].numpy()
-    return _Epoch(state["rows"], state["rates"], negatives)
 
 
 # ---------------------------------------------------------------- the epochs that are kept

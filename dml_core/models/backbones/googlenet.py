@@ -5,7 +5,7 @@ available ones to heated-up softmax's TF-slim network and to the discriminative 
 """
 
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
@@ -13,8 +13,8 @@ from dml_core.models.backbones.weights import start_from
 NOT_FEATURES = ("avgpool", "dropout", "fc", "aux1", "aux2")
 
 
-class GoogLeNet(nn.Module):
-    """The convolutional part, with torchvision's layer names."""
+class GoogLeNet(nn.Sequential):
+    """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W): the convolutional part, with torchvision's layer names."""
 
     num_features = 1024
 
@@ -25,10 +25,3 @@ class GoogLeNet(nn.Module):
             if name not in NOT_FEATURES:
                 self.add_module(name, module)
         start_from(self, config, left_out=("fc.", "aux1.", "aux2."))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""
-        maps = images
-        for module in self.children():
-            maps = module(maps)
-        return maps

@@ -21,14 +21,10 @@ def read_tensors(path: Path) -> StateDict:
     Raises:
         ConfigError: the file is missing, damaged, or has no tensors, or another hash.
     """
-    _check_hash_in_name(path)
-    return read_state_dict(path, str(path))
-
-
-def _check_hash_in_name(path: Path) -> None:
     named = HASH_IN_NAME.search(path.name)
     if named and path.is_file() and not (actual := file_sha256(path)).startswith(named[1]):
         raise ConfigError(f"{path} is damaged: its SHA-256 is {actual}, by its name it begins with {named[1]}")
+    return read_state_dict(path, str(path))
 
 
 def timm_state(backbone: str) -> StateDict:
