@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -122,11 +122,11 @@ class ScoredImages:
     @cached_property
     def _loader(self) -> Loader:
         """Loader whose processes persist over epochs."""
-        return Loader(self._datasets, self._num_loader_workers, self.device)
+        return Loader(cast(PackedDataset, self._datasets), self._num_loader_workers, self.device)
 
 
 class _Joined:
-    """Several datasets as one source of images, one after another."""
+    """Several datasets, one after another, with the methods of one that a loader calls."""
 
     def __init__(self) -> None:
         self.parts: list[PackedDataset] = []
