@@ -111,7 +111,8 @@ def check(words: str, environment: str, whole: Path, folder: Path) -> None:
     errors = [line for line in shown.stderr.splitlines() if line.lower().startswith("error: ")]
     assert len(errors) == (shown.returncode == 2), where
     if shown.returncode == 2:
-        lost = {name for name, data in before.items() if contents(root).get(name) != data and not name.startswith("state/")}
+        after = contents(root)
+        lost = {name for name, data in before.items() if after.get(name) != data and not name.startswith("state/")}
         assert not lost, where
 
 
