@@ -81,7 +81,8 @@ def data_add(
         _add_published(project, name, path, part)
         return
     if part:
-        raise typer.BadParameter(f"'{name}' is not a published dataset", param_hint="--part")
+        why = "cannot be combined with --reader" if published_dataset(name) else f"'{name}' is not a published dataset"
+        raise typer.BadParameter(why, param_hint="--part")
     pretrained = None
     if backbone is not None:
         from tasks.own_images.fine_tuning import pretrained_backbone
@@ -93,7 +94,7 @@ def data_add(
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
     for note in added.notes:
         more = ", ..." if note.num_found > len(note.examples) else ""
-        print(f"note: {note.what}: {note.num_found} images ({', '.join(note.examples)}{more})")
+        print(f"note: {note.what}: {counted(note.num_found, 'image')} ({', '.join(note.examples)}{more})")
     _print_next(project, name, added.counts)
 
 

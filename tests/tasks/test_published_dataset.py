@@ -98,6 +98,7 @@ def test_a_folder_stays_where_it_is(project, add, tmp_path) -> None:
         (("cars196", "params.yaml"), r"params\.yaml: expected the folder with all of the dataset's files; the official links are dead"),
         (("inshop", "../drawn"), r"has CUB_200_2011/, and neither Eval/list_eval_partition\.txt"),
         (("birds", "../drawn", "--part"), r"'birds' is not a published dataset"),
+        (("cub200", "../drawn", "--part", "--reader", "folder"), r"--part: cannot be combined with --reader"),
     ],
 )
 def test_what_is_not_the_dataset_is_refused_and_nothing_changes(project, add, words, message) -> None:
