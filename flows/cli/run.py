@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,8 +14,6 @@ from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints,
 from tasks.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flows.outcomes import Outcome
     from flows.reports import Report
     from flows.request import Request
@@ -136,7 +135,7 @@ def _run(request: "Request", project: "Project", prefect: PrefectStart) -> None:
         raise
 
 
-def _print_reused(project: "Project", params: "Params", runs: "Sequence[RunSpec]") -> bool:
+def _print_reused(project: "Project", params: "Params", runs: Sequence["RunSpec"]) -> bool:
     """Print the reports of runs that are all finished; return False, without a line, if anything has to be done."""
     from flows.reuse.reused import reused_reports
 
@@ -159,7 +158,7 @@ def _print_outcome(outcome: "Outcome", project: "Project") -> None:
     if outcome.older_code:
         print(made_by_older_code(outcome.older_code))
     _print_places(outcome)
-    _print_mlflow(project)
+    _print_mlflow(project, num_waiting=int(not outcome.delivered))
 
 
 def _check(verb: str, project: "Project", request: "Request", prefect: PrefectStart) -> "tuple[Params, list[RunSpec]]":
@@ -174,7 +173,7 @@ def _check(verb: str, project: "Project", request: "Request", prefect: PrefectSt
     return params, runs
 
 
-def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
+def _print_reports(reports: Sequence["Report"], project: "Project") -> None:
     """Print the report of a single table, or one line for each of several; of the standing comparison, the report of each dataset."""
     for report in reports:
         if len(reports) > 1 and not report.best_line:
@@ -188,11 +187,8 @@ def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
             print(report.best_line)
         if report.best is not None:
             _print_places(report.best)
-    num_undelivered = sum(report.num_undelivered for report in reports)
-    if num_undelivered:
-        print(f"{num_undelivered} records wait for MLflow; deliver them with: dml sync")
     if reports:
-        _print_mlflow(project)
+        _print_mlflow(project, sum(report.num_undelivered for report in reports))
 
 
 def _print_places(outcome: "Outcome") -> None:
@@ -200,9 +196,11 @@ def _print_places(outcome: "Outcome") -> None:
     print(f"  scores and figures: {outcome.figures}")
 
 
-def _print_mlflow(project: "Project") -> None:
+def _print_mlflow(project: "Project", num_waiting: int) -> None:
     from tasks.environment import shown
 
+    if num_waiting:
+        print(f"{counted(num_waiting, 'record')} wait{'s' if num_waiting == 1 else ''} for MLflow; to deliver: dml sync")
     uri = shown(project.tracking_uri)
     where = uri if uri.startswith("http") else "run `dml ui`"
     print(f"runs, curves, galleries and models in MLflow: {where}")

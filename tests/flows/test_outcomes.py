@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from dml_core.errors import SavedNetworkError, TrainingError
 from flows.chain import finish
+from flows.cli.run import _print_outcome
 from flows.outcomes import Outcome, RunsFailedError
+from tasks.environment import Project
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tests.conftest import ROOT
@@ -99,6 +101,12 @@ def test_a_fault_of_this_program_is_told_from_what_a_person_can_mend(error: Exce
     failed = RunsFailedError(failures, 2, ())
     assert failed.unforeseen == unforeseen
     assert failed.__cause__ is (error if unforeseen else None)
+
+
+@pytest.mark.parametrize("is_in_mlflow", [True, False])
+def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    _print_outcome(replace(Submitted(RUNS[0]).outcome(), delivered=is_in_mlflow), Project(ROOT, ROOT / "state", "", "http://mlflow"))
+    assert ("1 record waits for MLflow" in capsys.readouterr().out) is not is_in_mlflow
 
 
 @pytest.mark.parametrize("error", [ValueError(), ValueError("")])
