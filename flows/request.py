@@ -125,7 +125,7 @@ class Request(Choice):
         return None if self.resolve is None else Resolve(self.resolve, MOST_SEEDS if self.max_seeds is None else self.max_seeds)
 
 
-NEEDS_TABLE = "--row, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
+NEEDS_TABLE = "--row, --track, --prepared-only, --smoke and --one-row require a table, for example: dml reproduce softtriple/table1 --smoke"
 NEEDS_AUTO = "--resolve and --max-seeds require --seeds auto, which adds seeds until differences are that precise"
 REQUEST = TypeAdapter(Request)
 

@@ -1,24 +1,24 @@
 """Verbs that write pages for a browser: `report` those of tables, `look` those to inspect runs."""
 
 import hashlib
-import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from flows.cli.app import app, examples
-from flows.cli.session import open_project
+from flows.cli.session import open_project, say
 from flows.cli.table_options import PriceFile, SameOverrides
 from tasks.runs.specs import changes_results, load_params
-from tasks.tables.file import load_table, table_names
+from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted
 
 
 @app.command(epilog=examples("dml report softtriple/table1 -o pages"))
 def report(
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables, for example softtriple/table1. Default: all.")
+        list[str] | None, typer.Argument(metavar="TABLE", help="Tables, for example softtriple/table1 or 'softtriple/*'. Default: all.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: results/site.")] = None,
     prices: PriceFile = None,
@@ -31,13 +31,9 @@ def report(
     from tasks.plans.prices import read_prices
     from tasks.reports.table_pages import INDEX, SITE, write_site
 
-    names = tables or table_names()
-    for name in names:
-        load_table(name)
+    names = chosen_tables(tables) if tables else table_names()
     folder = output or project.root / SITE
-    pages = write_site(
-        project, load_params(project.params_file), list(dict.fromkeys(names)), folder, read_prices(prices) if prices else None
-    )
+    pages = write_site(project, load_params(project.params_file), names, folder, read_prices(prices) if prices else None)
     for page in pages if tables else ():
         print(page.html)
     print(f"{counted(len(pages), 'page')}; index: {folder / INDEX}")
@@ -51,7 +47,9 @@ def look(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: a folder in results/site/look.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="For a comparison: seed whose pictures are shown. Default: the first.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed whose pictures are shown. Default: a run's best, a comparison's first.")
+    ] = None,
     override: SameOverrides = None,
     map_by: Annotated[Literal["tsne", "pca"], typer.Option("--map", help="Projection method of the map.")] = "tsne",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -71,9 +69,9 @@ def look(
     changes = "\n".join(sorted(filter(changes_results, override or ())))
     called = [what.strip("/").replace("/", "-"), *([hashlib.sha256(changes.encode()).hexdigest()[:8]] if changes else [])]
     folder = output or project.root / SITE / "look" / "-".join(called)
-    page = write_look(project, selection, params.comparison.reference, folder, map_by, lambda line: print(line, file=sys.stderr))
+    page = write_look(project, selection, params.comparison.reference, folder, map_by, say)
     for variant in selection.missing:
-        print(f"note: {variant} is not shown: no finished run with seed {selection.seed}", file=sys.stderr)
+        say(f"note: {variant} is not shown: no finished run with seed {selection.seed}")
     print(page)
-    if open_page:
-        typer.launch(page.absolute().as_uri())
+    if open_page and not webbrowser.open(page.absolute().as_uri()):
+        say("note: no browser was found to open it")

@@ -1,7 +1,6 @@
 """Verbs for image search: `index` builds and changes indexes, `search` finds images in one."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +13,7 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_model
+from flows.cli.session import open_model, say
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
@@ -51,7 +50,7 @@ def build(
 ) -> None:
     """Build an index of images."""
     _, trained = open_model(model)
-    print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
+    say(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions")
     bad: list[str] | None = [] if skip_bad else None
     identity, weights, batches = _batches(source, lambda: trained, images, thumbnail, bad)
     if identity != trained.identity:
@@ -107,7 +106,7 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
 @app.command(epilog=examples("dml search my.index query.jpg -k 5", "dml search my.index queries --html found.html"))
 def search(
     folder: Folder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Query images; a folder means all of its images.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Query images; a folder means all of its images.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Number of images to find for each query.")] = 10,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with the pictures to this file.")] = None,
     as_json: AsJson = False,
@@ -117,14 +116,15 @@ def search(
 
     Prints a table; --html writes a page.
     """
-    from tasks.models.searching import search_images
+    from tasks.models.searching import search_images, search_page
 
     if html is not None:
         check_output(html, b"<!doctype html>")
     index = Index.open(folder)
     answers = search_images(index, open_index_model(index, model)[1], images, k)
     if html is not None:
-        _write_page(html, index, answers)
+        write_output(html, search_page(index, answers))
+        say(f"page: {html}")
     if as_json:
         approximate = None if index.info.found is None else index.info.found.recalls
         described = {"kind": index.kind, "metric": index.metric, "items": index.num_items, "recalls": approximate}
@@ -154,7 +154,7 @@ def _batches(
 
 def _tell_bad(bad: list[str] | None) -> None:
     for line in bad or []:
-        print(f"skipped: {line}", file=sys.stderr)
+        say(f"skipped: {line}")
 
 
 def open_index_model(index: Index, named: str | None, device: str | None = None) -> "tuple[Path, TrainedModel]":
@@ -195,13 +195,6 @@ def _print_index(index: Index) -> None:
     print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
     for line in describe(index):
         print(f"  {line}")
-
-
-def _write_page(path: Path, index: Index, answers: "list[Answer]") -> None:
-    from tasks.models.searching import search_page
-
-    write_output(path, search_page(index, answers))
-    print(f"page: {path}", file=sys.stderr)
 
 
 def _print_answers(index: Index, answers: "list[Answer]") -> None:

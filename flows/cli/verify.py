@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,6 @@ from flows.cli.session import open_project, say
 from tasks.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tasks.environment import Project
     from tasks.watch.records import Receipt
     from tasks.watch.verifying import Verified
@@ -33,7 +32,7 @@ Rows = Annotated[
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Datasets of the comparison, or tables. Default: everything that is accepted."),
+        typer.Argument(metavar="NAME", help="Datasets of the comparison, or tables. Default: everything that is accepted."),
     ] = None,
     row: Rows = None,
     share: Annotated[float, typer.Option(help="Share of the rows, those verified longest ago first.")] = 1.0,
@@ -98,7 +97,7 @@ def accept(
 
     reference, path = run(project, name, why, row or (), say)
     rows = counted(len({evidence.row for evidence in reference.evidence}), "row")
-    print(f"{name}: accepted {rows}, {len(reference.evidence)} runs, by {reference.who}")
+    print(f"{name}: accepted {rows}, {counted(len(reference.evidence), 'run')}, by {reference.who}")
     print(f"commit it: git add {path.relative_to(project.root)}")
 
 
@@ -120,10 +119,10 @@ def write_receipt(
     receipt = receipts.write_receipt(project, name, output, row or (), sign, say)
     rows = counted(len({evidence.row for evidence in receipt.evidence}), "row")
     signed = f", signed: {output}.sig" if sign is not None else ""
-    print(f"{output}: {rows}, {len(receipt.evidence)} runs, by {receipt.who}{signed}")
+    print(f"{output}: {rows}, {counted(len(receipt.evidence), 'run')}, by {receipt.who}{signed}")
 
 
-def _receipt(project: "Project", path: Path | None, signers: Path | None, names: "Sequence[str]") -> "Receipt | None":
+def _receipt(project: "Project", path: Path | None, signers: Path | None, names: Sequence[str]) -> "Receipt | None":
     """Read the receipt to verify, and print who made it."""
     if path is None:
         if signers is not None:
@@ -135,7 +134,7 @@ def _receipt(project: "Project", path: Path | None, signers: Path | None, names:
 
     receipt, signer = read_receipt(path), signer_of(path, signers)
     signed = "not signed" if signer is None else f"signed by {signer}"
-    say(f"receipt of {receipt.name}: {len(receipt.evidence)} runs by {receipt.who}, {receipt.accepted_at:%Y-%m-%d}; {signed}")
+    say(f"receipt of {receipt.name}: {counted(len(receipt.evidence), 'run')} by {receipt.who}, {receipt.accepted_at:%Y-%m-%d}; {signed}")
     if receipt.lock != lock_hash(project.root):
         say("requirements.lock differs from the receipt's")
     return receipt

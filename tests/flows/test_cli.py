@@ -217,6 +217,8 @@ def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypat
         "dataset 'cub200' is"
     )
     assert "dml reproduce softtriple/table2" in (project / "pages/index.html").read_text(), "a table without measurements has its command"
+    printed = CliRunner().invoke(app, ["report", "softtriple/figure*", "-o", "pages"]).stdout
+    assert printed.splitlines()[:-1] == [f"pages/softtriple/figure{number}.html" for number in (3, 4, 5)]
 
 
 def test_the_project_s_own_tables_are_listed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +260,7 @@ def test_what_narrows_a_table_and_names_nothing_is_refused_with_the_nearest(opti
         (["softtriple/table3", "softtriple/table5"], "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
         (["softtriple/table1", "-r", "3", "-s", "4"], "--seed cannot be combined with --seeds 3, which means seeds 0 to 2"),
         (["softtriple/table1", "--track", "commn"], "'--track': 'commn' is not one of 'paper', 'common'."),
-        (["--smoke"], "--smoke require a table"),
+        (["--smoke"], "--smoke and --one-row require a table"),
         (["--seeds", "3"], "--seeds 3 requires a table; for the comparison give each seed, for example --seed 0 --seed 1"),
         (["softtriple/table1", "--resolve", "1"], "--resolve and --max-seeds require --seeds auto"),
         (["softtriple/table1", "--seeds", "auto", "--resolve", "0"], "--resolve 0: half of an interval in points must be above 0"),

@@ -34,6 +34,7 @@ def test_help_has_the_usage_whole_sentences_and_short_lines(words: str) -> None:
     assert text.startswith(f"Usage: dml {words}".rstrip())
     assert len(text.splitlines()) > 4
     assert "..." not in re.sub(r"\S*\.\.\.|\.\.\.]", "", text)
+    assert not re.search(r"\.\.\.[\]}]\.\.\.", text), "an argument repeats once"
     assert max(map(len, text.splitlines())) <= 80
 
 

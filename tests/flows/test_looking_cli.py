@@ -44,8 +44,14 @@ def test_the_page_is_told_and_is_there(root: Path, monkeypatch: pytest.MonkeyPat
     standing, other, same = capsys.readouterr().out.splitlines()
     assert standing == same == str(root / "results/site/look/photos")
     assert other.startswith(f"{standing}-"), "pages of other settings do not replace the comparison's"
-    assert look(root, monkeypatch, "photos", "-o", str(root / "elsewhere"), "--seed", "1", "--map", "pca") == 0
-    assert (root / "elsewhere" / "run-01-proxy-nca.html").is_file()
+    page, opened = root / "elsewhere" / "index.html", list[str]()
+    for has_browser in (True, False):  # without xdg-open, typer's own function opened nothing and said nothing
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("webbrowser.open", lambda address, has_browser=has_browser: opened.append(address) or has_browser)
+            assert look(root, monkeypatch, "photos", "-o", str(page.parent), "--seed", "1", "--map", "pca", "--open") == 0
+        assert ("no browser was found" in capsys.readouterr().err) is not has_browser
+    assert opened == [page.as_uri()] * 2
+    assert (page.parent / "run-01-proxy-nca.html").is_file()
 
 
 @pytest.mark.parametrize(
