@@ -126,14 +126,11 @@ class Chain:
         Raises:
             StoreError: that file has changed since.
         """
-        ran = {step: self._ran(step) for step in self._steps}
+        # not if it was done before, by another run of this flow, or by another process meanwhile
+        ran = {step: step in self._locks and not self._locks[step].taken_over for step in self._steps}
         delivered = all(future.result() is not None for future in self._publishing)
         records = [step if isinstance(step, StepRecord) else step.result() for step in self._steps.values()]
         return Outcome.of(self.spec, records, ran, delivered, self._services.store, self._digest, self._older_code)
-
-    def _ran(self, step: str) -> bool:
-        """Return whether this chain ran a step, which was not done before, by another run of this flow, or by another process meanwhile."""
-        return step in self._locks and not self._locks[step].taken_over
 
 
 def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
@@ -220,8 +217,8 @@ def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bo
 # ---------------------------------------------------------------- the steps
 
 
-def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
-    """Return whether a failed step should be retried: not if the user has to fix something."""
+def _may_be_retried(failed: Any, run: Any, state: Any) -> bool:
+    """Return whether a failed step is retried: not if the user has to fix something."""
     return not isinstance(state.result(raise_on_failure=False), DmlError)
 
 
@@ -233,11 +230,11 @@ _STEP_OPTIONS: dict[str, Any] = {
     "result_serializer": SealedJSON(),
     "retries": 1,
     "retry_delay_seconds": 5,
-    "retry_condition_fn": _may_go_better,
+    "retry_condition_fn": _may_be_retried,
 }
 
 
-@task(task_run_name="prepare {dataset}", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_go_better)
+@task(task_run_name="prepare {dataset}", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_be_retried)
 def prepare(project: Project, dataset: str) -> DatasetRecord:
     """Update a dataset through DVC."""
     return update_dataset(project, dataset)

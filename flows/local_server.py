@@ -15,7 +15,7 @@ from contextlib import closing
 
 from dml_core.errors import TrainingError
 
-START_SECONDS, END_SECONDS = 90, 5
+START_SECONDS, END_SECONDS = 300, 5  # on a busy machine; a server that has ended is noticed at once
 ONE_FLOW = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
 

@@ -65,9 +65,7 @@ def write_reports(
 
     Args:
         runs: the requested runs, all of tables or all of the standing comparison.
-        outcomes, failures: the results of these runs.
         params: parameters of the project, with the overrides of the runs.
-        backends: where the runs are kept and published.
     """
     if runs[0].table is not None:
         return _report_tables(runs, outcomes, failures, params, backends)
@@ -115,12 +113,11 @@ def artifact_key(kind: str, name: str) -> str:
 
 def smoke_page(name: str, outcomes: Sequence[Outcome]) -> str:
     """Return a page with the rows that ran. It has no scores: those of drawn images must not be taken for the paper's."""
-    rows = [f"| {outcome.spec.label.removeprefix(f'{name} ')} | {outcome.spec.dataset} | {_took(outcome)} |" for outcome in outcomes]
+    rows = []
+    for outcome in outcomes:
+        took = f"{outcome.seconds:.1f} s" if any(outcome.ran.values()) else "shared with another row, or done before"
+        rows.append(f"| {outcome.spec.label.removeprefix(f'{name} ')} | {outcome.spec.dataset} | {took} |")
     return "\n".join([f"# {name}: smoke run", "", "| row | images | training and embedding |", "|---|---|---|", *rows, ""])
-
-
-def _took(outcome: Outcome) -> str:
-    return f"{outcome.seconds:.1f} s" if any(outcome.ran.values()) else "shared with another row, or done before"
 
 
 def _with_failures(page: str, failures: Sequence[Failure]) -> str:
@@ -174,9 +171,9 @@ def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> P
     variants, seeds = sorted({spec.variant for spec in runs}), sorted({spec.seed for spec in runs})
     selection = json.dumps([{"variant": variants, "seed": seeds}, first.comparison])
     identity = hashlib.sha256(selection.encode()).hexdigest()[:8]
-    named = variants[0] if len(variants) == 1 else f"{len(variants)}-variants"
-    counted = f"seed-{seeds[0]}" if len(seeds) == 1 else f"{len(seeds)}-seeds"
-    return project.state / "reports" / first.dataset / f"{row_name(named)[:40]}-{counted}-{identity}"
+    of_variants = variants[0] if len(variants) == 1 else f"{len(variants)}-variants"
+    of_seeds = f"seed-{seeds[0]}" if len(seeds) == 1 else f"{len(seeds)}-seeds"
+    return project.state / "reports" / first.dataset / f"{row_name(of_variants)[:40]}-{of_seeds}-{identity}"
 
 
 def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends) -> Report:
@@ -211,15 +208,9 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
 
 def standing_report(outcomes: Sequence[Outcome], failures: Sequence[Failure], page: str, path: Path, num_undelivered: int = 0) -> Report:
     """Return the report of the standing comparison's runs on one dataset, whose page is written."""
-    best, best_line = _best(outcomes)
-    spec = outcomes[0].spec
-    key = artifact_key("comparison", spec.dataset)
-    return Report(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, best_line)
-
-
-def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:
-    """Return the best of these runs, and the line about it."""
     runs = {(outcome.spec.variant, outcome.spec.seed): outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics}
     scores = scores_by_seed((*place, outcome.scores.metrics[VALIDATION]) for place, outcome in runs.items())
-    best = best_run(scores)
-    return None if best is None else runs[best.variant, best.seed], said_best(scores)
+    found, spec = best_run(scores), outcomes[0].spec
+    best = None if found is None else runs[found.variant, found.seed]
+    key = artifact_key("comparison", spec.dataset)
+    return Report(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, said_best(scores))

@@ -26,7 +26,6 @@ def run_until_resolved(
         resolve: required precision, and the maximum number of seeds.
         compared: returns the metric by which a run is compared and the reference (None: the best), or None if it is not compared.
         run: runs specs, as `flows.chain.run_chains` does.
-        say: reports progress.
         fail_fast: end with the round in which a run fails.
     """
     outcomes: list[Outcome] = []

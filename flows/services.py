@@ -32,8 +32,6 @@ class Services(Backends):
     """Resources shared by the steps of a flow; created once per flow and closed at its end.
 
     Args:
-        project: the project.
-        scale: resources that its runs may use.
         force: run every step, done or not.
         fail_fast: start no further steps after a run fails.
         code: "keep" to reuse finished steps that other code made; outcomes list the names of the changed files.

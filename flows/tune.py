@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Any
 
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
@@ -205,11 +204,8 @@ def _score_of(trial: Trial) -> str:
 def _settings_of(search: Search, trial: Trial) -> str:
     """Return the settings in which a trial differs from the row."""
     changed = search.changes(trial.params) if trial.number else {}
-    return ", ".join(f"{path} {_plain(value)}" for path, value in changed.items()) or "the row's own settings"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    texts = {path: f"{value:.4g}" if isinstance(value, float) else str(value) for path, value in changed.items()}
+    return ", ".join(f"{path} {text}" for path, text in texts.items()) or "the row's own settings"
 
 
 def _result(search: Search, trial: Trial) -> str:

@@ -105,7 +105,8 @@ def _report(error: BaseException, log: Path | None) -> int:
     if api and _is_of_connection(error):
         return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
-        what = f"{_path_of(error)}: {error.strerror}; check this path" if error.filename is not None else error.strerror
+        path_name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+        what = error.strerror if error.filename is None else f"{path_name or 'the empty path'}: {error.strerror}; check this path"
         return _say(f"{what}; details in {path}", MENDABLE)
     return _say(f"unexpected {type(error).__name__}; the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
 
@@ -141,12 +142,6 @@ def _write_traceback(error: BaseException, log: Path | None) -> Path:
                 file.write(text)
             return path
     return Path(os.devnull)
-
-
-def _path_of(error: OSError) -> str:
-    """Return the path that the system refused."""
-    name = error.filename
-    return (os.fsdecode(name) if isinstance(name, str | bytes) else str(name)) or "the empty path"
 
 
 def _is_of_connection(error: BaseException | None) -> bool:

@@ -1,6 +1,5 @@
 """Verbs of trained networks: `models` lists, promotes and exports them, `embed` embeds any images with one."""
 
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from dml_core.errors import ConfigError
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_model, open_project
+from flows.cli.session import open_model, open_project, say
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -149,7 +148,7 @@ def embed(
     began = time.monotonic()
 
     def tell(done: int, of: int) -> None:
-        print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
+        say(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s")
 
     embedded = embed_to(network, images, output, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""

@@ -87,7 +87,7 @@ def plan(
     print_needs(needs)
 
 
-def _print_sums(plans: "Sequence[TablePlan]", estimate: "Estimate", prices: "Prices | None") -> None:
+def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
     """Print what is omitted, and the number of runs with their time and cost."""
     for plan in plans:
         for why in plan.left_out:
@@ -106,13 +106,13 @@ def time_of(estimate: "Estimate") -> str:
     return f"about {duration(estimate.seconds)}" + (f" ({estimate.basis})" if estimate.basis != "measured" else "")
 
 
-def print_needs(needs: "Sequence[Need]") -> None:
+def print_needs(needs: Sequence["Need"]) -> None:
     """Print what is missing and what to do about it, each need once."""
     for need in dict.fromkeys(needs):
         print(f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}")
 
 
-def _print_runs(plans: "Sequence[TablePlan]") -> None:
+def _print_runs(plans: Sequence["TablePlan"]) -> None:
     runs = [(plan.name, run) for plan in plans for run in plan.runs]
     print_table(
         Column("table", [name for name, _ in runs], drop=1 if len(plans) == 1 else None),
@@ -131,7 +131,7 @@ def _print_runs(plans: "Sequence[TablePlan]") -> None:
     )
 
 
-def _print_tables(plans: "Sequence[TablePlan]") -> None:
+def _print_tables(plans: Sequence["TablePlan"]) -> None:
     to_train, reused, shared = (
         [str(sum(run.steps["train"] == kind for run in plan.runs)) for plan in plans] for kind in ("run", "reused", "shared")
     )

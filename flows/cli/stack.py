@@ -66,7 +66,7 @@ def gc(
             Column("last written", [time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)) for step in steps.unused], drop=1),
             title="dml gc",
         )
-    recent = f" ({steps.num_recent} of them only because they are younger than {days:g} days)" if steps.num_recent else ""
+    recent = f" ({steps.num_recent} of them only because of --days {days:g})" if steps.num_recent else ""
     print(f"{counted(len(steps.unused), 'unused step')}; {steps.num_kept} kept{recent}")
     if delete:
         print(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
@@ -123,5 +123,5 @@ def logs(
 def down() -> None:
     """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     num_killed = lifecycle.down(find_project())
-    beside = f"; {num_killed} processes were killed" if num_killed else ""
+    beside = f"; processes that had to be killed: {num_killed}" if num_killed else ""
     print(f"the stack is down{beside}; dml uses your own settings again, or this machine's defaults")

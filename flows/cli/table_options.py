@@ -1,13 +1,14 @@
 """Options of several verbs: runs of tables, overridden settings, prices."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from dml_core.errors import ConfigError
 
+if TYPE_CHECKING:
     from flows.request import Request
 
 Datasets = Annotated[
@@ -53,10 +54,10 @@ TrackName = Annotated[
 
 
 def request_of(
-    tables: "Sequence[str] | None",
-    seeds: "Sequence[int] | None",
+    tables: Sequence[str] | None,
+    seeds: Sequence[int] | None,
     num_seeds: str | None,
-    variants: "Sequence[str] | None",
+    variants: Sequence[str] | None,
     track: str | None = None,
     resolve: float | None = None,
     max_seeds: int | None = None,
@@ -67,7 +68,6 @@ def request_of(
     Raises:
         ConfigError: options conflict, or a value is invalid.
     """
-    from dml_core.errors import ConfigError
     from flows.request import NEEDS_AUTO, REQUEST
     from tasks.runs.tuned import STANDING
     from tasks.tables.seeds_auto import DEFAULT_POINTS

@@ -1,6 +1,8 @@
 """Verbs of the papers' tables: list them, show one, export and import its runs; `dml reproduce <table>` runs one."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +14,6 @@ from flows.cli.session import open_project
 from tasks.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tasks.plans.progress import TableState
 
 tables_app = new_group("tables", cls=FirstByDefault)
@@ -62,8 +62,6 @@ def _of_paper(paper: str | None) -> list[str]:
 
 def _entry(state: "TableState") -> dict[str, Any]:
     """Return a table's state for programs."""
-    from dataclasses import asdict
-
     rows = state.table.rows.values()
     return {
         "name": state.name,
@@ -83,7 +81,7 @@ def _entry(state: "TableState") -> dict[str, Any]:
     }
 
 
-def _print_states(states: "Sequence[TableState]") -> None:
+def _print_states(states: Sequence["TableState"]) -> None:
     from flows.cli.plan import print_needs, time_of
 
     entries = [_entry(state) for state in states]

@@ -6,7 +6,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
-from flows.cli.session import PrefectStart, open_project
+from flows.cli.session import PrefectStart, open_project, say
 
 if TYPE_CHECKING:
     from flows.tune import Tuned
@@ -34,12 +34,12 @@ def tune(
     from tasks.checks import check_places
     from tasks.tuning.search import checked_searches
 
-    typer.echo(f"dml tune: checking {', '.join(rows)}", err=True)
+    say(f"dml tune: checking {', '.join(rows)}")
     params, searches = checked_searches(project, rows, dataset or (), folds, seed, metric, parallel)
     for note in check_places(project, params.scale):
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     for search in searches:
-        typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)
+        say(f"{search.title}: {', '.join(search.space)}")
     with PrefectStart(project).loading():
         from flows.tune import tune as flow
 
