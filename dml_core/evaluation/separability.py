@@ -12,6 +12,8 @@ from scipy.sparse.csgraph import connected_components
 
 from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks
 
+ROUNDING = 1e-20  # of a squared distance, relative to the points' squared norms: below it there is no scatter
+
 
 def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return mean (C, D) and size (C,) of each class, with codes 0 to C-1."""
@@ -35,7 +37,7 @@ def class_separability(points: Points, codes_N: NDArray[np.int64]) -> dict[str, 
     between = float(shares_C @ np.square(means_CD - shares_C @ means_CD).sum(axis=1))
     within = float(_squared_distances_to(means_CD, points, codes_N).mean())
     traces = {"csc_trace_between": between, "csc_trace_within": within}
-    return {"csc": between / within, **traces} if within > 0 else traces
+    return {"csc": between / within, **traces} if within > ROUNDING * np.square(means_CD).sum(axis=1).max() else traces
 
 
 def class_distances(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:
@@ -60,8 +62,8 @@ def num_unique_centres(centres_CKD: NDArray[np.floating[Any]], max_distance: flo
     threshold; 0.1 (an angle of 5.7 degrees) is assumed.
     """
     units_CKD = centres_CKD / np.linalg.norm(centres_CKD, axis=2, keepdims=True)
-    differences_CKK = np.linalg.norm(units_CKD[:, :, None] - units_CKD[:, None], axis=3)
-    return np.array([connected_components(is_near)[0] for is_near in differences_CKK <= max_distance])
+    distances_CKK = (np.linalg.norm(units_KD[:, None] - units_KD, axis=2) for units_KD in units_CKD)  # of all classes at once: gigabytes
+    return np.array([connected_components(distances_KK <= max_distance)[0] for distances_KK in distances_CKK])
 
 
 def _squared_distances_to(means_CD: NDArray[np.float64], points: Points, codes_N: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -40,6 +40,9 @@ def test_traces_are_those_of_the_scatter_matrices_and_add_up_to_the_variance(
 def test_classes_without_scatter_have_no_csc() -> None:
     values = class_separability(as_points(np.eye(2), "euclidean"), np.array([0, 1]))
     assert values == {"csc_trace_between": pytest.approx(0.5), "csc_trace_within": 0}
+    codes = np.arange(21) % 3
+    for of_classes in (np.random.default_rng(0).standard_normal((3, 2)), np.full((3, 2), 0.1)):  # their sums in float64 are rounded
+        assert "csc" not in class_separability(as_points(of_classes[codes], "euclidean"), codes)
 
 
 def test_class_distances_are_root_mean_squares_over_pairs() -> None:

@@ -1,9 +1,10 @@
 """The sweep compared with sorted lists, and changes that must not affect its numbers in the last bit."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
 from dml_core.evaluation.retrieval.tiles import Entries, _compare_on_gpu, as_side, compare
-from dml_core.evaluation.threads import one_thread
+from dml_core.evaluation.threads import BlockThreads, one_thread
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 from tests.forked import forked
@@ -130,6 +131,30 @@ def test_directions_that_are_much_alike_are_told_apart_by_tiles(noise: float, pa
     found = rows_of(self_retrieval(embeddings, codes))
     assert sum(pairs_by_themselves.values()) < 0.01 * 200**2
     np.testing.assert_allclose(found, np.array(slow_scores(embeddings, codes, metric="cosine")), rtol=1e-12)
+
+
+def test_tiles_that_fail_leave_their_buffers_to_the_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory every tile may fail; a thread without a buffer would wait for ever, and the process with it."""
+
+    class NeverWaiting(SimpleQueue[torch.Tensor]):
+        def get(self, block: bool = True, timeout: float | None = None) -> torch.Tensor:
+            return super().get(block=False)
+
+    class Unaware(BlockThreads):
+        """Begins the next tile before the error of one is heard of."""
+
+        def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            for item in items:
+                with pytest.raises(MemoryError):
+                    work(item)
+                yield None
+
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    for name, other in {"SimpleQueue": NeverWaiting, "BlockThreads": Unaware, "_find_useless": lambda *_: None, "tile": full}.items():
+        monkeypatch.setattr(sweep, name, other)
+    self_retrieval(*make_inputs("random"), num_shards=3)
 
 
 @pytest.mark.parametrize(("spread", "is_narrow"), [(0.8, True), (4.0, False)])

@@ -235,11 +235,13 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, max_block
     def count(block: tuple[Side, slice, slice]) -> None:
         items, rows, columns = block
         left, right, buffer = part(queries, rows), part(items, columns), buffers.get()
-        near = tile(left, right, buffer)
-        _count_tile(counter, rows, left, right, near, axis=0)
-        if items is queries and columns.start > rows.start:
-            _count_tile(counter, columns, right, left, near, axis=1)
-        buffers.put(buffer)
+        try:
+            near = tile(left, right, buffer)
+            _count_tile(counter, rows, left, right, near, axis=0)
+            if items is queries and columns.start > rows.start:
+                _count_tile(counter, columns, right, left, near, axis=1)
+        finally:  # or, after an error, the other threads would wait for it for ever
+            buffers.put(buffer)
 
     for number, items in enumerate(sides):
         if number == 0:
