@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,23 +19,35 @@ from dml_core.index.items import Item
 from dml_core.index.writing import Batch, add_items, build_index
 from flows.cli.search import open_index_model
 from tasks.environment import Project
-from tasks.models.export import MEASURED_FILE, export
+from tasks.models.export import MEASURED_FILE, Measured, export
 from tasks.models.lookup import find_run, resolve_model
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
 
 pytestmark = pytest.mark.slow
+Exported = Callable[[str, str], tuple[Measured, Path]]
 
 
-def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exported(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Return what exporting a run's network in a format and a precision gives, and its folder, which was empty; each is exported once."""
+
+    @cache
+    def make(graph_format: str, precision: str) -> tuple[Measured, Path]:
+        out = tmp_path_factory.mktemp("exported")
+        return export(project, "own/good/1", graph_format, precision, out), out
+
+    return make
+
+
+def test_an_export_has_the_run_s_rows_and_recall(project: Project, exported: Exported) -> None:
     run = find_run(project, "own/good/1")
     store = Store(project.store, project.state)
     rows, _ = load_embeddings(store.folder(f"embed/{run.embedded}"), "test")
     recall = json.loads((store.folder(f"evaluate/{run.scored}") / "metrics.json").read_text())["recall@1"]
     dataset = PackedDataset(project.packed("own"), "test")
     for graph_format in ("onnx", "torch-export"):
-        out = tmp_path / graph_format
-        found = export(project, "own/good/1", graph_format, "fp32", out)
+        found, out = exported(graph_format, "fp32")
         assert (found.recall_at_1, found.recall_at_1_of_run, found.num_images) == (recall, recall, 240)
         assert found.largest_difference < 1e-4
         assert json.loads((out / MEASURED_FILE).read_text())["recall_at_1"] == recall
@@ -41,13 +56,13 @@ def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Pat
         assert model.identity == run.trained
 
 
-def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    out.mkdir()  # an empty folder counts as missing
+def test_int8_is_measured_and_replaces_an_older_export(
+    project: Project, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(exported("onnx", "fp32")[1], tmp_path / "out")
     monkeypatch.setattr("tasks.models.export.time", SimpleNamespace(perf_counter=itertools.count().__next__))
-    timed = export(project, "own/good/1", "onnx", "fp32", out)
-    assert (timed.milliseconds, timed.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
     found = export(project, "own/good/1", "onnx", "int8", out)
+    assert (found.milliseconds, found.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
     assert found.largest_difference > 1e-4
     assert abs(found.recall_at_1 - found.recall_at_1_of_run) < 0.1
     kinds = [tensor.data_type for tensor in onnx.load(out / "network.onnx").graph.initializer if len(tensor.dims) == 4]
@@ -58,21 +73,22 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_export_cannot_be_exported(project: Project, tmp_path: Path, precision: str) -> None:
-    export(project, "own/good/1", "torch-export", precision, tmp_path / "out")
-    with pytest.raises(ConfigError, match="out: is an export already, and only a run's network can be exported; name the run"):
-        export(project, str(tmp_path / "out"), "torch-export", "fp32", tmp_path / "other")
+def test_an_export_cannot_be_exported(project: Project, exported: Exported, tmp_path: Path, precision: str) -> None:
+    _, out = exported("onnx", precision)
+    with pytest.raises(ConfigError, match=f"{out}: is an export already, and only a run's network can be exported; name the run"):
+        export(project, str(out), "torch-export", "fp32", tmp_path / "other")
 
 
-def test_an_index_and_its_queries_are_of_one_precision(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_and_its_queries_are_of_one_precision(
+    project: Project, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every pair of precisions, for queries and for added items; outside of the run's project an index of an export finds that export."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")  # not that of tests that publish the same run
     run = find_run(project, "own/good/1")
     dataset = PackedDataset(project.packed("own"), "test")
     images = [dataset.raw_bytes(index) for index in range(4)]
-    places = {"own": resolve_model("own/good/1", project)} | {precision: tmp_path / precision for precision in ("fp32", "fp16", "int8")}
-    for precision in ("fp32", "fp16", "int8"):
-        export(project, "own/good/1", "onnx", precision, places[precision])
+    exports = {precision: exported("onnx", precision)[1] for precision in ("fp32", "fp16", "int8")}
+    places = {"own": resolve_model("own/good/1", project)} | exports
     models = {name: load_model(place, "cpu") for name, place in places.items()}
     assert {name: model.identity for name, model in models.items()} == {
         "own": run.trained,
