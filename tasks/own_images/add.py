@@ -37,14 +37,7 @@ _LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller, so t
 
 @dataclass(frozen=True)
 class Added:
-    """The added dataset.
-
-    Attributes:
-        spec: its parameters.
-        counts: its images and classes per role.
-        diff: the change of `params.yaml` as a unified diff.
-        notes: what the check of the images found that prevents no training.
-    """
+    """The added dataset, the change of `params.yaml` as a unified diff, and what the check of its images found that stops nothing."""
 
     spec: DatasetSpec
     counts: dict[str, Counts]
@@ -140,8 +133,7 @@ def write_dataset(
 ) -> str:
     """Write a dataset's block, and with a report its settings in the comparison, into `params.yaml`, all or nothing; no other byte changes.
 
-    Returns:
-        The change as a unified diff.
+    Returns the change as a unified diff.
 
     Raises:
         ConfigError: name or place was taken meanwhile, a mapping is written in braces, or the result would not be a valid `params.yaml`.

@@ -9,7 +9,6 @@ def with_entry(text: str, keys: tuple[str, ...], entry: list[str]) -> str:
     """Return the file's text with an entry added at the end of a mapping.
 
     Args:
-        text: text of a valid YAML file.
         keys: keys that lead from the top to the mapping, which exists.
         entry: the entry's lines without the mapping's indentation.
 

@@ -28,8 +28,7 @@ class ImageCache:
     """The cached images of one dataset. Its object belongs to one process; threads may share it.
 
     Args:
-        root: folder of all datasets' caches on this machine.
-        name: the dataset's folder in it.
+        root, name: folder of all datasets' caches on this machine, and the dataset's in it.
         num_bytes: bytes of all the dataset's images, the most that it needs.
         max_bytes: bound on the files of all datasets in `root`. Other datasets that no process uses make room, least recently used first.
 

@@ -41,8 +41,6 @@ class RemoteImages:
     It pickles as its arguments. Each process, also a forked one, opens its own connections and files at first use.
 
     Args:
-        address, cache: as of `Store`.
-        key: key of the dataset in the store.
         cache_gb: bound on the images in the cache, those of other datasets included.
         version: ETag of the dataset's `images.arrow`; by default that of the present object.
 

@@ -71,7 +71,6 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
     """Fit a flow's runs to Ray's resources. Concurrent runs take precedence over more workers, because runs do not wait for each other.
 
     Args:
-        scale: limits set by the parameters.
         nodes: Ray's resources of each machine, name -> amount.
         num_runs: number of runs to train; if it is smaller than the number that could train at a time, each run gets more workers. None if
             unknown.
