@@ -193,6 +193,7 @@ def test_features_that_are_no_map_are_refused():
     [
         ({"name": "resnet_50"}, "did you mean 'resnet50'"),
         ({"name": "timm:test_resnett"}, "did you mean 'test_resnet'"),
+        ({"name": "timm:resnet18.a1_in2k"}, "unknown timm model 'resnet18.a1_in2k'; did you mean 'resnet18.a1_in1k'"),
         ({"name": "googlenet", "last_stride": 1}, "does not read 'last_stride'"),
         ({"name": "small_cnn", "rbr": "published"}, "does not read 'rbr'"),
         ({"name": "resnet50", "width": 8}, "does not read 'width'"),

@@ -54,3 +54,5 @@ def test_transformers_have_a_fixed_side_and_other_statistics_the_nearest_scaling
 def test_an_unknown_timm_model_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown timm model 'resnet19'; did you mean 'resnet1"):
         trained_on("timm:resnet19")
+    with pytest.raises(ConfigError, match=r"unknown timm model 'resnet18\.a1_in2k'; did you mean 'resnet18\.a1_in1k'"):
+        trained_on("timm:resnet18.a1_in2k")

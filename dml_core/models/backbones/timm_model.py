@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml_core.config import unknown_name
+from dml_core.config import nearest_hint, unknown_name
 from dml_core.errors import ConfigError, first_line
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import TIMM_PREFIX
@@ -19,8 +19,7 @@ class TimmModel(nn.Module):
         import timm
 
         name = config.name.removeprefix(TIMM_PREFIX)
-        if not timm.is_model(name):
-            raise unknown_name("timm model", name, timm.list_models(f"*{name.split('_')[0]}*"))
+        published_config(name)  # refuses an unknown model
         self.model: Any = timm.create_model(name, num_classes=0)
         self.name = name
         self.num_features: int = self.model.num_features
@@ -43,6 +42,22 @@ class TimmModel(nn.Module):
         if features.dim() == 3:
             return features[:, self.num_prefix_tokens :].transpose(1, 2)[..., None]
         return features.permute(0, 3, 1, 2) if self.channels_last else features
+
+
+def published_config(name: str) -> Any:
+    """Return timm's description of the published weights of a model, `<model>` or `<model>.<tag>`; None if there are none.
+
+    Raises:
+        ConfigError: unknown model or tag; the message suggests the nearest name.
+    """
+    import timm
+
+    if not timm.is_model(name):
+        raise ConfigError(f"unknown timm model '{name}'{nearest_hint(name, timm.list_models())}")
+    try:
+        return timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag
+        raise unknown_name("timm model", name, timm.list_pretrained(f"{name.partition('.')[0]}.*")) from None
 
 
 def _download_imagenet(name: str) -> StateDict:

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import get_args
 
-from dml_core.config import nearest_hint
 from dml_core.data.store.sizes import Interpolation
 from dml_core.data.views.transform_config import Scaling
-from dml_core.errors import ConfigError
 from dml_core.models.backbones.registry import TIMM_PREFIX, TRAINED_WITH
 
 _SIDE, _RESIZE = 224, 256  # of the papers' backbones
@@ -35,7 +33,7 @@ def trained_on(name: str) -> TrainedOn | None:
     """Return the images that a backbone's published weights were trained on; None if it has no published weights. Imports timm for `timm:`.
 
     Raises:
-        ConfigError: unknown timm model; the message suggests the nearest name.
+        ConfigError: unknown timm model or tag; the message suggests the nearest name.
     """
     if name.startswith(TIMM_PREFIX):
         return _of_timm(name.removeprefix(TIMM_PREFIX))
@@ -45,11 +43,9 @@ def trained_on(name: str) -> TrainedOn | None:
 
 
 def _of_timm(name: str) -> TrainedOn | None:
-    import timm
+    from dml_core.models.backbones.timm_model import published_config  # imports torch
 
-    if not timm.is_model(name):
-        raise ConfigError(f"unknown timm model '{name}'{nearest_hint(name, timm.list_models())}")
-    published = timm.get_pretrained_cfg(name)
+    published = published_config(name)
     if published is None:
         return None
     side = int(published.input_size[-1])

@@ -8,7 +8,7 @@ import torch
 from dml_core.errors import ConfigError
 from dml_core.files import file_sha256
 from dml_core.models.backbones.registry import TIMM_PREFIX
-from dml_core.models.backbones.trained_on import trained_on
+from dml_core.models.backbones.timm_model import published_config
 from dml_core.models.backbones.weights import StateDict, read_state_dict
 
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")  # as torch's hub names files
@@ -40,9 +40,10 @@ def timm_state(backbone: str) -> StateDict:
 
     if not backbone.startswith(TIMM_PREFIX):
         raise ConfigError(f"--backbone {backbone}: only timm's models are renamed; write {TIMM_PREFIX}<model>")
-    trained_on(backbone)  # refuses an unknown model
+    name = backbone.removeprefix(TIMM_PREFIX)
+    published_config(name)  # refuses an unknown model
     with torch.device("meta"):
-        return dict(timm.create_model(backbone.removeprefix(TIMM_PREFIX)).state_dict())
+        return dict(timm.create_model(name).state_dict())
 
 
 def renamed(state: StateDict, own: StateDict, source: str) -> StateDict:
