@@ -6,6 +6,7 @@ selected, with all neighbours of each; counts and scores always cover all querie
 """
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from tasks.runs.specs import row_name
 from tasks.scores.figures import Side
 
 INDEX, ITEMS, COMPARISON, PLOTLY = "index.html", "items.js", "comparison.js", "plotly.min.js"
+FILES = re.compile(r"index\.html|(items|comparison|plotly\.min)\.js|(images|run(-\d+-.+)?)(-\d+\.webp|\.html|\.js)")
 MAX_PICTURES = 65_536
 ALBUM_BYTES = 48_000_000
 RUN_ALBUM_BYTES = 3_000_000  # of worst queries and confused classes
@@ -94,8 +96,12 @@ def write_look(project: Project, selected: SelectedRuns, reference: str | None, 
 
 def _check_place(folder: Path) -> None:
     """Check that a folder holds only pages of `dml look`, or nothing."""
-    if folder.exists() and not (folder.is_dir() and ((folder / ITEMS).is_file() or not any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: contains other files; choose a new or empty folder with -o, or one that dml look wrote")
+    if not folder.exists():
+        return
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
+    other = next((name for name in names if ITEMS not in names or not FILES.fullmatch(name)), None)
+    if other is not None:
+        raise ConfigError(f"{folder}: contains other files ({other}); choose a new or empty folder with -o, or one that dml look wrote")
 
 
 def _evaluate_all(project: Project, selected: SelectedRuns, method: Method, say: Say) -> tuple[Images, dict[str, EvaluatedRun]]:

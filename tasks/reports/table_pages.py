@@ -39,7 +39,7 @@ from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
 SITE_LOCK, PICTURES = ".site.lock", "pictures"  # in the state folder
-INDEX = "index.html"
+INDEX, INDEX_TITLE = "index.html", b"<title>Tables and figures of the papers</title>"
 HISTORY = "verification.html"  # written by `tasks.watch.history`
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0  # pixels of a cell's drawing
 SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
@@ -76,8 +76,13 @@ def write_site(
     """Write the pages of these tables (`<paper>/<file>`), and the index of all tables; `prices` turn costs into money.
 
     The folder is by default the project's `results/site`.
+
+    Raises:
+        ConfigError: the folder has an index of something else.
     """
     folder = folder or project.root / SITE
+    if (folder / INDEX).is_file() and INDEX_TITLE not in (folder / INDEX).read_bytes():
+        raise ConfigError(f"{folder / INDEX}: is not an index of tables; choose another folder with -o")
     store = open_store(project)
     pages = []
     for name in names:

@@ -231,6 +231,10 @@ def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path:
         "run.js",
     ]
     assert list(tmp_path.iterdir()) == [folder]
+    (folder / "notes.txt").write_text("dear")
+    with pytest.raises(ConfigError, match=r"contains other files \(notes\.txt\)"):
+        write_look(project, choose(project, params, "photos/softmax"), None, folder, "pca", quiet)
+    (folder / "notes.txt").unlink()
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(folder)
     write_look(project, choose(project, params, "photos/softmax"), None, Path(), "pca", quiet)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.plans.results import load_result
 from tasks.reports import table_pages
@@ -211,6 +212,13 @@ def test_the_index_links_to_the_page_and_has_its_progress(page: TablePage) -> No
     assert (page.html.parents[1] / str(item.all("a")[0].attributes["href"])).samefile(page.html)
     for said in ("2 of 4 rows measured", "2 below", "1 claim holds", "some rows made by older code"):
         assert said in item.text
+
+
+def test_an_index_of_something_else_is_not_replaced(table_project: "tuple[Project, Params]", tmp_path: Path) -> None:
+    (tmp_path / table_pages.INDEX).write_text("<title>My page</title>")
+    with pytest.raises(ConfigError, match=r"index\.html: is not an index of tables; choose another folder with -o"):
+        write_site(*table_project, [NAME], tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["<title>My page</title>"]
 
 
 def test_the_same_results_give_the_same_bytes(table_project: "tuple[Project, Params]", page: TablePage, tmp_path: Path) -> None:
