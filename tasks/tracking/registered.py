@@ -39,7 +39,7 @@ from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Vers
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 BEST = "best"
 LOCK_TAG, HOLDER_TAG = "dml.locked_until", "dml.locked_by"
-LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
+LOCK_MINUTES, LOOK_SECONDS = 10, 0.5
 CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
 EMBEDDINGS = "steps/embed"
 TEST_VIEW = ("crop_to_box", "test_resize", "interpolation", "crop_size", "scaling", "decoder")  # settings of a transform's test views
@@ -79,11 +79,7 @@ class LoggedNetwork:
 
 
 class Registry:
-    """MLflow's registry and the runs behind it.
-
-    Args:
-        uri: MLflow's tracking address, also that of the registry.
-    """
+    """MLflow's registry and the runs behind it, at its tracking address."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -97,11 +93,9 @@ class Registry:
     # ------------------------------------------------------------ networks as folders
 
     def fetch(self, address: str, cache: Path) -> Path:
-        """Return the folder of a registered model's network, downloaded once.
+        """Return the folder, in `cache`, of a registered model's network, downloaded once.
 
-        Args:
-            address: `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
-            cache: folder of downloaded networks.
+        The address is `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
 
         Raises:
             ConfigError: the registry has no such model.
@@ -111,11 +105,9 @@ class Registry:
             return self._fetch(self._model_id(address), cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
-        """Return the folder of a network, from any comparison or table; None if MLflow has no such run.
+        """Return the folder, in `cache`, of a network from any comparison or table; None if MLflow has no such run.
 
-        Args:
-            identity: identity of the network, or of its training: then of any epoch that a run scores.
-            cache: folder of fetched networks.
+        The identity is the network's, or that of its training: then of any epoch that a run scores.
         """
         trained = identity.partition("-")[0]
         with one_line_errors(self.uri):
@@ -168,10 +160,8 @@ class Registry:
     def logged(self, tag: str, value: str, dataset: str | None = None) -> LoggedNetwork | None:
         """Return the complete run with this identity, of its training or as published, with its network; None if MLflow has none.
 
-        Args:
-            tag: `IDENTITY_TAG` or `TRAINED_TAG`.
-            value: the identity.
-            dataset: the run's dataset: two names of the same images have runs with equal identities. None is any.
+        The tag is `IDENTITY_TAG` or `TRAINED_TAG`. The dataset matters, as two names of the same images have runs with equal identities;
+        None is any.
         """
         with one_line_errors(self.uri):
             for run in self._runs(tag, value):
@@ -232,10 +222,8 @@ class Registry:
         with one_line_errors(self.uri):
             client = self._client
             if not self._holds(f"{name}{LOCK_SUFFIX}"):
-                limit = f"{LOCK_SECONDS / 60:.0f} minutes"
-                raise TrackingError(
-                    f"{name}: the comparison took longer than {limit}, so its lock was removed; nothing was promoted; run it again"
-                )
+                limit = f"the comparison took longer than {LOCK_MINUTES} minutes, so its lock was removed"
+                raise TrackingError(f"{name}: {limit}; nothing was promoted; run it again")
             number = register(client, name, network.run_id, network.model_id)
             client.update_model_version(name, number, description=card)
             client.set_model_version_tag(name, number, GATE_TAG, gate)
@@ -263,8 +251,8 @@ class Registry:
         lock = f"{name}{LOCK_SUFFIX}"
         with one_line_errors(self.uri):
             if not self._take(lock):
-                minutes = f"{LOCK_SECONDS / 60:.0f} minutes"
-                logger.warning("%s: another promotion is under way; this one waits for it, at most %s if it was killed", name, minutes)
+                how_long = f"at most {LOCK_MINUTES} minutes if it was killed"
+                logger.warning("%s: another promotion is under way; this one waits for it, %s", name, how_long)
                 while not self._take(lock):
                     time.sleep(LOOK_SECONDS)
         try:
@@ -278,7 +266,7 @@ class Registry:
         try:
             self._client.create_registered_model(
                 lock,
-                tags={LOCK_TAG: str(time.time() + LOCK_SECONDS), HOLDER_TAG: self._holder},
+                tags={LOCK_TAG: str(time.time() + 60 * LOCK_MINUTES), HOLDER_TAG: self._holder},
                 description="A promotion is under way; this goes with its end.",
             )
         except MlflowException as error:
