@@ -210,7 +210,7 @@ def test_ctrl_c_while_modules_are_imported_is_130_without_a_line(module: str, wo
     (tmp_path / "params.yaml").write_text("")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "AT": module, "WORDS": words}
     shown = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", INTERRUPTED_AT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "")
 

@@ -77,7 +77,7 @@ class Started:
 
     def end(self, code: int) -> str:
         """Wait for the end, assert this exit code and that no process is left, and return the standard error."""
-        _, printed = self.process.communicate(timeout=20)
+        _, printed = self.process.communicate(timeout=600)
         assert self.process.returncode == code, printed
         assert not self.left()
         return printed
