@@ -129,7 +129,7 @@ def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | str:
     except (DataError, ValueError) as error:
         return str(error).rpartition(": ")[2]  # without the path
     _, height, width = pixels.shape
-    of_pixels = hashlib.sha256(pixels.contiguous().numpy())
+    of_pixels = hashlib.sha256(pixels.contiguous().numpy().data)
     return _Image(row, hashlib.sha256(data).hexdigest(), of_pixels.hexdigest(), _mode(data), (width, height))
 
 

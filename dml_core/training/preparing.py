@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import Indices, Loader, TestView, View
+from dml_core.data.store.packed import Indices, PackedDataset
+from dml_core.data.views.batches import Loader, TestView, View
 from dml_core.data.views.samplers import first_batch_size
 from dml_core.training.config import TrainingConfig
 from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, sum_over_workers, world_size

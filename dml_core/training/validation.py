@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.data.store.info import read_info
-from dml_core.data.store.packed import EncodedImages, PackedDataset
+from dml_core.data.store.packed import EncodedImages, Indices, PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.batches import Batch, Indices, Loader, TestView
+from dml_core.data.views.batches import Batch, Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.epochs import CURVE, RECALL
 from dml_core.errors import ConfigError

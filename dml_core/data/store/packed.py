@@ -23,6 +23,7 @@ from dml_core.errors import ConfigError, DataError
 
 _COMPARED_ROLES = ("query", "gallery")
 _KEPT_BYTES = 64 * 2**20
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class EncodedImages(Protocol):
@@ -80,10 +81,9 @@ class PackedDataset:
         return {**arguments, "_decode": self._decode, "_decoded": {}, "_num_decoded_bytes": 0}
 
     @cached_property
-    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def labels(self) -> Indices:
         """Class indices (N,), 0 to C - 1, in the order of the dataset's numbers. Query and gallery share them, so they compare."""
-        indices: np.ndarray[Any, np.dtype[np.int64]] = np.searchsorted(self._classes[0], self._rows["label"].to_numpy()).astype(np.int64)
-        return indices
+        return np.asarray(np.searchsorted(self._classes[0], self._rows["label"].to_numpy()), np.int64)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -102,7 +102,7 @@ class PackedDataset:
         data: bytes = self._images[position].as_py() if self.source is None else self.source.read(position)
         return data
 
-    def expect(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def expect(self, indices: Indices) -> None:
         """Let a source elsewhere fetch the images that are needed next, the first ones first, and forget all others."""
         if self.source is not None:
             self.source.expect(int(self._positions[index]) for index in indices.tolist() if index not in self._decoded)
@@ -159,15 +159,14 @@ class PackedDataset:
         return self._comparable_rows.filter(pc.equal(self._comparable_rows["role"], self.role))
 
     @cached_property
-    def _classes(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
+    def _classes(self) -> tuple[Indices, list[str]]:
         """The dataset's own class numbers, ascending, and the class names."""
         numbers, first = np.unique(self._comparable_rows["label"].to_numpy(), return_index=True)
         return numbers, [str(name) for name in self._comparable_rows["label_name"].take(first).to_pylist()]
 
     @cached_property
-    def _positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        positions: np.ndarray[Any, np.dtype[np.int64]] = self._rows["index"].to_numpy()
-        return positions
+    def _positions(self) -> Indices:
+        return np.asarray(self._rows["index"].to_numpy(), np.int64)
 
     @cached_property
     def _boxes(self) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.packed import Indices, PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.views.device_decoding import EncodedBatch, decode_batch, read_encoded
 from dml_core.data.views.transform_config import Scaling, TransformConfig
@@ -24,7 +24,6 @@ from dml_core.data.views.transforms import scale, test_pixels, train_pixels
 from dml_core.errors import ConfigError, DmlError
 
 CPU = torch.device("cpu")
-Indices = np.ndarray[Any, np.dtype[np.int64]]
 _AHEAD_IMAGES = 256  # images of following batches that a dataset may fetch while one is made
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
