@@ -7,7 +7,6 @@ shared by several chains runs once: chains of one flow wait for the same task, a
 
 import contextlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +30,7 @@ from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import bring_weights
 from tasks.data import dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records, prefect_server
+from tasks.environment import Project, finished_records, num_cores, prefect_server
 from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.remote_images.reading import push_ranges
@@ -319,7 +318,7 @@ def evaluate(
             trained, extracted = store.checked(checkpoint), store.checked(embeddings)
             store.clear(key)
             folder, packed, training, config = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation
-            limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
+            limit_threads(max(1, num_cores() // SCORED_AT_ONCE))
             of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, config.epoch)
             history, facts = read_history(trained), dict[str, Any]()
             with _of_same_data(dataset, store, key):

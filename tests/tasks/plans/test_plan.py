@@ -57,7 +57,7 @@ def test_what_is_done_is_reused_and_what_is_shared_is_trained_once(project: Proj
 
 def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that measures times runs its trainings one after another, so that their times add up."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("tasks.plans.times.num_cores", lambda: 8)
     rate = {"backbone": "vgg16", "crop_size": 224, "device": "cpu", "num_workers": 1, "images_per_second": 10.0}
     lines = [json.dumps({"step": step, **rate}) for step in ("train", "embed")]
     project.state.mkdir(exist_ok=True)

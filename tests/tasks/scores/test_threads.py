@@ -1,6 +1,5 @@
 """Two runs scored at the same time keep their share of the cores until both have ended, and afterwards."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,7 +66,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
             first_ended.set()
         seen[f"after {title}"] = threads()
 
-    monkeypatch.setattr(os, "cpu_count", lambda: NUM_CORES)
+    monkeypatch.setattr(chain, "num_cores", lambda: NUM_CORES)
     monkeypatch.setattr(chain, "read_history", lambda folder: [])
     monkeypatch.setattr(chain, "check_unchanged", lambda dataset: None)
     monkeypatch.setattr(tasks.scores.evaluation, "evaluate_run", scoring)
