@@ -59,13 +59,12 @@ class _Backend(Backend):  # type: ignore[misc]
         folder = Path(backend_config.folder)
         folder.mkdir(parents=True, exist_ok=True)
         meeting_file = folder / f"rendezvous-{uuid.uuid4()}"
-        ray.get(
-            [
-                worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, len(worker_group), backend_config.timeout_s)
-                for rank in range(len(worker_group))
-            ]
-        )
-        meeting_file.unlink(missing_ok=True)
+        size = len(worker_group)
+        arguments = [(_join, backend, meeting_file, rank, size, backend_config.timeout_s) for rank in range(size)]
+        try:
+            ray.get([worker_group.execute_single_async(rank, *of_rank) for rank, of_rank in enumerate(arguments)])
+        finally:
+            meeting_file.unlink(missing_ok=True)
 
     def on_shutdown(self, worker_group: Any, backend_config: Rendezvous) -> None:
         """Do nothing: the processes end with the group, and a shutdown would wait for one that hangs."""

@@ -2,11 +2,14 @@
 
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tasks.workers import rendezvous
 from tasks.workers.rendezvous import _join
 
 
@@ -31,3 +34,20 @@ def test_two_workers_meet_at_any_path(name: str, tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
     assert {path.name for path in folder.iterdir()} <= {"rendezvous"}
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_workers_that_do_not_meet_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, ray = MagicMock(), MagicMock()
+    group.__len__.return_value = 1
+    group.get_resources_per_worker.return_value = {"CPU": 1}
+
+    def fail(answers: Any) -> None:
+        if isinstance(answers, list):
+            group.execute_single_async.call_args.args[3].touch()
+            raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(rendezvous, "ray", ray)
+    ray.get = fail
+    with pytest.raises(RuntimeError, match="a worker died"):
+        rendezvous._Backend().on_start(group, rendezvous.Rendezvous(30, MagicMock(), str(tmp_path)))
+    assert [*tmp_path.iterdir()] == []
