@@ -150,8 +150,8 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     on_present = [fact for _, fact in described if fact.digest == digests[fact.dataset]]
     settings = {}
     for place, counts in _counted(((fact.dataset, fact.system), fact.settings) for fact in on_present).items():
-        present = today.settings.get(place)
-        is_fixed = (present is not None and present in counts) or (today.is_one_protocol and today.settings)
+        present = today.settings.get(place, "")  # no run has these: unknown settings are not those that were not recorded
+        is_fixed = present in counts or (today.is_one_protocol and today.settings)
         settings[place] = present if is_fixed else _commonest(counts)
     selected = []
     reported = defaultdict[tuple[str, str, str], list[int]](list)

@@ -108,7 +108,7 @@ def test_no_two_unlike_runs_are_selected_and_none_is_lost_without_a_line(runs: l
             if staying and asked in {run.settings for run in present} - {None}:
                 assert settings == {asked}
             if today.is_one_protocol and today.settings:
-                assert settings <= {asked}
+                assert settings <= {asked} - {None}
             lines = [line for line in found.left_out if line.startswith(f"left out: {system} on {dataset}, ")]
             num_named = sum(line.split(":")[1].count(",") for line in lines)
             assert num_named == len(own) - len(staying)
@@ -131,6 +131,9 @@ def test_a_run_without_recorded_settings_does_not_replace_most_runs_where_the_pr
     found = select([Facts("d", "a", seed, "1", settings) for seed, settings in enumerate(["x", None, "x"])], lambda run: run)
     assert [run.seed for run in found.runs] == [0, 2]
     assert found.left_out == ("left out: a on d, seed 1: measured with other settings",)
+    not_tuned_yet = select([Facts("d", "a", 0, "1", None)], lambda run: run, Today({}, {("d", "b"): "x"}, is_one_protocol=True))
+    assert not_tuned_yet.runs == ()
+    assert not_tuned_yet.left_out == ("left out: a on d, seed 0: measured with other settings",)
 
 
 def test_the_present_of_the_standing_comparison_has_every_variant_and_follows_its_settings() -> None:
