@@ -188,6 +188,14 @@ def test_features_that_are_no_map_are_refused():
         build("timm:efficientvim_m1")(torch.zeros(1, 3, 224, 224))
 
 
+def test_images_of_a_size_that_a_transformer_does_not_take_are_refused():
+    with (
+        torch.device("meta"),
+        pytest.raises(ConfigError, match=r"'deit_tiny_patch16_224' does not take images of 48 x 48 pixels .*crop_size"),
+    ):
+        build("timm:deit_tiny_patch16_224")(torch.zeros(1, 3, 48, 48))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -34,7 +34,13 @@ class TimmModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, without the class token."""
-        features = self.model.forward_features(images)
+        try:
+            features = self.model.forward_features(images)
+        except AssertionError as error:  # many transformers take images of one size only
+            height, width = images.shape[2:]
+            raise ConfigError(
+                f"timm's '{self.name}' does not take images of {height} x {width} pixels ({first_line(error)}); set transform.crop_size"
+            ) from None
         if not isinstance(features, Tensor):
             raise ConfigError(
                 f"timm's '{self.name}' returns several features ({type(features).__name__}), not one map; choose another model"
