@@ -16,7 +16,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,8 +42,11 @@ class Server:
 
     def start_worker(self) -> None:
         """Deploy infra/prefect.yaml, and start a worker that executes the runs of its pool one at a time."""
-        self.prefect("work-pool", "create", "dml", "--type", "process")
-        self.prefect("deploy", "--all", "--prefect-file", str(Path("infra") / "prefect.yaml"))
+        self.ask("work_pools/", name="dml", type="process")
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(Path("infra") / "prefect.yaml")]
+        deployed = subprocess.run(command, cwd=self.project.root, env=self.environment, capture_output=True, text=True, check=False)
+        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+        self.ask(f"deployments/{self.deployment('dataset-change')['id']}/pause_deployment")  # it fires every 15 minutes
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "dml", "--limit", "1"]
         with self.worker_log.open("w") as log:
             self.worker = psutil.Popen(command, cwd=self.project.root, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
@@ -55,26 +60,19 @@ class Server:
             self.worker.wait()
             self.worker = None
 
-    def prefect(self, *arguments: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-            cwd=self.project.root,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
+    def ask(self, path: str, method: str = "POST", **body: object) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
         )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
-
-    def ask(self, path: str, **body: object) -> list[dict]:
-        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read() or "null")
+
+    def deployment(self, name: str) -> dict:
+        return self.ask(f"deployments/name/reproduce/{name}", method="GET")
 
     def finished(self, deployment: str) -> dict:
         """Wait for a finished run of the deployment, and return the first."""
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + 900
         terminal = {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}
         while time.monotonic() < deadline:
             chosen = {"deployments": {"name": {"any_": [deployment]}}, "flow_runs": {"state": {"type": terminal}}}
@@ -106,8 +104,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": "3",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "3",
         "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
         "DML_ROOT": str(project.root),
     }
@@ -129,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while True:
         try:
             with urllib.request.urlopen(url):
@@ -191,7 +189,9 @@ def test_a_run_s_page_has_its_log_lines_its_scores_and_where_things_are(server: 
 
 
 def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
-    server.prefect("deployment", "schedule", "create", "reproduce/nightly", "--interval", "20")
+    in_five_seconds = {"interval": 86400, "anchor_date": (datetime.now(UTC) + timedelta(seconds=5)).isoformat()}
+    path = f"deployments/{server.deployment('nightly')['id']}"
+    server.ask(path, method="PATCH", schedules=[{"active": True, "schedule": in_five_seconds}])
     run = server.finished("nightly")
     server.stop_worker()
     assert run["auto_scheduled"], "the scheduler made this run, nobody else"
@@ -205,6 +205,6 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
 
 
 def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:
-    server.prefect("gcl", "update", "dml-workers", "--limit", "1")
+    server.ask("v2/concurrency_limits/dml-workers", method="PATCH", limit=1)
     printed = server.project.run("dml", "run", "synthetic", "untrained", code=2, **server.environment)
     assert "Prefect's limit 'dml-workers' is 1, but a run needs 2 workers" in printed
