@@ -179,7 +179,6 @@ BAD_CUB: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda raw: [edited("image_class_labels.txt", f"\n{n} 4\n", f"\n{n} 5\n")(raw) for n in (10, 11)],
         r"class '004\.Species_4' has one image in test",
     ),
-    "empty class": (edited("classes.txt", "6 006.Species_6\n", "6 006.Species_6\n7 007.Empty\n"), r"class '007\.Empty' has no images"),
     "duplicated path": (edited("images.txt", "Species_1_0002", "Species_1_0001"), r"Species_1_0001\.jpg' is listed 2 times"),
     "name that is not UTF-8": (
         lambda raw: (raw / "CUB_200_2011/images.txt").write_bytes(b"1 001.Species_1/\xff.jpg\n"),
