@@ -69,13 +69,9 @@ class EvaluationConfig(Config):
         return recall_at
 
     @model_validator(mode="after")
-    def _no_oracle_beside_validation(self) -> "EvaluationConfig":
+    def _epoch_fits(self) -> "EvaluationConfig":
         if self.role == "validation" and self.epoch == "oracle":
             raise ValueError("epoch 'oracle' is the best on the test classes, which role 'validation' does not look at; use role: test")
-        return self
-
-    @model_validator(mode="after")
-    def _no_epoch_chosen_by_another_metric(self) -> "EvaluationConfig":
         if self.metric != "cosine" and self.epoch != "last":
             raise ValueError(f"epoch '{self.epoch}' is chosen by cosines, whatever the metric is; use metric: cosine, or epoch: last")
         return self

@@ -62,9 +62,9 @@ def evaluate(
     gallery_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels)
     gallery = [EmbeddingShard(lambda: gallery_ND, labels_N)]
+    if (query_embeddings is None) != (query_labels is None):
+        raise EvaluationError("query embeddings and query labels go together; give both or neither")
     if query_embeddings is None or query_labels is None:
-        if query_embeddings is not None or query_labels is not None:
-            raise EvaluationError("query embeddings and query labels go together; give both or neither")
         values = evaluate_shards(gallery, config, None, by_class)
         samples_SD, codes_S = gallery_ND, label_codes([labels_N])[1][0]
     else:

@@ -12,6 +12,7 @@ Shapes: N points, D dimensions, K centres, T candidates and B new centres of a r
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -60,15 +61,12 @@ def first_clusters(
             size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
             candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
             total_T = torch.zeros(len(candidates), device=device)
-            for _, sums_T in _gains(
-                threads, factors_NF, points.shape[1], squares_N, nearest_N, candidates, lambda gains_TR: gains_TR.sum(dim=1)
-            ):
+            gains = partial(_gains, threads, factors_NF, points.shape[1], squares_N, nearest_N)
+            for _, sums_T in gains(candidates, lambda gains_TR: gains_TR.sum(dim=1)):
                 total_T += sums_T
             best_B = candidates[np.argsort(-total_T.cpu().numpy(), kind="stable")[:size]]
             new_B = best_B[_kept(points[best_B].cpu(), nearest_N[best_B].cpu().numpy(), generator)]
-            for rows, (largest_R, index_R) in _gains(
-                threads, factors_NF, points.shape[1], squares_N, nearest_N, new_B, lambda gains_BR: gains_BR.max(dim=0)
-            ):
+            for rows, (largest_R, index_R) in gains(new_B, lambda gains_BR: gains_BR.max(dim=0)):
                 clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
                 nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
             chosen = np.concatenate([chosen, new_B])

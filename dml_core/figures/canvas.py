@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -39,6 +40,13 @@ def style_axes(axes: Axes) -> None:
     """Draw a light grid and no box."""
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def class_colour(code: int, num_classes: int) -> Any:
+    """Return distinguishable colours for few classes, else the circle of hues."""
+    if num_classes <= len(COLOURS):
+        return COLOURS[code]
+    return colormaps["tab10"](code) if num_classes <= 10 else colormaps["hsv"](code / num_classes)
 
 
 def plain_text(text: str) -> str:

@@ -13,12 +13,7 @@ from dml_core.figures.canvas import COLOURS, plain_text, single_axes, write_png
 def plot_counts(counts: ArrayLike, largest: int, path: Path, title: str, counted: str, things: str) -> Path:
     """Draw a bar for each count from 1 to `largest`, so that charts of several systems are comparable; return `path`.
 
-    Args:
-        counts: (N,) integers of 1 or more, one per thing.
-        largest: last bar.
-        path: the PNG.
-        title: title of the chart.
-        counted: x label, what is counted; things: y label, what has the counts.
+    The N `things`, which the y label names, have a number of `counted` each, of 1 or more.
 
     Raises:
         EvaluationError: there are no counts, or a count has no bar.

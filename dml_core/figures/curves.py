@@ -27,8 +27,6 @@ def plot_training_curves(training: Series, path: Path, title: str, validation: S
 
     Args:
         training: per step: (S,) epochs done, with fractions, and (S,) values; the loss first.
-        path: the PNG.
-        title: title above the panels.
         validation: the same at each epoch's end, drawn as points.
 
     Raises:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
+from dml_core.figures.canvas import class_colour, new_figure, plain_text, write_png
 
 Floats = NDArray[np.float64]
 LIGHT = "#BBBBBB"
@@ -36,10 +35,8 @@ def plot_directions(
         labels_N: indices into `class_names`.
         class_names: shown in the legend if they are few.
         directions_CD: of unit length.
-        path: the PNG.
-        title: title of the figure.
     """
-    colours = [_colour(code, len(class_names)) for code in range(len(class_names))]
+    colours = [class_colour(code, len(class_names)) for code in range(len(class_names))]
     is_plane = points_ND.shape[1] == 2
     figure = new_figure(7.4 if is_plane else 9.6, 5.8 if is_plane else 5.0)
     is_unit = bool(np.allclose(np.linalg.norm(points_ND, axis=1), 1, atol=1e-4))
@@ -126,11 +123,3 @@ def _plain_axes(axes: Any) -> Any:
     axes.spines[:].set(color=LIGHT)
     axes.tick_params(labelsize="small", color=LIGHT)
     return axes
-
-
-def _colour(code: int, num_classes: int) -> Any:
-    if num_classes <= len(COLOURS):
-        return COLOURS[code]
-    if num_classes <= 10:
-        return colormaps["tab10"](code)
-    return colormaps["hsv"](code / num_classes)

@@ -50,8 +50,6 @@ def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = 
     """Draw one row of images for each query; rows may have different numbers of neighbours. Return `path`.
 
     Args:
-        rows: the queries.
-        path: the PNG.
         title: name of the run.
         note: how the queries were chosen; may have several lines.
 

@@ -26,16 +26,9 @@ def plot_similarity_histogram(
     num_pairs: int = 20_000,
     seed: int = 0,
 ) -> Path:
-    """Draw the densities of the similarities of random positive and negative pairs; return `path`.
+    """Draw the densities of the cosines, or negative distances, of random positive and negative pairs; return `path`.
 
-    Args:
-        embeddings: (N, D).
-        labels: (N,).
-        path: the PNG.
-        title: title of the plot.
-        metric: cosines, or negative distances.
-        num_pairs: pairs of each kind, drawn with replacement.
-        seed: seed of the draw.
+    `num_pairs` of each kind are drawn, with replacement, from the embeddings (N, D) with labels (N,).
 
     Raises:
         EvaluationError: no two samples of one class, or a single class.

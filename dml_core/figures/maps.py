@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +16,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels
 from dml_core.evaluation.retrieval.geometry import as_points
-from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
+from dml_core.figures.canvas import class_colour, new_figure, plain_text, write_png
 
 MARKERS = "os^Dv*XPph<>"
 SIDE_INCHES, LEGEND_INCHES = 5.6, 1.9
@@ -32,14 +31,9 @@ def plot_map(
     named: Mapping[Any, str],
     metric: Metric = "cosine",
 ) -> Path:
-    """Draw embeddings of any dimension as a 2-D map, some classes coloured; return `path`.
+    """Draw embeddings (N, D) with labels (N,) as a 2-D map, projected with a seed; return `path`.
 
     Args:
-        embeddings: (N, D).
-        labels: (N,).
-        path: the PNG.
-        title: title of the map.
-        seed: seed of the projection.
         named: label -> its legend text, in the legend's order; all other classes are grey points.
         metric: cosine maps directions, euclidean the unchanged embeddings.
 
@@ -79,7 +73,7 @@ def _scatter(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDAr
     others = points_N2[~np.isin(labels_N, list(named))]
     handles, texts = [], list(named.values())
     for number, label in enumerate(named):
-        style = {"marker": MARKERS[number % len(MARKERS)], "color": _colour(number, len(named))}
+        style = {"marker": MARKERS[number % len(MARKERS)], "color": class_colour(number, len(named))}
         x, y = points_N2[labels_N == label].T
         handles.append(axes.scatter(x, y, s=24.0, linewidths=0, alpha=0.85, zorder=2, **style))
     if len(others):
@@ -88,10 +82,3 @@ def _scatter(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDAr
         num_others = len(np.unique(labels_N)) - len(named)
         texts.append(f"{num_others} other {'class' if num_others == 1 else 'classes'}")
     figure.legend(handles, [plain_text(text) for text in texts], frameon=False, fontsize="x-small", loc="outside right upper")
-
-
-def _colour(code: int, num_classes: int) -> Any:
-    """Return distinguishable colours for few classes, else the circle of hues."""
-    if num_classes <= len(COLOURS):
-        return COLOURS[code]
-    return colormaps["tab20" if num_classes <= 20 else "hsv"](code / num_classes)

@@ -29,8 +29,6 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
     Args:
         curves: for each system and role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed. A system without a curve has
             no panel.
-        path: the PNG.
-        title: title above the panels.
 
     Raises:
         EvaluationError: no system has a curve.

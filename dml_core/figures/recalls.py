@@ -29,8 +29,6 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
 
     Args:
         recalls: for each system, by K, Recall@K (a fraction) of each seed. Only the first MAX_PANELS Ks are drawn.
-        path: the PNG.
-        title: title of the plot.
 
     Raises:
         EvaluationError: there is no system, or systems have different Ks.

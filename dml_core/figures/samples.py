@@ -28,8 +28,6 @@ def plot_sample_curves(
         captions: texts above the images.
         x_SA, y_SA: a curve of A points for each image.
         axes_settings: matplotlib's scales and labels.
-        path: the PNG.
-        title: title of the figure.
         if_none: text shown if there is no curve.
         marked_S: x position of a dot on each curve.
     """

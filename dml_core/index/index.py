@@ -30,12 +30,8 @@ NUM_ATTEMPTS = 5
 class Index:
     """An index in a folder with verified files (see `open`). Thread-safe for searching; later changes are not visible.
 
-    Args:
-        folder: folder of the index.
-        info: its `index.json`.
-
     Raises:
-        StoreError: the files do not fit `info`.
+        StoreError: the files do not fit `info`, the folder's `index.json`.
     """
 
     def __init__(self, folder: Path, info: IndexInfo) -> None:
@@ -96,7 +92,6 @@ class Index:
         """Reject embeddings of another model.
 
         Args:
-            identity: identity of the model.
             weights_sha256: hash of its weights: trained again, a model may have others under the same identity. None if unknown.
 
         Raises:

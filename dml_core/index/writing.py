@@ -70,9 +70,7 @@ def build_index(
         folder: folder of the index; created if missing.
         batches: the items; one batch at a time is in memory.
         model_identity: identity of the embeddings' network.
-        metric: metric of the search.
         approximate: "ivf", "pq", "hnsw", "auto" (by size); None searches exactly.
-        model_source: display name of the model.
         replace: replace an existing index.
         weights_sha256: hash of the network's weights (`TrainedModel.weights_sha256`), if known: networks with others are then refused.
 

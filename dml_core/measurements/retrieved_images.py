@@ -80,12 +80,9 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
 
 def fixed_queries(labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int64], same: bool, num_queries: int) -> NDArray[np.int64]:
-    """Return (S,) indices of the queries to show, by the module's rule.
+    """Return (S,) indices of the queries to show, by the module's rule: at most one of each class with an image to retrieve.
 
-    Args:
-        labels_Q, gallery_labels_N: labels of the queries and of the gallery.
-        same: True if both are one role, in which an image does not retrieve itself.
-        num_queries: S, limited by the number of classes with an image to retrieve.
+    If queries and gallery are the `same` role, an image does not retrieve itself.
     """
     classes, sizes = np.unique(gallery_labels_N, return_counts=True)
     findable = np.intersect1d(classes[sizes > same], labels_Q)

@@ -36,13 +36,9 @@ def draw_samples(
     path: Path,
     marked_S: Floats | None = None,
 ) -> None:
-    """Draw a curve for each of S images of the run's gallery.
+    """Draw a curve for each of S images of the run's gallery, with the margin of its logits as caption.
 
     Args:
-        samples: kind of the images.
-        index_S: their indices.
-        margins_S: margins of the images' logits, for the legend.
-        x_SA, y_SA: the curves.
         scales: `xscale`, `yscale` and `xlabel` of the axes.
         marked_S: x position of a dot on each curve.
     """

@@ -126,6 +126,7 @@ def build(
         index.hnsw.efSearch = approximation.num_visited
     else:
         index = _inverted_lists(len(origin_D), num_items, approximation)
+        index.cp.min_points_per_centroid = 1  # without FAISS's warning about few training points: `index_recall` measures the loss
         least = NUM_CODES if approximation.index == "ivf_pq" else 0
         num_wanted = max(least, NUM_TRAINING_POINTS_PER_LIST * index.nlist)
         wanted = np.linspace(0, num_items - 1, min(num_items, num_wanted), dtype=np.int64)
@@ -160,19 +161,13 @@ def _inverted_lists(num_dimensions: int, num_items: int, approximation: Approxim
     num_lists = max(1, min(approximation.num_lists, num_items // NUM_TRAINING_POINTS_PER_LIST))
     quantiser = faiss.IndexFlatL2(num_dimensions)
     if approximation.index == "ivf_flat":
-        return _without_warnings(faiss.IndexIVFFlat(quantiser, num_dimensions, num_lists))
+        return faiss.IndexIVFFlat(quantiser, num_dimensions, num_lists)
     if num_items < NUM_CODES:
         raise EvaluationError(f"index 'ivf_pq' needs {NUM_CODES} gallery items to train its codes, found {num_items}; search exactly")
     if num_dimensions % approximation.num_code_bytes:
         raise EvaluationError(f"num_code_bytes: {approximation.num_code_bytes} does not divide the {num_dimensions} dimensions")
     index = faiss.IndexIVFPQ(quantiser, num_dimensions, num_lists, approximation.num_code_bytes, 8)
     index.pq.cp.min_points_per_centroid = 1
-    return _without_warnings(index)
-
-
-def _without_warnings(index: Any) -> Any:
-    """Return the index, with FAISS's warning about few training points off: `index_recall` measures the loss."""
-    index.cp.min_points_per_centroid = 1
     return index
 
 

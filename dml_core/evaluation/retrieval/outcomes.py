@@ -117,13 +117,7 @@ def query_outcomes(
 
 
 def confused_pairs(outcomes: QueryOutcomes, labels: NDArray[np.int64], query_labels: NDArray[np.int64]) -> list[ConfusedPair]:
-    """Return the confused class pairs, counted over the missed queries' nearest neighbours; most frequent first, then by label.
-
-    Args:
-        outcomes: results of the queries.
-        labels: (N,) of the gallery.
-        query_labels: (Q,).
-    """
+    """Return the confused class pairs, counted over the missed queries' nearest neighbours; most frequent first, then by label."""
     missed = np.flatnonzero(outcomes.is_missed & ~outcomes.is_right[:, 0])
     missed = missed[np.argsort(-outcomes.similarities[missed, 0], kind="stable")]
     if not len(missed):

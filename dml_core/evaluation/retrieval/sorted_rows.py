@@ -31,7 +31,7 @@ def score_rows(
 ) -> QueryScores:
     """Return the scores of every query, in order; arguments as in `sweep.score_queries`, with `max_bytes` the limit per block."""
     order_N, order_Q = np.argsort(codes_N, kind="stable"), np.argsort(codes_Q, kind="stable")
-    sorted_N = codes_N[order_N]
+    sorted_N, place_N = codes_N[order_N], np.argsort(order_N)
     origin_D = mean(gallery)
     items_NF, norms_N = _factors(gallery, order_N, origin_D, is_query=False)
     num_positives, first_rank = np.zeros((2, len(queries)), dtype=np.int64)
@@ -43,7 +43,7 @@ def score_rows(
         for _, rows, columns in common_classes(codes_Q[index_I], sorted_N):
             keys_IN[rows, columns] |= 1  # after a negative at the same distance
         if self_index_Q is not None:
-            keys_IN[np.arange(len(index_I)), np.argsort(order_N)[self_index_Q[index_I]]] = LAST
+            keys_IN[np.arange(len(index_I)), place_N[self_index_Q[index_I]]] = LAST
         for _, rows, columns in common_classes(codes_Q[index_I], sorted_N):
             num_in_class = columns.stop - columns.start - (self_index_Q is not None)
             if num_in_class > 0:

@@ -28,21 +28,17 @@ def interval_over_units(
         codes_Q: the query's class, for an interval over classes; a separate code for each query, for one over queries.
         confidence: coverage of the interval.
     """
-    means_M, (sums_UM, sizes_U) = fractions_QM.mean(axis=0), _of_units(fractions_QM, codes_Q)
+    means_M, units_Q = fractions_QM.mean(axis=0), np.unique(codes_Q, return_inverse=True)[1]
+    sizes_U = np.bincount(units_Q)
     num_units = len(sizes_U)
     if num_units < 2:
         return np.full_like(means_M, np.nan), np.full_like(means_M, np.nan)
+    sums_UM = np.stack([np.bincount(units_Q, weights=column) for column in fractions_QM.T], axis=1)
     without_UM = (sums_UM.sum(axis=0) - sums_UM) / (sizes_U.sum() - sizes_U)[:, None]
     error_M = np.sqrt((num_units - 1) * without_UM.var(axis=0))
     varying_M = np.where(error_M > SAME, means_M, np.nan)
     half_M = float(stdtrit(num_units - 1, (1 + confidence) / 2)) * error_M / (varying_M * (1 - varying_M))
     return expit(logit(varying_M) - half_M), expit(logit(varying_M) + half_M)
-
-
-def _of_units(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums (U, M) and the sizes (U,) of the units, in the order of their codes."""
-    units_Q = np.unique(codes_Q, return_inverse=True)[1]
-    return np.stack([np.bincount(units_Q, weights=column) for column in values_QM.T], axis=1), np.bincount(units_Q).astype(np.float64)
 
 
 @dataclass(frozen=True)

@@ -106,12 +106,7 @@ def _nemenyi_quantile(num_systems: int) -> float:
 
 
 def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[tuple[str, ...], ...]:
-    """Return the largest groups of two or more systems within one critical difference, the best first.
-
-    Args:
-        mean_ranks: ascending.
-        critical_difference: between mean ranks.
-    """
+    """Return the largest groups of two or more systems within one critical difference of their ascending mean ranks, the best first."""
     names, ranks = list(mean_ranks), list(mean_ranks.values())
     groups: list[tuple[str, ...]] = []
     last_end = 0
