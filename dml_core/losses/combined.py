@@ -44,7 +44,8 @@ class Combined(Loss):
 
     def __init__(self, config: CombinedConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
-        self.losses = nn.ModuleList(build_loss(term.name, term.options, num_classes, embedding_dim) for term in config.terms)
+        self._terms: list[Loss] = [build_loss(term.name, term.options, num_classes, embedding_dim) for term in config.terms]
+        self.losses = nn.ModuleList(self._terms)
 
     @property
     def needs(self) -> Needs:
@@ -82,7 +83,3 @@ class Combined(Loss):
         titles = [name if name not in names[:n] else f"{name}_{names[:n].count(name) + 1}" for n, name in enumerate(names)]
         parts = {f"{title}.{part}": value for title, output in zip(titles, outputs, strict=True) for part, value in output.parts.items()}
         return LossOutput(torch.stack(weighted).sum(), parts)
-
-    @property
-    def _terms(self) -> list[Loss]:
-        return [loss for loss in self.losses if isinstance(loss, Loss)]
