@@ -26,15 +26,15 @@ def stages_run(printed: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(project: Project) -> str:
-    """Build everything from nothing, and return what is printed."""
-    return project.run("dvc", "repro")
+    """Build everything from nothing in one flow, and return what is printed."""
+    return project.run("dml", "reproduce", "--dataset", "synthetic", "--dataset", "fashion-mnist", "--all")
 
 
-def test_from_nothing_everything_is_built(project: Project, built: str) -> None:
-    assert sorted(stages_run(built)) == sorted(
-        f"{stage}@{name}" for stage in ("fetch", "prepare", "comparison") for name in ("synthetic", "fashion-mnist")
-    )
+def test_from_nothing_everything_is_built_and_dvc_takes_it_over(project: Project, built: str) -> None:
     assert steps_run(built) == {"train": 4, "embed": 4, "evaluate": 4}
+    printed = project.run("dvc", "repro")
+    assert sorted(stages_run(printed)) == ["comparison@fashion-mnist", "comparison@synthetic"], "the flow fetched and prepared through DVC"
+    assert printed.count("2 of 2 runs reused") == 2
     shown = json.loads(project.run("dvc", "metrics", "show", "--json"))[""]["data"]
     assert {path.removeprefix("results/"): set(entry["data"]) for path, entry in shown.items()} == {
         f"{dataset}/metrics/{variant}.json": {"recall@1", "map@r", "nmi"}
@@ -76,13 +76,16 @@ def test_dvc_shows_what_is_measured_without_failures_although_another_dataset_ha
     assert "failed" not in metrics + plots
 
 
-def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
+def test_a_changed_raw_image_reruns_its_dataset_only_and_dvc_shows_the_difference(project: Project) -> None:
+    project.commit("results")
     images = sorted((project.root / "data/raw/synthetic").rglob("*.jpg"))
     images[0].write_bytes(images[1].read_bytes())
     printed = project.run("dvc", "repro")
     assert "comparison@synthetic" in stages_run(printed)
     assert not [stage for stage in stages_run(printed) if stage.endswith("@fashion-mnist")]
     assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 2}
+    changed = json.loads(project.run("dvc", "metrics", "diff", "--json"))
+    assert list(changed) == ["results/synthetic/metrics/softtriple.json"], "the image trains, and the other variant is untrained"
     client = MlflowClient(f"sqlite:///{project.root / 'state/mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for dataset, num_contents in (("synthetic", 2), ("fashion-mnist", 1)):
@@ -90,16 +93,6 @@ def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
         assert len(runs) == len({run.data.tags["dml.dataset_digest"] for run in runs}) == num_contents
         assert len({run.inputs.dataset_inputs[0].dataset.digest for run in runs}) == num_contents
         assert [run.info.lifecycle_stage for run in runs].count("active") == 1
-
-
-def test_changed_evaluation_reruns_no_training_and_dvc_tells_the_difference(project: Project) -> None:
-    project.commit("results")
-    project.change(evaluation={"recall_at": [1, 3], "clustering": False})
-    assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"evaluate": 2}
-    changed = json.loads(project.run("dvc", "metrics", "diff", "--json"))
-    assert {path: set(entry) for path, entry in changed.items()} == {
-        f"results/synthetic/metrics/{variant}.json": {"nmi"} for variant in ("untrained", "softtriple")
-    }
 
 
 def test_dvc_s_plots_are_on_a_page_that_loads_nothing_from_a_network(project: Project) -> None:
@@ -115,14 +108,15 @@ def test_dvc_s_plots_are_on_a_page_that_loads_nothing_from_a_network(project: Pr
 
 
 def test_a_new_variant_and_an_edited_loss_are_all_that_trains_and_a_run_that_fails_stops_no_other(project: Project) -> None:
+    """Another evaluation scores every run, and trains none."""
     of_test = project.run("dml", "compare", "synthetic")
     project.change(comparison={"variants": {"softmax": {"loss": {"name": "softmax"}}}})
     standing = (project.root / "results/synthetic/report.md").read_bytes()
     with (project.root / "dml_core/losses/softtriple.py").open("a") as file:
         file.write("\nEDITED = True\n")
     fails = "comparison.variants.fails={loss: {name: softmax}, optimiser: {name: sgd, learning_rate: 1e30}}"
-    printed = project.run("dml", "reproduce", "--set", fails, code=2)
-    assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 2}
+    printed = project.run("dml", "reproduce", "--set", fails, "--set", "evaluation={recall_at: [1, 3], clustering: false}", code=2)
+    assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 3}
     assert "synthetic / fails / seed 0: FAILED: the loss 'softmax' is not finite" in printed
     assert "error: 1 of 4 runs failed" in printed.splitlines()[-1]
     report = (project.root / printed.split("\nreport: ")[1].splitlines()[0]).read_text()
