@@ -140,7 +140,7 @@ def worst_queries(outcomes: QueryOutcomes, num_queries: int) -> NDArray[np.int64
 
 
 def sample_queries(labels: NDArray[np.int64], num_queries: int, seed: int) -> NDArray[np.int64]:
-    """Return (L,) rising indices of at most `num_queries`: all, or equal shares of classes in random order, at least two per class."""
+    """Return (L,) rising indices of at most `num_queries`: all, or equal shares of random classes, at least two but of the last."""
     if len(labels) <= num_queries:
         return np.arange(len(labels))
     generator = np.random.default_rng(seed)
