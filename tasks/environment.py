@@ -130,7 +130,7 @@ def ray_cluster() -> str | None:
 
 def num_cores() -> int:
     """Return the number of cores that this process may use: a job of a scheduler or a container may have fewer than the machine."""
-    allowed = len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
     with suppress(OSError, ValueError):  # "max 100000" without a limit
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
         allowed = min(allowed, max(1, quota // period))

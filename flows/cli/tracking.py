@@ -144,7 +144,10 @@ def _comparison_link(project: "Project", dataset: str | None) -> str:
         ConfigError: the comparison has no such dataset.
         TrackingError: MLflow cannot be used, or has no comparison on the named dataset.
     """
-    experiments, comparison = standing_comparisons(project.tracking_uri), load_params(project.params_file).comparison
+    experiments = standing_comparisons(project.tracking_uri)
+    if not experiments and dataset is None:
+        return f"#/experiments?{WORKFLOW}"
+    comparison = load_params(project.params_file).comparison
     if dataset is None:
         dataset = next((name for name in (*comparison.default_datasets, *comparison.datasets) if name in experiments), None)
     elif dataset not in {*experiments, *comparison.datasets}:

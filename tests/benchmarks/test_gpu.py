@@ -33,6 +33,7 @@ BLOCKED = (
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_it_needs_no_service_checks_measures_and_prints(tmp_path: Path) -> None:
     for name in BLOCKED:
         (tmp_path / f"blocked/{name}").mkdir(parents=True)

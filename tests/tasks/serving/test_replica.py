@@ -100,7 +100,7 @@ def test_images_of_abandoned_requests_are_not_computed(made: Made, monkeypatch: 
     data = [path.read_bytes() for path in made.files[:8]]
 
     async def ask() -> Answer:
-        monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(limits, "ANSWER_SECONDS", 5)  # on a busy machine, the first image is decoded within
         with pytest.raises(HTTPException, match="no answer within"):
             await OwnReplica(replica).answer(data)
         monkeypatch.setattr(limits, "ANSWER_SECONDS", 60)
