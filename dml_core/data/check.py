@@ -151,7 +151,7 @@ def _in_two_classes(images: list[_Image]) -> list[str]:
 
 
 def _leaks(images: list[_Image]) -> list[str]:
-    """Return the images whose bytes are both in train and in another role, each beside its copies."""
+    """Return the images whose bytes are both in train and in another role, equal ones together."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for image in images:
         groups[image.sha256].append(image.row)

@@ -123,5 +123,5 @@ def logs(
 def down() -> None:
     """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     num_killed = lifecycle.down(find_project())
-    beside = f"; processes that had to be killed: {num_killed}" if num_killed else ""
-    print(f"the stack is down{beside}; dml uses your own settings again, or this machine's defaults")
+    killed = f"; processes that had to be killed: {num_killed}" if num_killed else ""
+    print(f"the stack is down{killed}; dml uses your own settings again, or this machine's defaults")

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import socket
@@ -31,6 +30,7 @@ from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, S
 from dml_core.files import LEFTOVER, remove_leftovers, write_errors, writing
 from dml_core.index.thumbnails import thumbnail
 from dml_core.trained import TrainedModel, load_model
+from tasks.environment import num_cores
 from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.models.sources import Images
@@ -96,7 +96,7 @@ def embed_batches(
             return str(error).removeprefix("image: ")
 
     batches = [positions[start : start + batch_size] for start in range(0, len(positions), batch_size)]
-    with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1)), "decode") as pool:
+    with ThreadPoolExecutor(min(8, num_cores()), "decode") as pool:
         decoding = pool.map(decode, positions[:batch_size])
         for batch, next_batch in zip_longest(batches, batches[1:], fillvalue=range(0)):
             decoded, decoding = [*decoding], pool.map(decode, next_batch)

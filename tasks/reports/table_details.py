@@ -1,6 +1,5 @@
 """Details of a row of a table's page: how its runs were trained, where they are stored, and their pictures."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from dml_core.config import flatten
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError, StoreError
+from tasks.environment import num_cores
 from tasks.reports.pictures import Picture, PictureCache, load_picture, picture_files
 from tasks.runs.comparable import KEEPING
 from tasks.runs.specs import Params, comparison_title, table_comparison
@@ -93,7 +93,7 @@ def _pictures(store: Store, keys: Collection[str], encoded: PictureCache) -> tup
             unavailable[key] = "not in this store"
     files = {key: picture_files(folder) for key, folder in folders.items()}
     num_pictures = sum(map(len, files.values()))
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow encodes without Python's lock
+    with ThreadPoolExecutor(num_cores()) as threads:  # Pillow encodes without Python's lock
         loads = {
             key: [threads.submit(load_picture, path, folders[key], num_pictures, encoded) for path in paths] for key, paths in files.items()
         }

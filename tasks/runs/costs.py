@@ -328,7 +328,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; none if it cannot be read."""
+    """Return a file's text; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -21,6 +21,7 @@ from tasks.environment import (
     answers,
     find_project,
     git_tags,
+    num_cores,
     open_project,
     overridden,
     prefect_server,
@@ -117,6 +118,15 @@ def test_only_cores_that_this_process_may_use_count() -> None:
     core = min(os.sched_getaffinity(0))
     ran = subprocess.run(["taskset", "-c", str(core), sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("quota", "allowed"), [("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("max 100000", 4), ("", 4)]
+)
+def test_a_container_s_quota_limits_the_cores(quota: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: {"/sys/fs/cgroup/cpu.max": quota}[str(path)])
+    assert num_cores() == allowed
 
 
 @pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_HOME", "TORCH_HOME"])
