@@ -148,3 +148,28 @@ def test_materialise_never_overwrites_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not write"):
         materialise("synthetic", OPTIONS, tmp_path)
     assert tree(tmp_path) == {"mine.jpg": b"mine"}
+
+
+@pytest.mark.parametrize("lists_files", [True, False])
+def test_files_of_the_user_in_a_generated_folder_survive_another_generation(lists_files: bool, tmp_path: Path) -> None:
+    """The stamp files of earlier versions do not list the generated files."""
+    raw = tmp_path / "raw"
+    materialise("synthetic", {**OPTIONS, "seed": 7}, raw)
+    if not lists_files:
+        stamp = raw / STAMP_FILE
+        stamp.write_text("".join(line for line in stamp.read_text().splitlines(keepends=True) if "  CUB" not in line))
+    mine = next(raw.rglob("*.jpg")).with_name("mine.jpg")
+    mine.write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"mine\.jpg: the generator did not write this file, .*; move it away"):
+        materialise("synthetic", OPTIONS, raw)
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    materialise("synthetic", OPTIONS, raw)
+    assert not list(raw.rglob("mine.jpg"))
+
+
+def test_a_smaller_dataset_replaces_a_larger_one(tmp_path: Path) -> None:
+    for number in (6, 4):
+        materialise("synthetic", {**OPTIONS, "num_classes": number}, tmp_path / "raw")
+    materialise("synthetic", {**OPTIONS, "num_classes": 4}, tmp_path / "other")
+    assert tree(tmp_path / "raw") == tree(tmp_path / "other")

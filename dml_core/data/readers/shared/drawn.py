@@ -2,8 +2,9 @@
 
 `fetch` downloads the packages and draws every picture once. The raw folder then has `images.zip` (`<class>/<source>.png`), `images.csv`
 (each picture, the file that it is drawn from, and the reason if it is left out), `sources.csv` (package, version, licence and SHA-256 of
-each source), `licences/` (Debian's copyright files) and `generator.txt` (options, and the SHA-256 of code and tables). The same packages
-and options give the same bytes. Tables are verified when read, except in a folder of an earlier version, which has no SHA-256 of them.
+each source), `licences/` (Debian's copyright files) and `generator.txt` (options, and the SHA-256 of code and of every file). The same
+packages and options give the same bytes. Tables are verified when read, except in a folder of an earlier version, which has no SHA-256
+of them.
 """
 
 import csv
@@ -102,7 +103,7 @@ class DrawnDataset(DatasetConfig):
             DataError: a package cannot be downloaded, or `raw` holds other files.
         """
         report = progress or (lambda done, total: None)
-        generate_once(raw, self._stamp(), lambda folder: self._draw(folder, report), hashed=(TABLE, SOURCES))
+        generate_once(raw, self._stamp(), lambda folder: self._draw(folder, report))
 
     def chosen(self, num_sources: Mapping[str, int]) -> list[str]:
         """Return the names of the classes to draw, sorted, by the number of sources that have each."""

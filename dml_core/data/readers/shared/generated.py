@@ -2,30 +2,31 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from dml_core.errors import DataError
 from dml_core.files import file_sha256
 
 STAMP_FILE = "generator.txt"
+_BEFORE_NAME = 66  # characters: a SHA-256 and two spaces
 
 
-def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None], hashed: Iterable[str] = ()) -> None:
+def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None]) -> None:
     """Replace `raw` by a generated folder, completely or not at all, unless it holds the result of the same stamp.
 
     Args:
         raw: the raw folder.
-        stamp: whole lines that identify options and generator.
+        stamp: whole lines that identify options and generator. The stamp file has them and the SHA-256 of every generated file.
         generate: writes all files into a folder, which it may have to create.
-        hashed: names of files whose SHA-256 the stamp file records.
 
     Raises:
         DataError: `raw` holds files that the generator did not write.
     """
     raw = Path(os.path.realpath(raw))  # keep a link and replace its target
     stamped = raw / STAMP_FILE
-    if stamped.is_file() and stamped.read_text(encoding="utf-8").startswith(stamp):
+    written = stamped.read_text(encoding="utf-8", errors="replace") if stamped.is_file() else ""
+    if written and written.startswith(stamp):
         return
     if raw.is_dir() and any(raw.iterdir()) and not stamped.is_file():
         raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
@@ -33,12 +34,24 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None], hashe
     shutil.rmtree(partial, ignore_errors=True)
     try:
         generate(partial)
-        hashes = "".join(f"{file_sha256(partial / name)}  {name}\n" for name in hashed)
+        new = _files(partial)
+        # The stamp file of an earlier version does not name the files; most are replaced by files of the same name.
+        foreign = next(iter(_files(raw) - new - {line[_BEFORE_NAME:] for line in written.splitlines()} - {STAMP_FILE}), None)
+        if foreign is not None:
+            raise DataError(
+                f"{raw / foreign}: the generator did not write this file, or no longer does; move it away, so that {raw} can be replaced"
+            )
+        hashes = "".join(f"{file_sha256(partial / name)}  {name}\n" for name in sorted(new))
         (partial / STAMP_FILE).write_text(stamp + hashes, encoding="utf-8")
         shutil.rmtree(raw, ignore_errors=True)
         partial.rename(raw)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the paths of all files and links below a folder, relative to it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
 def recorded_sha256(path: Path) -> str | None:
@@ -49,4 +62,4 @@ def recorded_sha256(path: Path) -> str | None:
     """
     stamp = path.with_name(STAMP_FILE)
     lines = stamp.read_text(encoding="utf-8").splitlines() if stamp.exists() else []
-    return next((line.split()[0] for line in lines if line.endswith(f"  {path.name}")), None)
+    return next((line.split()[0] for line in lines if line[_BEFORE_NAME:] == path.name), None)
