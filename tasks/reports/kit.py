@@ -1,10 +1,12 @@
 """Helpers of all reports: templates, names of metrics and tables, Markdown tables."""
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
 
 from dml_core.evaluation.metric_info import metric_info
 from tasks.tables.shown import EPOCH_NOTES
@@ -43,6 +45,7 @@ def _environment() -> Environment:
         "paper": paper_title,
         "stem": table_title,
         "count": lambda number: f"{number:,}",
+        "code": inline_code,
         "markdown_table": markdown_table,
     }
     return environment
@@ -58,6 +61,11 @@ def table_title(name: str) -> str:
     stem = name.rpartition("/")[2]
     kind = stem.rstrip("0123456789")
     return f"{kind} {stem.removeprefix(kind)}".replace("_", " ").strip().capitalize()
+
+
+def inline_code(text: str) -> Markup:
+    """Return prose as HTML: what is between backticks is a `code` element, all else is escaped."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

@@ -99,6 +99,7 @@ def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
     shown = page(name)
     assert (PAGES / f"{name}.md").read_text() == as_markdown(shown), AGAIN.format(name)
     html = (PAGES / f"{name}.html").read_text()
+    assert "`" not in "".join(note.text for note in read(html).all("p", "note")), AGAIN.format(name)
     diagrams = [figure.all("img")[0].attributes["src"] for figure in read(html).all("figure", "ranks")]
     assert [str(source)[:22] for source in diagrams] == (["data:image/webp;base64"] if shown.ranking else []), AGAIN.format(name)
     assert ("paper's system" in html) == (shown.page is not None), "a table of the project has no rows of a paper"

@@ -46,7 +46,7 @@ TABLE: dict[str, Any] = {
             "independent": [59.6, 71.1, None, None, None, None],
             "independent_source": "somebody, ResNet-50, 64-d",
             "variants": ["as_published", "as_released"],
-            "note": "ten centres of each class",
+            "note": "ten centres of each class, `num_centres: <10>`",
         },
         "one-day": {
             "label": "SoftTriple of one day",

@@ -52,6 +52,13 @@ def test_a_label_is_text_and_never_markup(html: Element, page: TablePage) -> Non
     assert "<script>alert" not in page.html.read_text()
 
 
+def test_code_in_prose_is_marked_and_escaped(html: Element) -> None:
+    """Prose of a table's file is Markdown in the other files of the page: its backticks were shown on the page."""
+    (note,) = [source for source in rows(html)["softtriple"].all("span", "source") if source.text.startswith("ten centres")]
+    assert [code.text for code in note.all("code")] == ["num_centres: <10>"]
+    assert "`" not in note.text
+
+
 def test_each_verdict_has_a_mark_and_a_word_and_not_only_a_colour(html: Element) -> None:
     marks = {"compatible": "=", "above": "▲", "below": "▼", "undecided": "?"}
     seen = set()
