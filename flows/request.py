@@ -102,6 +102,7 @@ class Request(Choice):
             (of_tables and self.overrides, "--set applies only to the standing comparison; a table's settings are in its file"),
             (of_tables and self.whole, "--all applies only to the standing comparison; a table always runs all of its rows"),
             (of_tables and (self.variants or self.changed_only), "variants and changed_only apply only to the standing comparison"),
+            (self.force and self.code == "keep", "--force runs every step again, and --code keep reuses them; give one of them"),
             (self.one_row and not self.smoke, "--one-row requires --smoke: one run per table, as in continuous integration"),
             (self.track == "common" and self.variant, "--variant cannot be combined with --track common, which has its own protocol"),
             (

@@ -10,8 +10,11 @@ from typing import Annotated, Any, cast
 
 import typer
 from typer._click.core import Context
+from typer._click.exceptions import UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
+
+from dml_core.errors import ConfigError
 
 GROUPS = {  # title in the help -> verb -> its module and the first line of its help
     "Train": {
@@ -55,6 +58,9 @@ GROUPS = {  # title in the help -> verb -> its module and the first line of its 
 VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
 
 
+TAKEN = "dml.taken"  # key of a context: the word that `FirstByDefault` takes for an argument of its default verb
+
+
 class HiddenError(Exception):
     """Carries, as its cause, an error that typer would turn into an exit code."""
 
@@ -90,13 +96,48 @@ class Verbs(TyperGroup):
             raise HiddenError from error
 
 
+class OnceEach(TyperCommand):
+    """A verb that refuses an option of one value that is given twice: only the last value would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as typer does, after a check of the words."""
+        *_, given = self.make_parser(ctx).parse_args(args=list(args))
+        if not ctx.resilient_parsing:
+            for option in given:
+                if option.param_type_name == "option" and not (option.multiple or option.is_flag) and given.count(option) > 1:
+                    ctx.fail(f"{option.opts[0]} is given {given.count(option)} times, and takes one value.")
+        return super().parse_args(ctx, args)
+
+
+class App(typer.Typer):
+    """An app whose verbs are `OnceEach`."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Register a verb, as typer does."""
+        return super().command(name, cls=OnceEach, **settings)
+
+
 class FirstByDefault(TyperGroup):
     """A group whose first verb is the default: other first words are that verb's arguments. Its help has that verb's options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default verb if none is given, then parse as typer does. Completion of the first word needs none."""
         is_named = args[0] in {*self.commands, "--help"} if args else self.no_args_is_help or ctx.resilient_parsing
+        ctx.meta[TAKEN] = "" if is_named or not args else args[0]
         return super().parse_args(ctx, args if is_named else [next(iter(self.commands)), *args])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Invoke as typer does; an error after a misspelt verb, which was taken for an argument, ends with the nearest verb."""
+        try:
+            return super().invoke(ctx)
+        except (UsageError, ConfigError) as error:
+            from dml_core.config import nearest_hint
+
+            hint = nearest_hint(ctx.meta[TAKEN], self.commands)
+            if not hint:
+                raise
+            message = error.format_message() if isinstance(error, UsageError) else str(error)
+            raise ConfigError(f"{message.rstrip('.')}; '{ctx.meta[TAKEN]}' is no verb of {ctx.command_path}{hint}") from None
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Offer the verbs, and what the default verb offers."""
@@ -128,7 +169,7 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {command}" for command in commands)])
 
 
-app = typer.Typer(
+app = App(
     cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -146,7 +187,7 @@ def load_verb(verb: str) -> Any:
 
 def new_group(verb: str, **settings: Any) -> typer.Typer:
     """Add a group of verbs to `app`; its module then adds the verbs."""
-    group = typer.Typer(help=VERBS[verb][1], **settings)
+    group = App(help=VERBS[verb][1], **settings)
     app.add_typer(group, name=verb)
     return group
 

@@ -109,7 +109,8 @@ def run(
     """
     project = open_project()
     prefect = PrefectStart(project)
-    _, runs = _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_), prefect)
+    request = request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_, force=force, code=code)
+    _, runs = _check("run", project, request, prefect)
     outcome = None
     if not force:
         from flows.reuse.reused import reused_run

@@ -91,6 +91,12 @@ def test_completion_offers_the_verbs() -> None:
         (["gc", "--days", "one"], ["--days", "valid number"]),
         (["gc", "--delete", "--days", "-1"], ["--days", "greater than or equal to 0"]),
         (["gc", "--delete", "--days", "nan"], ["--days", "greater than or equal to 0"]),
+        (["run", "synthetic", "softtriple", "--seed", "0", "-s", "1"], ["--seed is given 2 times, and takes one value. See "]),
+        (["run", "synthetic", "softtriple", "--force", "--code", "keep"], ["--force runs every step again, and --code keep"]),
+        (["reproduce", "--force", "--code", "keep"], ["--force runs every step again, and --code keep"]),
+        (["models", "exprot", "a/b", "-o", "x"], ["'exprot' is no verb of", "; did you mean 'export'?"]),
+        (["models", "promot"], ["unknown dataset of the comparison 'promot'", "; did you mean 'promote'?"]),
+        (["index", "ad", "my.index", "images"], ["Missing option '--output'", "; did you mean 'add'?"]),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], parts: list[str], project: Path) -> None:
