@@ -33,8 +33,8 @@ def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> 
     num_changed, alarm = 0, shorten(" ".join(texts), ALARM_LETTERS, placeholder=REST)
     with one_line_errors(uri):
         client = open_client(uri, state)
-        for run in project_runs(client, {}):
-            title = run.data.tags.get(COMPARISON_TAG, "")
+        for run in project_runs(client, {COMPARISON_TAG: None}):
+            title = run.data.tags[COMPARISON_TAG]
             if title != comparison_title(name, "test") and not title.startswith(table_comparison(name, "")):
                 continue
             with alone(state / LOCKS / ComparisonReport.model_construct(comparison=title).outbox_name):  # a flow may be publishing it

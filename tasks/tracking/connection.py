@@ -161,20 +161,20 @@ def one_line_errors(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason}") from None
 
 
-def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:
+def project_runs(client: Any, tags: Mapping[str, str | None], **options: Any) -> list[Any]:
     """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
     experiments = all_pages(partial(client.search_experiments, filter_string=PROJECT_EXPERIMENTS))
     return runs_in(client, [experiment.experiment_id for experiment in experiments], tags, **options)
 
 
-def runs_in(client: Any, experiments: Sequence[str], tags: Mapping[str, str], **options: Any) -> list[Any]:
+def runs_in(client: Any, experiments: Sequence[str], tags: Mapping[str, str | None], **options: Any) -> list[Any]:
     """Return the runs of these experiments that have these tags, as `project_runs`."""
     return all_pages(partial(client.search_runs, experiments, tag_filter(tags), **options)) if experiments else []
 
 
-def tag_filter(tags: Mapping[str, str]) -> str:
-    """Return MLflow's filter for runs with these tags."""
-    return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+def tag_filter(tags: Mapping[str, str | None]) -> str:
+    """Return MLflow's filter for runs with these tags; None is any value."""
+    return " and ".join(f"tags.`{name}` " + ("LIKE '%'" if value is None else f"= '{value}'") for name, value in tags.items())
 
 
 def all_pages(search: Callable[..., Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -13,19 +14,30 @@ from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title, table_comparison
 from tasks.tracking import alarm_marks, connection
 from tasks.tracking.alarm_marks import ALARM_TAG, mark_comparisons
-from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG
+from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG, PART_TAG, SEED_TAG
 from tasks.tracking.connection import EXPERIMENT_PREFIX, LOCKS
 
 TEXT = "softmax, seed 0: drifted: recall@1 0.30 is below its band."
 
 
 @pytest.mark.slow
-def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_path: Path) -> None:
+def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
     experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
     titles = (comparison_title("synthetic", "test"), table_comparison("softtriple/table1", "synthetic"), comparison_title("icons", "test"))
     runs = [client.create_run(experiment, tags={COMPARISON_TAG: title, NOTE_TAG: "Best: a.\n\nMore."}).info.run_id for title in titles]
+
+    for seed in range(3):
+        client.create_run(experiment, tags={PART_TAG: titles[0], SEED_TAG: str(seed)})
+    read: list[str] = []
+
+    def project_runs(*arguments: Any) -> list[Any]:
+        found = connection.project_runs(*arguments)
+        read.extend(run.info.run_id for run in found)
+        return found
+
+    monkeypatch.setattr(alarm_marks, "project_runs", project_runs)
 
     def shown() -> list[tuple[str | None, str]]:
         tags = [client.get_run(run).data.tags for run in runs]
@@ -45,6 +57,7 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
     mark_comparisons(uri, tmp_path, "synthetic", [])
     mark_comparisons(uri, tmp_path, "softtriple/table1", [])
     assert shown() == before
+    assert set(read) == set(runs), "not those of seeds, which may be thousands"
 
 
 @pytest.mark.slow
