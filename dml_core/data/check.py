@@ -5,9 +5,11 @@
 
 import hashlib
 import io
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,21 @@ from dml_core.data.readers.shared.rules import published_differences
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb, decode_upright
 from dml_core.data.store.rows import Counts, Manifest, Row, role_counts
+from dml_core.data.store.sizes import Resize
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import DataError
 
 _MAX_EXAMPLES = 5
 _BOX_TOLERANCE_PIXELS = 1.0
+_PNG_BIT_DEPTH = 24  # place of the byte
+_OPAQUE = 255
+_CHANGES = (
+    _GRAYSCALE := "grayscale, converted to RGB",
+    _CMYK := "CMYK, converted to RGB",
+    _TRANSPARENT := "transparent pixels, replaced by the colours stored under them",
+    _DEEP := "16 bits per channel, of which the lower 8 are dropped",
+    _ANIMATED := "several pictures in the file, of which the first is used",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class CheckReport:
         counts: images and classes per role.
         class_sizes: images of the smallest and of the largest class, per role.
         published: published counts; empty if there are none.
-        notes: findings that need no action (grayscale, CMYK).
+        notes: findings that need no action (such as grayscale and CMYK).
         violations: findings that must be fixed.
         short_sides: minimum, median and maximum short side of the readable images, in pixels.
         num_boxes: number of images with a box.
@@ -60,23 +73,35 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class _Image:
-    """A readable image: SHA-256 of its bytes and of its RGB pixels, mode, and size (width, height)."""
+    """A readable image: SHA-256 of its bytes and of its RGB pixels, what decoding changes (`_CHANGES`), and size (width, height)."""
 
     row: Row
     sha256: str
     pixels_sha256: str
-    mode: str
+    changes: tuple[str, ...]
     size: tuple[int, int]
 
 
-def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Progress | None = None) -> CheckReport:
+def check_dataset(
+    name: str,
+    raw: Path,
+    options: Mapping[str, Any],
+    progress: Progress | None = None,
+    transforms: Collection[TransformConfig] = (),
+) -> CheckReport:
     """Read the annotations of a raw folder and check every image.
+
+    Args:
+        name, raw, options: reader, folder and options of the dataset.
+        progress: called with (images checked, total images).
+        transforms: views that are made of the dataset; images that test views pad are noted.
 
     Raises:
         ConfigError: unknown dataset or option.
         DataError: the annotations cannot be read or break a rule of every dataset.
     """
     dataset = parse_dataset(name, {**options, "stored_size": None})  # the files, not their resized copies, which have no boxes
+    stored_size = parse_dataset(name, options).stored_size
     manifest = (dataset.model_copy(update={"published_counts": False}) if isinstance(dataset, OfficialDataset) else dataset).read(raw)
     rows, published = manifest.rows, dict(dataset.published_for(raw))
     images: list[_Image] = []
@@ -91,8 +116,12 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Pr
             if progress:
                 progress(number, len(rows))
     notes = {
-        "grayscale, converted to RGB": [image.row.path for image in images if image.mode == "L"],
-        "CMYK, converted to RGB": [image.row.path for image in images if image.mode == "CMYK"],
+        **{change: [image.row.path for image in images if change in image.changes] for change in _CHANGES},
+        "smaller than the test views, padded with black": [
+            image.row.path
+            for image in images
+            if any(config.crop_size is not None and _short_side(image, config, stored_size) < config.crop_size for config in transforms)
+        ],
         "same pixels in two classes": _in_two_classes(images),
         **dataset.notes(raw),
     }
@@ -130,16 +159,31 @@ def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | str:
         return str(error).rpartition(": ")[2]  # without the path
     _, height, width = pixels.shape
     of_pixels = hashlib.sha256(pixels.contiguous().numpy().data)
-    return _Image(row, hashlib.sha256(data).hexdigest(), of_pixels.hexdigest(), _mode(data), (width, height))
+    return _Image(row, hashlib.sha256(data).hexdigest(), of_pixels.hexdigest(), tuple(_changes(data)), (width, height))
 
 
-def _mode(data: bytes) -> str:
-    """Return Pillow's mode, or "" if only Pillow refuses the file, for example its metadata: it is packed all the same."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.mode
-    except (ValueError, OSError, SyntaxError):
-        return ""
+def _changes(data: bytes) -> Iterator[str]:
+    """Yield what decoding changes; nothing if only Pillow refuses the file, for example its metadata: it is packed all the same."""
+    with suppress(Exception), Image.open(io.BytesIO(data)) as image:  # Pillow raises errors of a dozen kinds
+        if image.mode in ("L", "CMYK"):
+            yield _GRAYSCALE if image.mode == "L" else _CMYK
+        if image.format == "PNG" and data[_PNG_BIT_DEPTH] == 16:
+            yield _DEEP
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # a camera's JPEG with a preview
+            yield _ANIMATED
+        if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] != _OPAQUE:
+            yield _TRANSPARENT
+
+
+def _short_side(image: _Image, config: TransformConfig, stored_size: Resize | None) -> int:
+    """Return the short side of an image, or of its box, before a test view is cropped."""
+    resize = config.test_resize or stored_size
+    if resize is not None:
+        return min(resize) if isinstance(resize, tuple) else resize
+    if image.row.box is None or not config.crop_to_box:
+        return min(image.size)
+    left, top, right, bottom = image.row.box
+    return min(math.ceil(right) - int(left), math.ceil(bottom) - int(top))
 
 
 def _in_two_classes(images: list[_Image]) -> list[str]:

@@ -19,7 +19,7 @@ from tasks.data import dataset_spec, fetch_raw, prepare_dataset, read_dataset, s
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, published_dataset
-from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
+from tasks.runs.specs import FROZEN, DatasetSpec, comparison_runs, load_params, standing_runs
 from tasks.wording import counted
 
 if TYPE_CHECKING:  # importing it loads torch
@@ -145,12 +145,17 @@ def data_fetch(name: DatasetName) -> None:
 def data_check(name: DatasetName) -> None:
     """Check every raw image and list problems.
 
-    Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation.
+    Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation. Notes what
+    decoding and the comparison's test views change: transparency, 16 bits per channel, animations, images that are padded.
     """
     from dml_core.data.check import check_dataset
 
     with _working_on(name, "checking") as (project, spec, progress):
-        report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress)
+        params = load_params(project.params_file)
+        seed = params.comparison.seeds[:1]  # all have the same views
+        runs = comparison_runs(params, name, None, seed, tuned=False) if name in params.comparison.datasets else []
+        transforms = list(dict.fromkeys(run.training.transform for run in runs))
+        report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress, transforms)
     _print_check(name, report)
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")

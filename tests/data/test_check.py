@@ -15,6 +15,7 @@ from dml_core.data.registry import dataset_class
 from dml_core.data.sheet import contact_sheet
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import DataError
 from tests.data.conftest import OPTIONS
 
@@ -103,6 +104,49 @@ def test_the_files_are_checked_whatever_size_is_stored(tmp_path: Path) -> None:
     assert report.short_sides == (20, 20, 20)
     assert report.num_boxes == report.notes[0].num_found == 4
     assert [violation.what for violation in report.violations] == ["box outside the image"]
+
+
+def test_what_decoding_changes_is_noted(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(0, 255, (8, 12, 12, 4), dtype=np.uint8)
+    opaque = Image.fromarray(colours[1]).convert("RGB").convert("RGBA")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    Image.fromarray(colours[0]).save(tmp_path / "a/transparent.png")
+    opaque.save(tmp_path / "a/opaque.png")
+    Image.fromarray(colours[2]).convert("RGB").quantize(8).save(tmp_path / "a/palette.gif", transparency=3)
+    Image.fromarray(colours[3, ..., 0].astype(np.uint16) * 16).save(tmp_path / "b/deep.png")
+    frames = [Image.fromarray(part).convert("RGB") for part in colours[4:7]]
+    frames[0].save(tmp_path / "b/animated.webp", save_all=True, append_images=frames[1:])
+    frames[1].save(tmp_path / "b/phone.jpg", format="MPO", save_all=True, append_images=frames[2:])
+    assert {note.what: note.examples for note in check_dataset("folder", tmp_path, {}).notes} == {
+        "transparent pixels, replaced by the colours stored under them": ("a/palette.gif", "a/transparent.png"),
+        "16 bits per channel, of which the lower 8 are dropped": ("b/deep.png",),
+        "several pictures in the file, of which the first is used": ("b/animated.webp",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("transform", "options", "expected"),
+    [
+        ({"crop_size": 20}, {}, ("1.png",)),
+        ({"crop_size": 20, "crop_to_box": True}, {}, ("1.png", "2.png")),
+        ({"crop_size": 20, "test_resize": 20}, {}, ()),
+        ({"crop_size": 20, "test_resize": (30, 15)}, {}, ("1.png", "2.png", "3.png", "4.png")),
+        ({"crop_size": 20}, {"stored_size": 20}, ()),
+        ({"crop_size": 20, "crop_to_box": True}, {"stored_size": 19}, ("1.png", "2.png", "3.png", "4.png")),
+        ({}, {}, ()),
+    ],
+)
+def test_images_that_test_views_pad_are_noted(
+    transform: dict[str, object], options: dict[str, object], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    lines = ["path,label,left,top,right,bottom", "1.png,a,,,,", "2.png,a,3,0,22,30", "3.png,b,,,,", "4.png,b,0,0,20,20"]
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    for number in range(1, 5):
+        Image.new("RGB", (40, 10 if number == 1 else 30), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    report = check_dataset("manifest", tmp_path, options, transforms=[TransformConfig(**transform)])
+    notes = {note.what: note.examples for note in report.notes}
+    assert notes.get("smaller than the test views, padded with black", ()) == expected
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:
