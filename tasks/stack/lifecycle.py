@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from dml_core.errors import ConfigError, DmlError
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, stack_text
 from tasks.locks import alone
-from tasks.stack.settings import CHOSEN, MARK, RECORDS, S3, Stack, load_stack, run_folder, write_private
+from tasks.stack.settings import CHOSEN, DATA, MARK, RECORDS, S3, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
 UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten times as long as an idle one
@@ -54,7 +55,8 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
     `report` receives a line for each service that was started; `own_s3` is as in `load_stack`.
 
     Raises:
-        StackError: a service ends or does not answer in time; the error names its log. Running services stay up for inspection.
+        StackError: a service ends or does not answer in time, or another program has its port; the error names its log or the port.
+            Running services stay up for inspection.
         ConfigError: a required program is not installed, or the stack runs with another S3 server.
         StoreError: the bucket cannot be created.
     """
@@ -65,7 +67,7 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
         supervisor = _connect(stack.run) or _start_supervisor(stack)
         for level in stack.levels:
             until = time.monotonic() + UP_SECONDS
-            fresh = [name for name in level if _start(supervisor, name)]
+            fresh = [name for name in level if _start(supervisor, stack, name)]
             for name in level:
                 _wait(supervisor, stack, name, until)
             for name in level:
@@ -91,7 +93,7 @@ def status(project: Project) -> list[Status]:
     for name in stack.file.services:
         process = processes.get(name, {"statename": "STOPPED", "pid": 0})
         if process["statename"] in RUNNING:
-            state = "up" if _answers(stack, name) else "starting"
+            state = "up" if _answers(stack, name, process["pid"]) else "starting"
         else:
             state = "dead" if process["statename"] in ("FATAL", "EXITED") else "down"
         states.append(Status(name, state, process["pid"] or None, stack.address(name), stack.log(name)))
@@ -113,11 +115,10 @@ def down(project: Project) -> int:
             supervisor.shutdown()
             psutil.wait_procs([process], DOWN_SECONDS)
         num_killed = _kill_left(folder, run)
-        for name in (CHOSEN, "supervisor.conf", "*/set-up"):
-            for path in folder.glob(name):
-                path.unlink()
-        shutil.rmtree(folder / RECORDS, ignore_errors=True)
-        shutil.rmtree(run, ignore_errors=True)
+        for name in (CHOSEN, "supervisor.conf"):
+            (folder / name).unlink(missing_ok=True)
+        for place in (folder / RECORDS, folder / DATA, run):
+            shutil.rmtree(place, ignore_errors=True)
     return num_killed
 
 
@@ -127,8 +128,8 @@ def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                has_mark = process.environ().get(MARK) == str(folder)
-                if has_mark or Path(process.cwd()).is_relative_to(run) or any(str(run) in word for word in process.cmdline()):
+                has_mark, works_in = process.environ().get(MARK) == str(folder), Path(process.cwd()).is_relative_to
+                if has_mark or works_in(run) or works_in(folder / DATA) or any(str(run) in word for word in process.cmdline()):
                     processes.append(process)
     return processes
 
@@ -167,11 +168,12 @@ def _connect(run: Path) -> Any:
 def _start_supervisor(stack: Stack) -> Any:
     """Return the functions of a new supervisor, after killing what a killed one has left."""
     _kill_left(stack.folder, stack.run)
-    stack.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for place in (stack.run, stack.data):
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
     for name, service in stack.file.services.items():
         (stack.folder / name).mkdir(parents=True, exist_ok=True)
         if service.user is not None:
-            place = stack.run / name
+            place = stack.data / name
             place.mkdir(mode=0o700, exist_ok=True)
             if os.geteuid() == 0:
                 shutil.chown(place, service.user, service.user)
@@ -203,7 +205,7 @@ def _config(stack: Stack) -> str:
             service = stack.file.services[name]
             sections[f"program:{name}"] = {
                 "command": service.command,
-                "directory": stack.root if service.user is None else stack.run / name,
+                "directory": stack.root if service.user is None else stack.data / name,
                 "environment": ",".join(f'{variable}="{value}"' for variable, value in service.environment.items()),
                 "priority": priority,  # the order of the end, backwards
                 "autostart": "false",
@@ -223,32 +225,47 @@ def _config(stack: Stack) -> str:
     return "\n".join(lines).replace("%", "%%") + "\n"
 
 
-def _start(supervisor: Any, name: str) -> bool:
+def _start(supervisor: Any, stack: Stack, name: str) -> bool:
     """Start a service unless it runs; return whether it was started.
 
     Raises:
-        StackError: its program cannot be run.
+        StackError: its program cannot be run, or another one has its port.
     """
     from supervisor.xmlrpc import Faults
 
+    if supervisor.getProcessInfo(name)["statename"] in RUNNING:
+        return False
+    _check_ports(stack, name)
     try:
         supervisor.startProcess(name, False)
     except xmlrpc.client.Fault as fault:
-        if fault.faultCode not in (Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
+        if fault.faultCode not in (Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):  # restarted meanwhile; ended at once, and is tried again
             raise StackError(f"{name} cannot be started ({fault.faultString}); see infra/stack.yaml") from None
-        return bool(fault.faultCode == Faults.SPAWN_ERROR)  # it ended at once, and supervisor tries again
     return True
+
+
+def _check_ports(stack: Stack, name: str) -> None:
+    """Check that the ports of a service that does not run are free.
+
+    Raises:
+        StackError: another program has one.
+    """
+    for port in (stack.ports[port] for port in stack.file.services[name].ports):
+        try:
+            socket.create_server((stack.file.host, port)).close()
+        except OSError:
+            raise StackError(f"{name}: port {port} is taken by another program; end that, then rerun dml stack up") from None
 
 
 def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
     """Wait until a service answers.
 
     Raises:
-        StackError: supervisor has given it up, or the time is over.
+        StackError: supervisor has given it up, another program has its port, or the time is over.
     """
-    while not _answers(stack, name):
-        process = supervisor.getProcessInfo(name)
+    while not _answers(stack, name, (process := supervisor.getProcessInfo(name))["pid"]):
         if process["statename"] == "FATAL" or (process["statename"] == "EXITED" and not stack.file.services[name].restart):
+            _check_ports(stack, name)
             raise StackError(f"{name} ended ({process['spawnerr'] or process['description']}); see {stack.log(name)}")
         if time.monotonic() > until:
             raise StackError(f"{name} does not answer at {stack.address(name)}; see {stack.log(name)}")
@@ -263,7 +280,7 @@ def _set_up(stack: Stack, name: str) -> None:
     """
     if name == S3:
         _make_bucket(stack)
-    service, done = stack.file.services[name], stack.folder / name / "set-up"
+    service, done = stack.file.services[name], stack.data / f"{name}.set-up"  # lost with the databases that it is about
     for command in () if done.exists() else service.setup:
         try:
             with stack.log(name).open("a") as log:
@@ -287,9 +304,14 @@ def _make_bucket(stack: Stack) -> None:
     make_bucket(stack.file.bucket, login | {"endpoint_url": stack.file.clients["AWS_ENDPOINT_URL"]})
 
 
-def _answers(stack: Stack, name: str) -> bool:
-    """Return whether a service is healthy: its port answers ("tcp"), a command succeeds ("exec ..."), or a page answers ("/...")."""
+def _answers(stack: Stack, name: str, pid: int) -> bool:
+    """Return whether a service, whose process is `pid` (0: none), is healthy.
+
+    Its own port answers ("tcp"), and a command succeeds ("exec ...") or a page answers ("/...").
+    """
     address, health = stack.address(name), stack.file.services[name].health
+    if not _listens(pid, stack.port(name)):
+        return False
     if health == "tcp":
         return environment.answers(address)
     if health.startswith("exec "):
@@ -298,3 +320,16 @@ def _answers(stack: Stack, name: str) -> bool:
         return bool(requests.get(f"http://{address}{health}", timeout=ASK_SECONDS).ok)
     except requests.RequestException:
         return False
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Return whether a process or one below it listens at a port; True if the system does not tell, as of another user's process."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        sockets = [entry for one in family for entry in one.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:  # or one below it has just ended
+        return False
+    return any(entry.laddr.port == port for entry in sockets)

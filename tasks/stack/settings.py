@@ -27,6 +27,7 @@ MARK = "DML_STACK"  # variable with the stack's folder, in the environment of al
 CHOSEN = "chosen.json"
 S3 = "s3"
 RECORDS = "records"
+DATA = "data"
 OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
 PASSED = ("DML_WEBHOOK",)  # own settings that its processes receive all the same
 
@@ -93,13 +94,22 @@ class Stack:
             done.update(level)
         return levels
 
+    @property
+    def data(self) -> Path:
+        """Folder of the databases: in the state folder, or if root starts the stack in `run`, as their user may not reach the other."""
+        return self.run if os.geteuid() == 0 else self.folder / DATA
+
     def log(self, name: str) -> Path:
         """Return the path of a service's log."""
         return self.folder / name / "log"
 
     def address(self, name: str) -> str:
         """Return the address at which a service is asked for its health."""
-        return f"{self.file.host}:{self.ports[self.file.services[name].ports[0]]}"
+        return f"{self.file.host}:{self.port(name)}"
+
+    def port(self, name: str) -> int:
+        """Return the port at which a service is asked for its health."""
+        return self.ports[self.file.services[name].ports[0]]
 
 
 def load_stack(project: Project, own_s3: str | None = None) -> Stack:

@@ -1,9 +1,12 @@
 """Servers are started in order, watched and ended, by a stack of two small ones; `tests/e2e/test_stack.py` starts the real ones."""
 
 import os
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from dml_core.errors import ConfigError
 from tasks.environment import Project, stack_environment
 from tasks.stack import lifecycle
 from tasks.stack.lifecycle import StackError, Status, down, processes_of, status, up
-from tasks.stack.settings import run_folder
+from tasks.stack.settings import load_stack, run_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]  # supervisor's client leaves them
 SERVER = "{python} -m http.server --bind {host}"
@@ -70,11 +73,36 @@ def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_log
     os.kill(int((run_folder(project.state) / "supervisor.pid").read_text()), signal.SIGKILL)
     up(project, lines.append)
     assert len(lines) == 4, "what a killed supervisor left is ended and started again"
+    assert before["web"].log.read_text().count("set up") == 1
+    os.kill(int((run_folder(project.state) / "supervisor.pid").read_text()), signal.SIGKILL)
+    shutil.rmtree(load_stack(project).data)
+    up(project, lines.append)
+    assert before["web"].log.read_text().count("set up") == 2, "with new databases, as after a machine's start has emptied /tmp"
     assert down(project) == 0
     assert processes_of(project.state / "stack", run_folder(project.state)) == []
     assert {path.name for path in (project.state / "stack").rglob("*") if path.is_file()} == {"log", "supervisor.log"}
     with pytest.raises(ConfigError, match="no stack of this project is up"):
         status(project)
+
+
+def test_a_program_that_answers_at_a_service_s_port_is_not_taken_for_it(project: Project) -> None:
+    port = load_stack(project).ports["web"]
+    with HTTPServer(("127.0.0.1", port), SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(StackError, match=f"web: port {port} is taken by another program"):
+            up(project, print)
+        assert {name: server.state for name, server in states(project).items()} == {"s3": "up", "web": "down"}
+        other.shutdown()
+    up(project, print)
+    assert states(project)["web"].state == "up"
+
+
+def test_the_databases_of_a_user_are_not_in_a_folder_that_the_system_empties(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 1)
+    stack = load_stack(project)
+    assert stack.data.is_relative_to(project.state)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert stack.data == stack.run, "PostgreSQL's user may not reach root's project"
 
 
 @pytest.mark.parametrize(("command", "message"), [("{python} -c 1", "web ended .*web/log"), ("/nowhere", "web cannot be started .NO_FILE")])
