@@ -108,9 +108,12 @@ class TrainedModel:
         if batch_size < 1:
             raise ConfigError(f"batch_size {batch_size}: expected 1 or more")
         views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(_with_boxes(images, boxes)))
-        rows = []
+        rows: list[NDArray[np.float32]] = []
         while batch := list(islice(views, batch_size)):
-            rows.append(self.embed_views(batch))
+            embedded, refused = self.try_views(batch)
+            for place, reason in refused.items():
+                raise DataError(f"image {len(rows) * batch_size + place}: {reason}")
+            rows.append(embedded)
         return np.concatenate(rows) if rows else np.empty((0, self.num_dimensions), np.float32)
 
     def view(self, image: AnyImage, box: Box | None = None, name: str = "image") -> Tensor:
@@ -131,14 +134,45 @@ class TrainedModel:
         return test_pixels(_decoded(image, name), self.description.transform, box)
 
     def embed_views(self, views: Sequence[Tensor]) -> NDArray[np.float32]:
-        """Return the embeddings (N, D) of test views; views of the same size share a forward pass."""
-        rows = np.empty((len(views), self.num_dimensions), np.float32)
+        """Return the embeddings (N, D) of test views.
+
+        Raises:
+            DataError: the network does not take a view's size.
+        """
+        rows, refused = self.try_views(views)
+        for reason in refused.values():
+            raise DataError(reason)
+        return rows
+
+    def try_views(self, views: Sequence[Tensor]) -> tuple[NDArray[np.float32], dict[int, str]]:
+        """Return the embeddings (N, D) of test views, and place -> reason of those that the network does not take; their rows are not set.
+
+        Views of the same size share a forward pass.
+        """
+        rows, refused = np.empty((len(views), self.num_dimensions), np.float32), dict[int, str]()
         by_size: dict[torch.Size, list[int]] = {}
         for place, view in enumerate(views):
             by_size.setdefault(view.shape, []).append(place)
         for places in by_size.values():
-            rows[places] = self._forward(torch.stack([views[place] for place in places]))
-        return rows
+            for place, result in zip(places, self._embed_size([views[place] for place in places]), strict=True):
+                if isinstance(result, str):
+                    refused[place] = result
+                else:
+                    rows[place] = result
+        return rows, refused
+
+    def _embed_size(self, views: list[Tensor]) -> list[NDArray[np.float32] | str]:
+        """Return each embedding of views of one size, or why the network does not take it: it is too small, or too large for the memory."""
+        try:
+            return [*self._forward(torch.stack(views))]
+        except Exception as error:
+            transform = self.description.transform
+            if transform.crop_size is not None or isinstance(transform.test_resize, tuple):
+                raise  # all views have one size, so the cause is another
+            if len(views) > 1:
+                return [result for view in views for result in self._embed_size([view])]
+            height, width = views[0].shape[1:]
+            return [f"the network does not take its {width} x {height} pixels ({first_line(error)})"]
 
 
 def load_model(source: str | Path, device: str | torch.device | None = None) -> TrainedModel:

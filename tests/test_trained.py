@@ -140,6 +140,33 @@ def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: s
     assert "\n" not in str(raised.value)
 
 
+def test_an_image_of_a_size_that_the_network_does_not_take_is_one_line() -> None:
+    """Without a crop or a resize, views have the size of their image."""
+
+    def normalised(pixels: Tensor) -> NDArray[np.float32]:
+        return torch.nn.functional.instance_norm(pixels.float()).mean(dim=(2, 3)).numpy()  # one pixel is too few
+
+    model = TrainedModel(MODEL.description, "x", normalised)
+    tiny = PIXELS[0, :1, :1]
+    with pytest.raises(DataError, match=r"^image 3: the network does not take its 1 x 1 pixels \(Expected more than 1 spatial element"):
+        model.embed([PIXELS[0], PIXELS[1], PIXELS[2], tiny], batch_size=2)
+    views = [model.view(image) for image in (tiny, PIXELS[1], tiny)]
+    rows, refused = model.try_views(views)
+    assert [*refused] == [0, 2]
+    np.testing.assert_array_equal(rows[1], model.embed(PIXELS[1])[0])
+    with pytest.raises(DataError, match=r"^the network does not take its 1 x 1 pixels"):
+        model.embed_views(views)
+
+
+def test_a_failure_of_views_that_all_have_one_size_is_not_the_image_s() -> None:
+    def broken(pixels: Tensor) -> NDArray[np.float32]:
+        raise RuntimeError("the GPU has gone")
+
+    description = parse(NetworkDescription, DESCRIPTION | {"transform": {"crop_size": 12}}, "test")
+    with pytest.raises(RuntimeError, match="the GPU has gone"):
+        TrainedModel(description, "x", broken).embed(PIXELS)
+
+
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
     state = {f"model.{name}": value for name, value in network.state_dict().items()}

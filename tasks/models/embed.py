@@ -100,13 +100,12 @@ def embed_batches(
         decoding = pool.map(decode, positions[:batch_size])
         for batch, next_batch in zip_longest(batches, batches[1:], fillvalue=range(0)):
             decoded, decoding = [*decoding], pool.map(decode, next_batch)
-            good = [(position, *image) for position, image in zip(batch, decoded, strict=True) if not isinstance(image, str)]
-            yield EmbeddedBatch(
-                [position for position, _, _ in good],
-                model.embed_views([view for _, view, _ in good]),
-                [picture for _, _, picture in good],
-                [(position, reason) for position, reason in zip(batch, decoded, strict=True) if isinstance(reason, str)],
-            )
+            bad = {position: image for position, image in zip(batch, decoded, strict=True) if isinstance(image, str)}
+            views = [(position, *image) for position, image in zip(batch, decoded, strict=True) if not isinstance(image, str)]
+            rows, refused = model.try_views([view for _, view, _ in views])
+            bad |= {views[place][0]: reason for place, reason in refused.items()}
+            good = [place for place in range(len(views)) if place not in refused]
+            yield EmbeddedBatch([views[place][0] for place in good], rows[good], [views[place][2] for place in good], sorted(bad.items()))
 
 
 def embed_images(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from dml_core.errors import DataError, first_line
+from dml_core.errors import DataError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
 
@@ -88,8 +88,6 @@ class Replica:
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._max_batch = max_batch
-        transform = model.description.transform
-        self._has_one_size = transform.crop_size is not None or isinstance(transform.test_resize, tuple)  # of views
         self._waiting: list[tuple[_Query, asyncio.Future[_Result]]] = []
         self._working: asyncio.Task[None] | None = None
         self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
@@ -152,18 +150,12 @@ class Replica:
 
     def _compute(self, queries: list[_Query]) -> list[_Result]:
         """Embed a whole batch at once, and search for those images that want neighbours."""
-        try:
-            rows_ND = self._model.embed_views([query.view for query in queries])
-        except (RuntimeError, ValueError) as error:
-            if self._has_one_size:
-                raise
-            if len(queries) > 1:
-                return [result for query in queries for result in self._compute([query])]
-            height, width = queries[0].view.shape[1:]
-            reason = f"the network does not take its {width} x {height} pixels ({first_line(error)})"
-            return [_Result(np.empty(0, np.float32), reason)]
+        rows_ND, not_taken = self._model.try_views([query.view for query in queries])
         has_angles = self._index is not None and self._index.metric == "cosine"
-        results = [_Result(row_D, _why_not(row_D, has_angles and query.k > 0)) for query, row_D in zip(queries, rows_ND, strict=True)]
+        results = [
+            _Result(row_D, not_taken.get(place) or _why_not(row_D, has_angles and query.k > 0))
+            for place, (query, row_D) in enumerate(zip(queries, rows_ND, strict=True))
+        ]
         results[0].batch_size = len(queries)
         searching = [number for number, query in enumerate(queries) if query.k > 0 and results[number].refused is None]
         if self._index is not None and searching:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
@@ -169,6 +170,27 @@ def test_bad_images_end_it_with_a_list_or_are_left_out(model: TrainedModel, fold
     found = embed_images(model, images, tmp_path / "out", shard_rows=4)
     assert (found.num_rows, found.num_reused, found.bad) == (9, 0, ())
     assert not (tmp_path / "out/bad.csv").exists()
+
+
+def test_an_image_of_a_size_that_the_network_does_not_take_is_a_bad_one(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    """Its views have the size of their image. One pixel is too few for the network's normalisation."""
+    free = TrainedModel(
+        model.description.model_copy(update={"transform": model.description.transform.model_copy(update={"crop_size": None})}),
+        model.identity,
+        model._forward,
+    )
+    (tmp_path / "in/x").mkdir(parents=True)
+    for name, path in zip("ac", sorted(folder.rglob("*.jpg")), strict=False):
+        shutil.copy(path, tmp_path / f"in/x/{name}.jpg")
+    Image.new("RGB", (1, 1)).save(tmp_path / "in/x/b.png")
+    images = find_images(str(tmp_path / "in"))
+    with pytest.raises(DataError, match=r"1 of 3 images are bad \(x/b\.png: the network does not take its 1 x 1 pixels \(.*skip them with"):
+        embed_images(free, images, tmp_path / "out")
+    assert embed_images(free, images, tmp_path / "out", skip_bad=True).num_rows == 2
+    rows, _ = load_embeddings(tmp_path / "out", "images")
+    np.testing.assert_allclose(rows, free.embed([tmp_path / "in/x/a.jpg", tmp_path / "in/x/c.jpg"]), atol=1e-5)
+    with pytest.raises(DataError, match=r"^x/b\.png: the network does not take its 1 x 1 pixels"):
+        list(batches_of_images(free, images, 0))
 
 
 @pytest.mark.parametrize("num_bad", [10, 11])
