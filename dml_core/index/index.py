@@ -8,6 +8,7 @@ Shapes: N items, Q queries, D dimensions, k neighbours.
 """
 
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dml_core.errors import ConfigError, StoreError, first_line
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
-from dml_core.evaluation.retrieval.neighbours import in_order
+from dml_core.evaluation.retrieval.neighbours import NUM_SPARE_CANDIDATES, in_order
 from dml_core.index.items import Item, open_items
 from dml_core.index.layout import APPROXIMATE, ITEMS, REMEDY, VECTORS, IndexInfo, Kind, read_info, verify
 
@@ -46,14 +47,14 @@ class Index:
             self._approximate = _refined(self._approximate, self.vectors_ND)
 
     @classmethod
-    def open(cls, folder: Path) -> "Index":
+    def open(cls, folder: str | Path) -> "Index":
         """Return the index of a folder, with every file verified by its SHA-256 (about 1.5 GB a second).
 
         Raises:
             ConfigError: no index there.
             StoreError: the index is damaged or of a newer format.
         """
-        missing: FileNotFoundError
+        folder, missing = Path(folder), FileNotFoundError()
         for _ in range(NUM_ATTEMPTS):
             info = read_info(folder)
             try:
@@ -112,7 +113,8 @@ class Index:
     def search(self, embeddings: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the nearest items of each query, nearest first.
 
-        An approximate index may miss some of them (`info.found` measures this), but still returns k, with their exact scores.
+        An approximate index may miss some of them (`info.found` measures this), but still returns k, with their exact scores. Equal scores
+        are ordered by position; which of more than eight equal ones are among the k is arbitrary.
 
         Args:
             embeddings: (Q, D), of the index's own model; of any length for cosine.
@@ -123,19 +125,20 @@ class Index:
 
         Raises:
             EvaluationError: embeddings cannot be compared.
-            ConfigError: the number of dimensions differs, or k is below 1.
+            ConfigError: the number of dimensions differs, or k is no whole number from 1.
         """
         rows_QD = self._comparable(embeddings)
-        if k < 1:
+        if not isinstance(k, Integral) or k < 1:
             raise ConfigError(f"k = {k} neighbours were asked for; ask for 1 or more")
-        k = min(k, self.num_items)
+        k = min(int(k), self.num_items)  # FAISS refuses numpy's integers
         if self._approximate is None:
             return self._exactly(rows_QD, k)
         scores_Qk, positions_Qk = self.approximately(rows_QD, k)
         short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists searched had fewer
         if len(short):
             scores_Qk[short], positions_Qk[short] = self._exactly(rows_QD[short], k)
-        return scores_Qk, positions_Qk
+        order_Qk = np.lexsort((positions_Qk, -scores_Qk))
+        return np.take_along_axis(scores_Qk, order_Qk, axis=1), np.take_along_axis(positions_Qk, order_Qk, axis=1)
 
     def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search only the approximate index, for rows in the form of the stored vectors; missing neighbours are -1 at the end."""
@@ -167,14 +170,16 @@ class Index:
         return centred(points, np.zeros(self.num_dimensions))
 
     def _exactly(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search by FAISS's brute force over the mapped vectors, without copying them.
+        """Search by FAISS's brute force over the mapped vectors, without copying them, and order what it finds.
 
-        Of many queries it computes Euclidean distances from products, whose errors would set an image apart from its own copy.
+        FAISS orders equal scores by chance, and of many queries it computes scores from products, whose errors would set an image apart
+        from its own copy: the same query would have other neighbours beside other queries, or with another k.
         """
-        if self.metric == "cosine":
-            return faiss.knn(rows_QD, self.vectors_ND, k, metric=faiss.METRIC_INNER_PRODUCT)
-        vectors, queries = as_points(self.vectors_ND, self.metric), as_points(rows_QD, self.metric)
-        positions_Qk, distances_Qk = in_order(vectors, queries, np.arange(len(queries)), faiss.knn(rows_QD, self.vectors_ND, k)[1], k)
+        metric = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
+        num_candidates = min(k + NUM_SPARE_CANDIDATES, self.num_items)
+        candidates_Qm = faiss.knn(rows_QD, self.vectors_ND, num_candidates, metric=metric)[1]
+        vectors, queries = as_points(self.vectors_ND, "euclidean"), as_points(rows_QD, "euclidean")  # of unit length if for cosine
+        positions_Qk, distances_Qk = in_order(vectors, queries, np.arange(len(queries)), candidates_Qm, k)
         return as_similarities(distances_Qk, self.metric), positions_Qk
 
 

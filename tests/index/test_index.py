@@ -84,6 +84,21 @@ def test_an_image_has_no_distance_to_its_own_copy_however_many_are_looked_for(tm
         np.testing.assert_allclose(index.search(embeddings[number : number + 1], 2)[0][0], scores[number], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [None, "ivf", "hnsw"])
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_copies_are_ordered_by_position_whatever_else_is_asked(tmp_path: Path, kind: str | None, metric: Metric) -> None:
+    """A server searches for all waiting requests at once, with the largest k: the others change no answer."""
+    embeddings = np.tile(rows(150), (4, 1))
+    index = built(tmp_path / "index", embeddings, kind, metric)
+    scores, positions = index.search(embeddings[:64], 9)
+    np.testing.assert_array_equal(positions[:, :4], np.arange(64)[:, None] + np.arange(0, 600, 150))
+    for k in (4, 3, 1) if kind is None else (4,):
+        for number in range(3):
+            fewer, nearest = index.search(embeddings[number : number + 1], k)
+            np.testing.assert_array_equal(nearest[0], positions[number, :k])
+            np.testing.assert_array_equal(fewer[0], scores[number, :k])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_an_approximate_index_gives_true_scores_in_order_and_says_what_it_misses(tmp_path: Path, kind: str, metric: Metric) -> None:
