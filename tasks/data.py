@@ -248,6 +248,8 @@ def run_dvc(project: Project, *arguments: str) -> str:
     Raises:
         DataError: the command failed; the message is the error of the stage, or DVC's own.
     """
+    if {"{", "}"} & {*str(project.root)}:
+        raise DataError(f"{project.root}: DVC fails in a folder whose path has braces; rename it")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"} | _without_git(project)
     ran = subprocess.run(
         [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False

@@ -236,8 +236,8 @@ def without_secrets(text: str) -> str:
 
 def finished_records() -> Path:
     """Return the folder where Prefect keeps one record per finished step, named by identity; call `set_environment` first."""
-    home = os.environ.get("PREFECT_HOME", Path.home() / ".prefect")
-    return Path(os.environ.get("PREFECT_LOCAL_STORAGE_PATH") or Path(home) / "storage")
+    home = os.environ.get("PREFECT_HOME") or "~/.prefect"
+    return Path(os.environ.get("PREFECT_LOCAL_STORAGE_PATH") or _folder(home) / "storage")
 
 
 def run_git(root: Path, *arguments: str) -> str | None:
@@ -325,6 +325,8 @@ def set_environment(project: Project) -> None:
         defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
     if ray_cluster() is None:
         defaults |= _ray_on_this_machine()
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - Path.home() raises for a container's user who is in no password file
+        defaults["HOME"] = str(project.state / "home")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     try:

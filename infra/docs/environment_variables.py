@@ -31,6 +31,7 @@ OF_THE_USER = {
     "AWS_ACCESS_KEY_ID": "User of the S3 server; other ways of `boto3` to log in work too, except for `dml stack up --s3`.",
     "AWS_SECRET_ACCESS_KEY": "Password of the S3 server.",
     "TORCH_HOME": "torch's cache folder; default `torch` in `XDG_CACHE_HOME`.",
+    "HOME": "Your folder; default that of the password file, or, for a container's user who is not in it, `home` in the state folder.",
     "XDG_CACHE_HOME": "Folder of caches, downloaded packages (`dml-repro`) too; default `~/.cache`.",
     "ONEDNN_MAX_CPU_ISA": "Instruction sets that oneDNN may use; recorded by `dml verify`, because it changes results.",
 }

@@ -16,7 +16,7 @@ import yaml
 from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import changed_datasets, unchanged_dataset, update_dataset
+from tasks.data import changed_datasets, run_dvc, unchanged_dataset, update_dataset
 from tasks.environment import find_project
 from tasks.runs.identity import source_files
 from tasks.runs.specs import load_params
@@ -86,6 +86,13 @@ def test_a_lock_file_with_a_conflict_is_refused_and_a_damaged_mark_counts_as_a_c
 
 
 @pytest.mark.slow
+def test_a_project_in_a_folder_with_braces_is_refused_before_dvc_fails_in_it(tmp_path: Path) -> None:
+    """DVC formats the path of its cache as a template: `failed to reproduce 'prepare@synthetic': 'a'`."""
+    root = tmp_path / "{a}"
+    with pytest.raises(DataError, match=r"\{a\}: DVC fails in a folder whose path has braces; rename it$"):
+        run_dvc(environment.Project(root, root / "state", "", ""), "status")
+
+
 def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Project, tmp_path: Path) -> None:
     first.run("dvc", "remote", "add", "--default", "--force", "team", str(tmp_path / "remote"))
     second = pushed_and_pulled(first, tmp_path / "second")

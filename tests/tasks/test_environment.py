@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -14,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray._private.utils import validate_socket_filepath
 
+from dml_core.data.readers.shared.packages import cache_folder
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import (
     PLACES,
     Project,
     answers,
     find_project,
+    finished_records,
     git_tags,
     num_cores,
     open_project,
@@ -110,6 +113,21 @@ def test_a_folder_of_prefect_that_cannot_be_written_is_named(inside: Path) -> No
     os.environ["PREFECT_HOME"] = "/proc/prefect"
     with pytest.raises(StoreError, match=r"^/proc/prefect: cannot be written .*; set DML_STATE or PREFECT_HOME to a writable folder"):
         open_project()
+
+
+def test_a_user_without_a_home_gets_one_in_the_state_folder(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user who is in no password file, without HOME; libraries would write into a folder named `~`."""
+    for name in ("HOME", "XDG_CACHE_HOME", "PREFECT_LOCAL_STORAGE_PATH"):
+        os.environ.pop(name, None)
+    known = Path.home()
+    open_project()
+    assert Path.home() == known
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    finished = finished_records()
+    open_project()
+    assert Path.home() == inside / "state/home"
+    assert finished_records() == finished == inside / "state/prefect/storage"
+    assert cache_folder() == inside / "state/home/.cache/dml-repro"
 
 
 def test_only_cores_that_this_process_may_use_count() -> None:
