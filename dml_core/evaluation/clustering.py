@@ -38,13 +38,27 @@ def kmeans(
     """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
     Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine.
-    No run depends on the number of runs, and runs of different seeds do not begin with the same centres.
+    No run depends on the number of runs, and runs of different seeds do not begin with the same centres. If fewer points than
+    `num_clusters` are distinct, each of these is a cluster; Lloyd's iterations would divide equal points, because their mean is rounded.
     """
     points_ND = centred(points, origin(points))
+    if (groups_N := _fewer_groups(points_ND, num_clusters)) is not None:
+        return groups_N, 0.0
     seeds = (seed + run * SEED_STEP for run in range(config.num_runs))
     runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s, device), config.num_iterations, device) for s in seeds)
     with one_thread(not is_large(points_ND.size * num_clusters)), without_tf32():
         return min(runs, key=lambda run: run[1])
+
+
+def _fewer_groups(points_ND: NDArray[np.float32], num_clusters: int) -> NDArray[np.int64] | None:
+    """Return the number of each point among the distinct ones if these are fewer than `num_clusters`, else None."""
+    numbers: dict[bytes, int] = {}
+    groups = []
+    for point_D in points_ND:
+        groups.append(numbers.setdefault(point_D.tobytes(), len(numbers)))
+        if len(numbers) == num_clusters:
+            return None
+    return np.array(groups)
 
 
 def lloyd(

@@ -9,7 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
 from dml_core.evaluation.clustering import SEED_STEP, adjusted_mutual_information, clustering_metrics, kmeans, lloyd, pairwise_f1
-from dml_core.evaluation.config import KMeansConfig
+from dml_core.evaluation.config import KMeansConfig, Metric
 from dml_core.evaluation.kmeans_init import _kept, first_clusters
 from dml_core.evaluation.retrieval.geometry import as_points
 
@@ -155,6 +155,17 @@ def test_first_centres_of_points_that_coincide_are_different_points(num_distinct
     embeddings = np.repeat(np.eye(3, 4, dtype=np.float32)[:num_distinct], 5, axis=0)
     for seed in range(5):
         assert len(set(first_centres(embeddings, 5, seed).tolist())) == 5
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("num_distinct", [1, 5, 19])
+def test_equal_embeddings_are_in_one_cluster_if_few_are_distinct(num_distinct: int, metric: Metric) -> None:
+    """A network with few outputs: otherwise the NMI depends on the rounding of means."""
+    which = np.arange(num_distinct).repeat(20)
+    embeddings = np.random.default_rng(0).standard_normal((num_distinct, 64)).astype(np.float32)[which]
+    clusters, inertia = kmeans(as_points(embeddings, metric), min(20, len(which)), KMeansConfig(), seed=0)
+    assert clustering_metrics(which, clusters)["nmi"] == pytest.approx(1)
+    assert inertia == 0
 
 
 def test_every_point_its_own_cluster(capfd: pytest.CaptureFixture[str]) -> None:
