@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dml_core.data.readers.shared.archives import Progress
@@ -29,8 +30,11 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE = 8
 READS_AT_ONCE = 32  # requests for byte ranges, of a process
+FIRST = {"read_timeout": 5, "retries": {"total_max_attempts": 2}}  # of a command's first request
+SOON = {"read_timeout": 15}  # five times less than the time after which silent workers are replaced; boto3's 60 s are for copies
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
+_CREATION = Lock()
 logger = logging.getLogger(__name__)
 
 
@@ -47,8 +51,7 @@ class Store:
     """
 
     def __init__(self, address: str, cache: Path) -> None:
-        self.address = address
-        self.cache = cache
+        self.address, self.cache = address, cache
         self.is_remote = address.startswith("s3://")  # files must be pushed for other machines to see them
         self.locks = self.folder(".locks")  # of steps and flows on this machine
         self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
@@ -70,25 +73,24 @@ class Store:
             StoreError: the store is not writable; raised before any work is done.
         """
         if self.is_remote:
-            self._call("put_object", ".writable", Body=b"")
-            self._call("delete_object", ".writable")
+            client = _new_client(FIRST)
+            self._call("put_object", ".writable", client, Body=b"")
+            self._call("delete_object", ".writable", client)
             return
         try:
             Path(self.address).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.address):
                 pass
         except OSError as error:
-            raise StoreError(
-                f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable folder or s3:// address"
-            ) from None
+            remedy = "set DML_STORE to a writable folder or s3:// address"
+            raise StoreError(f"store {self.address}: not writable ({error.strerror}); {remedy}") from None
 
     def push(self, key: str, folder: Path | None = None) -> None:
         """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped."""
         if not self.is_remote:
             return
-        folder = folder or self.folder(key)
         there = self._remote_hashes(key, reads=False)
-        for path in visible_files(folder):
+        for path in visible_files(folder := folder or self.folder(key)):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
                 metadata = {"Metadata": {"sha256": sha256}}
@@ -147,10 +149,9 @@ class Store:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be cleared ({error.strerror or error})") from None
-        if self.is_remote:
-            for name in self.list_objects(key):
-                if name not in keep and SET_ASIDE not in name:
-                    self._call("delete_object", f"{key}/{name}")
+        for name in self.list_objects(key) if self.is_remote else ():
+            if name not in keep and SET_ASIDE not in name:
+                self._call("delete_object", f"{key}/{name}")
 
     def _is_same(self, folder: Path, file: FileRecord) -> bool:
         path = folder / file.name
@@ -167,9 +168,12 @@ class Store:
 
     @cached_property
     def _client(self) -> Any:
-        import boto3
+        return _new_client({})
 
-        return boto3.client("s3")
+    @cached_property
+    def _quick_client(self) -> Any:
+        """Client of requests that are answered soon: for lists, hashes and byte ranges."""
+        return _new_client(SOON)
 
     def _object_key(self, key: str) -> str:
         return "/".join(part for part in (self._prefix.strip("/"), key) if part)
@@ -185,20 +189,19 @@ class Store:
             yield
         except (Boto3Error, BotoCoreError, ClientError, RetriesExceededError) as error:
             reason = without_secrets(str(getattr(error, "last_exception", error)))
-            raise StoreError(
-                f"store {self.address}: {operation} failed ({reason}); check the bucket, AWS_ENDPOINT_URL and credentials"
-            ) from None
+            remedy = "check the bucket, AWS_ENDPOINT_URL and credentials"
+            raise StoreError(f"store {self.address}: {operation} failed ({reason}); {remedy}") from None
 
-    def _call(self, operation: str, key: str, **arguments: Any) -> Any:
-        """Call a method of boto3's client for one object."""
+    def _call(self, operation: str, key: str, client: Any = None, **arguments: Any) -> Any:
+        """Call a method of a client of boto3, by default of `_client`, for one object."""
         with self._one_line(operation):
-            return getattr(self._client, operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
+            return getattr(client or self._client, operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
     def list_objects(self, key: str = "") -> dict[str, str]:
         """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            pages = self._quick_client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
@@ -208,7 +211,7 @@ class Store:
         Raises:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
-        etag, total = map(self._call("head_object", key).get, ("ETag", "ContentLength"))
+        etag, total = map(self._call("head_object", key, self._quick_client).get, ("ETag", "ContentLength"))
         received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
         received.parent.mkdir(parents=True, exist_ok=True)
         with received.open("ab") as file, self._one_line("get_object"):
@@ -226,7 +229,7 @@ class Store:
             DataError: the object was removed, or is archived.
             StoreError: the bucket cannot be read.
         """
-        if (data := self._body(self._client, key)) is None:
+        if (data := self._body(key)) is None:
             raise DataError(f"store {self.address}: {key} is gone or archived; restore it")
         return data
 
@@ -236,11 +239,11 @@ class Store:
         Raises:
             StoreError: it cannot be read.
         """
-        head = self._call("head_object", key)
+        head = self._call("head_object", key, self._quick_client)
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
     def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Return the bytes from `start` to before `stop` of one object. Threads may share the store once it has its `range_client`.
+        """Return the bytes from `start` to before `stop` of one object. Threads may share the store.
 
         Args:
             key, start, stop: the object, and offsets in bytes.
@@ -249,16 +252,16 @@ class Store:
         Raises:
             StoreError: it cannot be read, or was replaced, cut or removed.
         """
-        data = self._body(self.range_client, key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag) or b""
+        data = self._body(key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag) or b""
         if len(data) != stop - start:
             raise StoreError(f"store {self.address}: {key} changed or gone; rerun the command, which pushes it again")
         return data
 
-    def _body(self, client: Any, key: str, **given: Any) -> bytes | None:
+    def _body(self, key: str, **given: Any) -> bytes | None:
         """Return the body of one object or of its range; None if the object was replaced, cut, removed or archived."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        get = partial(client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
+        get = partial(self._quick_client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
         with self._one_line("get_object"):
             try:
                 body = get()["Body"]
@@ -269,14 +272,6 @@ class Store:
                 if error.response["Error"]["Code"] not in GONE:
                     raise
                 return None
-
-    @cached_property
-    def range_client(self) -> Any:
-        """Client of `read_range`: a connection per thread, and timeouts below the time after which silent workers are replaced."""
-        import boto3
-        from botocore.config import Config
-
-        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, read_timeout=15))
 
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
         """Fetch one object into `path`, which is replaced once the object is complete and matches its hash, if that is known.
@@ -303,8 +298,7 @@ class Store:
         folder, _, name = key.rpartition("/")
         taken = self.list_objects(folder)
         aside = next(f"{folder}/{aside}" for number in count(1) if (aside := f".{name}{SET_ASIDE}{number}") not in taken)
-        source = {"Bucket": self._bucket, "Key": self._object_key(key)}
-        self._call("copy", aside, CopySource=source, Config=_transfers())
+        self._call("copy", aside, CopySource={"Bucket": self._bucket, "Key": self._object_key(key)}, Config=_transfers())
         self._call("delete_object", key)
         path.unlink(missing_ok=True)
         logger.warning("%s; kept as %s", damage, aside)
@@ -335,6 +329,15 @@ class Store:
 def open_store(project: Project) -> Store:
     """Return the project's store; copies of a bucket's folders are kept in the state folder."""
     return Store(project.store, project.state / "cache")
+
+
+def _new_client(waits: dict[str, Any], **given: Any) -> Any:
+    """Return boto3's client with these settings of botocore's `Config`."""
+    import boto3
+    from botocore.config import Config
+
+    with _CREATION:  # boto3 makes no clients in several threads at once
+        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, **waits), **given)
 
 
 def _transfers() -> Any:
@@ -380,9 +383,7 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
     Raises:
         StoreError: the server does not create it.
     """
-    import boto3
-
-    client = boto3.client("s3", region_name="us-east-1", **login)
+    client = _new_client(FIRST, region_name="us-east-1", **login)
     with Store(f"s3://{name}", Path())._one_line("create_bucket"):
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=name)

@@ -118,7 +118,6 @@ class _Reader:
             request.cancel()
         missing = [position for position in wanted if position not in self._fetching and position not in self._cache]
         if missing and self._pool is None:
-            _ = self._store.range_client  # boto3 makes no clients in several threads at once
             self._pool = ThreadPoolExecutor(READS_AT_ONCE, "images of a bucket")
         for together in self._requests(missing):
             assert self._pool is not None

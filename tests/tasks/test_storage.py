@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import tasks.storage
 from dml_core.errors import DataError, StoreError
 from tasks.runs.records import StepRecord, describe_folder, visible_files
-from tasks.storage import Store, copy_objects, push_objects
+from tasks.storage import Store, copy_objects, make_bucket, push_objects
 
 
 @pytest.fixture
@@ -227,7 +228,8 @@ def requests_of(store: Store) -> Counter[str]:
     def count(model: Any, **_: Any) -> None:
         operations[model.name] += 1
 
-    store._client.meta.events.register("before-call.s3", count)
+    for client in (store._client, store._quick_client):
+        client.meta.events.register("before-call.s3", count)
     return operations
 
 
@@ -363,6 +365,22 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, address: str) -
     Store(address, tmp_path).push("train/x")
     with pytest.raises(StoreError, match=r"^/proc/dml/train/x/.*: cannot be written \(.*\); free space, or make the folder writable"):
         Store(address, Path("/proc/dml")).pull("train/x")
+
+
+def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after boto3's five attempts of 60 seconds."""
+    assert [waits["read_timeout"] for waits in (tasks.storage.FIRST, tasks.storage.SOON)] == [5, 15]
+    for waits in (tasks.storage.FIRST, tasks.storage.SOON):
+        monkeypatch.setitem(waits, "read_timeout", 0.2)
+    login = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        store, began = Store("s3://bucket", tmp_path), time.monotonic()
+        for ask in (store.check_writable, store.list_objects, partial(store.version, "x"), partial(make_bucket, "b", login)):
+            with pytest.raises(StoreError, match=r"failed \(Read timeout on endpoint URL[^\n]*\); check the bucket"):
+                ask()
+    assert time.monotonic() - began < 30
 
 
 class CutsBodies:
