@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import faiss
 import numpy as np
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def build_index(
-    folder: Path,
+    folder: str | Path,
     batches: Iterable[Batch],
     model_identity: str,
     metric: Metric = "cosine",
@@ -75,10 +75,14 @@ def build_index(
         weights_sha256: hash of the network's weights (`TrainedModel.weights_sha256`), if known: networks with others are then refused.
 
     Raises:
-        ConfigError: an index or other files exist already, there are no items, names repeat, or sizes do not fit.
+        ConfigError: an index or other files exist already, there are no items, names repeat or are no text, sizes do not fit, or the
+            metric is unknown.
         EvaluationError: embeddings cannot be compared, or are too few for the approximate index.
         StoreError: the folder cannot be written.
     """
+    if metric not in get_args(Metric):
+        raise ConfigError(f"metric {metric!r}: expected one of {', '.join(get_args(Metric))}")
+    folder = Path(folder)
     with changing(folder) as version:
         check_place(folder, replace)
         num_items, num_dimensions = _write(folder, version, _parts(folder, batches, metric, "nothing to index"))
@@ -103,7 +107,7 @@ def build_index(
         return _finish(folder, info)
 
 
-def add_items(folder: Path, batches: Iterable[Batch], model_identity: str, weights_sha256: str | None = None) -> Index:
+def add_items(folder: str | Path, batches: Iterable[Batch], model_identity: str, weights_sha256: str | None = None) -> Index:
     """Add items to an index; `model_identity` and `weights_sha256` are of the network that embedded them.
 
     Raises:
@@ -111,6 +115,7 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str, weigh
         EvaluationError: embeddings cannot be compared.
         StoreError: the folder cannot be read or written.
     """
+    folder = Path(folder)
     read_info(folder)
     with changing(folder) as version:
         old = Index.open(folder)
@@ -119,17 +124,18 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str, weigh
         return _replace(old, version, chain(_parts_of(old), added), num_unchanged=old.num_items)
 
 
-def remove_items(folder: Path, names: Sequence[str]) -> Index:
-    """Remove items by name; if a name is unknown, remove none.
+def remove_items(folder: str | Path, names: str | Sequence[str]) -> Index:
+    """Remove an item or several by name; if a name is unknown, remove none.
 
     Raises:
         ConfigError: no index there, a name is unknown, or no item would remain.
         StoreError: the folder cannot be read or written.
     """
+    folder = Path(folder)
     read_info(folder)
     with changing(folder) as version:
         old = Index.open(folder)
-        present, unwanted = old.names(), set(names)
+        present, unwanted = old.names(), {names} if isinstance(names, str) else set(names)
         unknown = sorted(unwanted.difference(present))
         if unknown:
             more = f" and {len(unknown) - NUM_NAMES_SHOWN} more" if len(unknown) > NUM_NAMES_SHOWN else ""
@@ -163,6 +169,8 @@ def _parts(
             raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions beside some of {num_dimensions}, which do not compare")
         num_dimensions = points.raw.shape[1]
         for item in batch.items:
+            if not isinstance(item, Item) or not isinstance(item.name, str):
+                raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name is text")
             if item.name in present:
                 raise ConfigError(
                     f"{folder}: has an item named {item.name} already; remove it first with `dml index remove`, or leave it out"
