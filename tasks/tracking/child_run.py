@@ -59,12 +59,16 @@ VIEW = "variants"  # saved view of an experiment
 
 @dataclass
 class PublishedRun:
-    """A run in MLflow: its last metrics and its tags."""
+    """A run in MLflow: its last metrics, without those that are NaN, and its tags."""
 
     run_id: str
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     experiment_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Omit metrics that are NaN."""
+        self.metrics = {name: value for name, value in self.metrics.items() if not math.isnan(value)}
 
     @classmethod
     def of_mlflow(cls, run: Any) -> "PublishedRun":

@@ -16,6 +16,7 @@ from tasks.tracking.connection import all_pages
 from tasks.tracking.published import published_runs
 
 NUM_RUNS, PAGE = 132, 50
+METRICS = [{"key": "recall_at_1", "value": 0.5}, {"key": "nmi", "value": "NaN"}]
 
 
 class Page(list[int]):
@@ -47,11 +48,12 @@ def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pyt
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     found = published_runs("http://mlflow", "d", "comparison on d")
     assert [(run.variant, run.seed) for run in found] == [("a", seed) for seed in range(NUM_RUNS)]
+    assert found[0].metrics == {"recall_at_1": 0.5}, "NaN is no score, as in a database"
 
 
 def _run(seed: int) -> dict[str, Any]:
     tags = [{"key": VARIANT_TAG, "value": "a"}, {"key": SEED_TAG, "value": str(seed)}]
-    return {"info": {"run_id": f"r{seed}", "experiment_id": "1"}, "data": {"metrics": [{"key": "recall_at_1", "value": 0.5}], "tags": tags}}
+    return {"info": {"run_id": f"r{seed}", "experiment_id": "1"}, "data": {"metrics": METRICS, "tags": tags}}
 
 
 SCHEMA = """
