@@ -13,7 +13,7 @@ from typing import TextIO
 
 from typer._click.exceptions import NoArgsIsHelpError, UsageError
 
-from dml_core.errors import ConfigError, DmlError, StoreError
+from dml_core.errors import ConfigError, DmlError, StoreError, first_line
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
 from tasks.environment import find_project, open_project, prefect_server, shown, without_secrets
@@ -21,6 +21,7 @@ from tasks.environment import find_project, open_project, prefect_server, shown,
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
+FEWER_IMAGES = "embed fewer images at a time (dml embed --batch-size, dml serve --batch), or end other programs on the GPU"
 EXTRAS = {  # module -> the extra of pyproject.toml that installs it
     **dict.fromkeys(("ray", "prefect", "mlflow", "sqlalchemy", "dvc", "boto3", "botocore", "optuna", "pandas"), "pipeline"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"), "serve"),
@@ -101,6 +102,8 @@ def _report(error: BaseException, log: Path | None) -> int:
     path = _write_traceback(error, log)
     if isinstance(error, DmlError):
         return _say(f"{error}; details in {path}", BUG if log is None else SUPERVISED_BUG)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which most commands do not load
+        return _say(f"{first_line(error)}; {FEWER_IMAGES}; details in {path}", MENDABLE)
     api = prefect_server()
     if api and _is_of_connection(error):
         return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)

@@ -33,6 +33,7 @@ from tasks.workers.work import WORK
 IDLE_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 RETURN_SECONDS = 20.0  # between returns of freed memory, which take 0.05 s with 1 GB
+LESS_MEMORY = "lower sampler.batch_size or scale.runs_per_gpu, or set embed_at_once"  # for a GPU whose memory is too small
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -107,7 +108,8 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
         ray.get(board.end.remote(error=f"{job.spec.title}: {error}"))
         raise
     except Exception as error:
-        ray.get(board.end.remote(fault=f"{type(error).__name__}: {first_line(error)}"))
+        remedy = f"; {LESS_MEMORY}" if isinstance(error, torch.OutOfMemoryError) else ""
+        ray.get(board.end.remote(fault=f"{type(error).__name__}: {first_line(error)}{remedy}"))
         raise
     seconds = round(time.monotonic() - started, 3)
     heart.end_job()

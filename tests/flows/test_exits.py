@@ -93,6 +93,16 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_a_file(
     assert "two\nlines with *** and \\udcff" in "".join(path.read_text() for path in (project / "state/logs").iterdir())
 
 
+def test_too_little_memory_on_a_gpu_names_what_to_lower(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2 GiB.")  # torch.OutOfMemoryError
+    assert ending("embed", error, monkeypatch) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: CUDA out of memory. Tried to allocate 2 GiB.; embed fewer images at a time (dml embed --batch-size,")
+    assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", sorted(VERBS))
 def test_a_fault_of_this_program_is_told_in_its_own_words(
     words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

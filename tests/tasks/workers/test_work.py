@@ -35,18 +35,34 @@ def test_a_run_whose_checkpoint_was_rejected_is_not_counted_as_resumed(packed: P
     assert "training begins from the initial weights" in str(notes[0])
 
 
-def test_a_fault_of_a_worker_is_one_line(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("Connection closed by peer\nException raised from read at pair.cc:534\nframe #0: ..."),
+            "RuntimeError: Connection closed by peer",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.; "
+            "lower sampler.batch_size or scale.runs_per_gpu, or set embed_at_once",
+        ),
+    ],
+)
+def test_a_fault_of_a_worker_is_one_line(
+    error: Exception, said: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The flow prints it; errors of torch.distributed and CUDA have dozens."""
 
     def fail(*_: object) -> dict[str, object]:
-        raise RuntimeError("Connection closed by peer\nException raised from read at pair.cc:534\nframe #0: ...")
+        raise error
 
     board = MagicMock()
     monkeypatch.setattr(worker, "ray", MagicMock())
     monkeypatch.setitem(worker.WORK, "train", fail)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(type(error)):
         worker._do(replace(job_for(packed, tmp_path), step="train"), CPU, board, MagicMock())
-    board.end.remote.assert_called_once_with(fault="RuntimeError: Connection closed by peer")
+    board.end.remote.assert_called_once_with(fault=said)
 
 
 def killed_while_it_saves(job: Job) -> None:
