@@ -205,7 +205,7 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
 
 
 def check_places(project: Project, scale: ScaleSpec) -> list[str]:
-    """Check that the store is writable and that the configured servers accept connections; no request is sent to them.
+    """Check that the store is writable and that the configured servers accept connections, and Prefect's answers.
 
     Returns:
         Warnings that stop nothing, one line each.
@@ -219,7 +219,7 @@ def check_places(project: Project, scale: ScaleSpec) -> list[str]:
         store.check_writable()
     servers = [("PREFECT_API_URL", "Prefect's server", prefect_server()), ("RAY_ADDRESS", "the Ray cluster", ray_cluster())]
     for variable, what, address in servers:
-        if address is not None and not answers(address):
+        if address is not None and not answers(address, is_asked=what == "Prefect's server"):
             raise ConfigError(
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )

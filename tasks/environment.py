@@ -16,7 +16,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.files import read_regular
@@ -29,6 +29,7 @@ NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)
 OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
 RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
@@ -137,6 +138,15 @@ def num_cores() -> int:
     return allowed
 
 
+def memory_bytes() -> int:
+    """Return the memory of this machine, or the smaller limit of the container that this process is in."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups of version 2, and of version 1
+        with suppress(OSError, ValueError):  # "max" without a limit
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")))
+    return min(limits)
+
+
 def prefect_server() -> str | None:
     """Return the address of Prefect's server, or None if each flow starts one for itself: `PREFECT_API_URL` is unset."""
     return os.environ.get("PREFECT_API_URL") or None
@@ -208,17 +218,38 @@ def shown(address: str) -> str:
     return f"{scheme}{mark}{server.rpartition('@')[2]}{slash}{path}"
 
 
-def answers(address: str) -> bool:
-    """Return whether a process listens at an address; True for values that are not another process's address (a file, "auto", empty)."""
+def answers(address: str, is_asked: bool = False) -> bool:
+    """Return whether a process listens at an address; True for values that are not another process's address (a file, "auto", empty).
+
+    Of a server that is reached through a proxy (`http_proxy`), the proxy has to listen. A server that `is_asked` has to answer, too, which
+    one behind a tunnel or a halted process does not: its client would wait for minutes.
+    """
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
             return True
         port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
-        with socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS):
+        proxy = _proxy(parts.scheme, parts.hostname)
+        place = (parts.hostname, port) if proxy is None else (str(proxy.hostname), proxy.port or 80)
+        with socket.create_connection(place, timeout=CONNECT_SECONDS) as connection:
+            if is_asked and proxy is None and parts.scheme == "http":
+                connection.settimeout(ANSWER_SECONDS)
+                connection.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+                return connection.recv(1) != b""
             return True
     except (OSError, ValueError):  # ValueError: no port, or no address at all
         return False
+
+
+def _proxy(scheme: str, host: str) -> SplitResult | None:
+    """Return the proxy through which the libraries reach a server, or None if they do so directly."""
+    if scheme not in ("http", "https"):
+        return None
+    from urllib.request import getproxies, proxy_bypass  # takes a tenth of a second
+
+    proxies = getproxies()
+    proxy = None if proxy_bypass(host, proxies) else proxies.get(scheme, proxies.get("all"))
+    return urlsplit(proxy if "://" in proxy else f"//{proxy}") if proxy else None
 
 
 def without_secrets(text: str) -> str:
@@ -271,7 +302,7 @@ def git_tags(project: Project) -> dict[str, str]:
 def reach_own_servers() -> None:
     """Let this process and its children reach servers of this machine without the proxy that `http_proxy` may name."""
     if (direct := os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")) != "*":
-        os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost"]))
+        os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost", "::1"]))
 
 
 def set_environment(project: Project) -> None:

@@ -1,6 +1,5 @@
 """Disk space and memory that planned runs take, with advice if this machine has less. Imports torch if a run trains."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dml_core.data.store.info import read_info
 from dml_core.errors import DataError
+from tasks.environment import memory_bytes
 from tasks.own_images.published import published_dataset
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
 from tasks.plans.times import input_size, num_images
@@ -174,9 +174,9 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
-    """Return the bytes available to a training: one GPU's, or this machine's memory, divided by the training processes that share it."""
+    """Return the bytes available to a training: a GPU's, or this machine's or container's memory, divided by the processes that share it."""
     if device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, num_processes)
+        return memory_bytes() // max(1, num_processes)
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory) // num_processes if torch.cuda.is_available() else None

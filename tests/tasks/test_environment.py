@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,6 +20,7 @@ from ray._private.utils import validate_socket_filepath
 
 from dml_core.data.readers.shared.packages import cache_folder
 from dml_core.errors import ConfigError, StoreError
+from tasks import environment
 from tasks.environment import (
     PLACES,
     Project,
@@ -24,6 +28,7 @@ from tasks.environment import (
     find_project,
     finished_records,
     git_tags,
+    memory_bytes,
     num_cores,
     open_project,
     overridden,
@@ -162,9 +167,9 @@ def test_a_relative_folder_is_the_same_for_processes_with_another_working_direct
 @pytest.mark.parametrize(
     ("named", "used"),
     [
-        ({}, "127.0.0.1,localhost"),
-        ({"NO_PROXY": ".example.org,localhost"}, ".example.org,localhost,127.0.0.1"),
-        ({"no_proxy": "a,b", "NO_PROXY": "c"}, "a,b,127.0.0.1,localhost"),
+        ({}, "127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": ".example.org,localhost"}, ".example.org,localhost,127.0.0.1,::1"),
+        ({"no_proxy": "a,b", "NO_PROXY": "c"}, "a,b,127.0.0.1,localhost,::1"),
     ],
 )
 def test_servers_of_this_machine_are_not_looked_for_behind_a_proxy(named: dict[str, str], used: str, inside: Path) -> None:
@@ -173,6 +178,52 @@ def test_servers_of_this_machine_are_not_looked_for_behind_a_proxy(named: dict[s
         open_project()
         assert os.environ["no_proxy"] == used
     assert requests.utils.should_bypass_proxies("http://127.0.0.1:4200/api", None)
+    assert requests.utils.should_bypass_proxies("http://[::1]:4200/api", None)
+
+
+def test_a_server_behind_a_proxy_answers_if_the_proxy_does(inside: Path) -> None:
+    """Its clients connect to the proxy; the server itself may have a name that only the proxy knows."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        os.environ["http_proxy"] = f"http://user:password@127.0.0.1:{proxy.getsockname()[1]}"
+        assert answers("http://mlflow.example.invalid:5000")
+        assert not answers("https://mlflow.example.invalid:5000"), "no proxy for https"
+        os.environ["no_proxy"] = ".example.invalid"
+        assert not answers("http://mlflow.example.invalid:5000")
+        del os.environ["no_proxy"]
+    assert not answers("http://mlflow.example.invalid:5000"), "the proxy is down"
+
+
+def test_a_server_that_is_asked_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        assert answers(address)
+        assert not answers(address, is_asked=True)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert answers(f"http://127.0.0.1:{server.server_port}/api", is_asked=True), "whatever it answers"
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"memory.max": "max\n"}, None),
+        ({"memory.max": "1073741824\n"}, 1 << 30),
+        ({"memory/memory.limit_in_bytes": "1073741824\n"}, 1 << 30),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_a_container_s_limit_is_its_memory(files: dict[str, str], limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(path: Path, encoding: str) -> str:
+        found = files.get(str(path.relative_to("/sys/fs/cgroup")))
+        if found is None:
+            raise FileNotFoundError(path)
+        return found
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_bytes() == (limit or machine)
 
 
 def test_a_home_in_a_folder_s_name_is_replaced(inside: Path) -> None:
