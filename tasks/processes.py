@@ -11,28 +11,44 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 
 GO_ON = "rerun the command to resume from the last checkpoint"
+KILL_SECONDS = 5.0
 _ending = threading.Lock()  # held by the thread that ends this process
 
 
-def watch_children(names: dict[str, str]) -> Callable[[], None]:
+def watch_children(names: Mapping[str, str]) -> Callable[[], None]:
     """Watch this process's children; return a function that ends the watch, to be called before they are stopped.
 
     Args:
         names: part of a process's command line -> name for messages.
     """
     over = threading.Event()
+    for child, name in _named_children(names):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            threading.Thread(target=_watch, args=(os.pidfd_open(child.pid), name, over), name=f"watch-{name}", daemon=True).start()
+    return over.set
+
+
+def kill_children(names: Mapping[str, str]) -> None:
+    """Kill those children of this process that `watch_children` would watch."""
+    children = [child for child, _ in _named_children(names)]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, KILL_SECONDS)
+
+
+def _named_children(names: Mapping[str, str]) -> Iterator[tuple[psutil.Process, str]]:
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             words = " ".join(child.cmdline()[:8])
             name = next((name for part, name in names.items() if part in words), None)
             if name is not None:
-                threading.Thread(target=_watch, args=(os.pidfd_open(child.pid), name, over), name=f"watch-{name}", daemon=True).start()
-    return over.set
+                yield child, name
 
 
 def _watch(process: int, name: str, over: threading.Event) -> None:

@@ -174,7 +174,7 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
-    """Return the bytes available to a training: a GPU's, or this machine's or container's memory, divided by the processes that share it."""
+    """Return the bytes available to a training: a GPU's or this machine's or container's memory, divided by the processes that share it."""
     if device == "cpu":
         return memory_bytes() // max(1, num_processes)
     import torch

@@ -9,7 +9,7 @@ from functools import partial
 
 from dml_core.errors import TrainingError, first_line
 from tasks.environment import num_cores, ray_cluster, shown, without_secrets
-from tasks.processes import watch_children
+from tasks.processes import kill_children, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.placement import Placement, choose, num_gpus
 
@@ -52,6 +52,8 @@ def connect(attempts: int = 2) -> None:
             own = {"num_cpus": num_cores(), "num_gpus": num_gpus()} if address == "local" else {}
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False, **own)
     except Exception as error:  # Ray raises plain exceptions
+        if address == "local":
+            kill_children(RAY_PROCESSES)  # Ray leaves its GCS, which would be watched with the next one
         if attempts > 1:
             return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"

@@ -189,6 +189,29 @@ def test_only_gpus_that_torch_can_use_count(
     assert started == [expected]
 
 
+def test_a_start_that_fails_leaves_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts its GCS first, and leaves it if its raylet does not answer; the next start has its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def fails(*_: object, **__: object) -> None:
+        assert all(process.poll() is not None for process in started), "the first attempt's"
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "gcs of this test"]))
+        raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", fails)
+    monkeypatch.setattr(connection, "RAY_PROCESSES", {"gcs of this test": "Ray's GCS"})  # other tests may have a Ray
+    try:
+        with pytest.raises(connection.RayGoneError, match="Ray on this machine did not start or does not answer: The current node"):
+            connection.connect()
+        assert [process.poll() is not None for process in started] == [True, True]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 LARGE, SMALL = {"CPU": 17.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}
 TAKEN = {"CPU": 0.0, "GPU": 0.0}
 
