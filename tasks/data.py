@@ -237,9 +237,11 @@ def _locked_stages(project: Project) -> dict[str, Any]:
     lock = project.root / "dvc.lock"
     try:
         content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
-    except yaml.YAMLError as error:
-        raise DataError(f"{lock}: cannot be parsed ({first_line(error)}); restore it: git checkout HEAD dvc.lock") from None
-    return dict((content or {}).get("stages", {}))
+        stages = dict((content or {}).get("stages") or {})
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        reason = first_line(error) if isinstance(error, yaml.YAMLError) else "no stages"
+        raise DataError(f"{lock}: cannot be parsed ({reason}); restore it: git checkout HEAD dvc.lock") from None
+    return stages
 
 
 def run_dvc(project: Project, *arguments: str) -> str:

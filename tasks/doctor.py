@@ -153,7 +153,8 @@ def _alarms(project: Project) -> Finding:
     try:
         lasting = open_alarms(project.state)
     except StoreError as error:
-        return Finding("verification", where, "wrong", str(error), "dml verify writes the alarms again")
+        fault, _, remedy = str(error).partition("; ")
+        return Finding("verification", where, "wrong", fault, remedy)
     if lasting:
         return Finding("verification", where, "note", f"{counted(len(lasting), 'alarm')}; the first: {lasting[0].text}", lasting[0].remedy)
     if last is None:

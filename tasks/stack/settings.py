@@ -200,9 +200,14 @@ def _chosen_before(path: Path) -> dict[str, Any]:
         ConfigError: the file is damaged.
     """
     try:
-        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
-    except (ValueError, TypeError):
+        if not path.is_file():
+            return {}
+        chosen = dict(json.loads(path.read_bytes()))
+        if not chosen.keys() >= {"ports", "secrets", "s3", "run"}:
+            raise ValueError
+    except (OSError, ValueError, TypeError):
         raise ConfigError(f"{path}: damaged; remove it, then: dml stack down") from None
+    return chosen
 
 
 def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
@@ -211,11 +216,13 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
     Raises:
         ConfigError: another S3 server was chosen before, or the login of the user's own is not in the environment.
     """
+    names = [name for service in file.services.values() for name in service.ports]
     if chosen := _chosen_before(path):
         if own_s3 not in (None, chosen["s3"]["address"]):
             raise ConfigError(f"the stack was started with S3 at {chosen['s3']['address']}; dml stack down first")
+        if not chosen["ports"].keys() >= {*names}:
+            raise ConfigError(f"{path}: of a stack of another version, with other servers; take that down: dml stack down")
         return chosen["ports"], chosen["secrets"], chosen["s3"]
-    names = [name for service in file.services.values() for name in service.ports]
     probes = [socket.create_server((file.host, 0)) for _ in names]  # all open together, so that all get different ports
     ports = {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
     for probe in probes:

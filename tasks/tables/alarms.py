@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, TypeAdapter
 
 from tasks.runs.records import Record
-from tasks.sealed import read_sealed
+from tasks.sealed import DamagedError, read_sealed
 
 ALARMS_FILE = "alarms.json"
 
@@ -44,7 +44,10 @@ def read_alarms(state: Path) -> dict[str, Alarm]:
     Raises:
         DamagedError, NewerFormatError, StoreError: as `read_sealed`.
     """
-    return read_sealed(state / ALARMS_FILE, ALARMS) or {}
+    try:
+        return read_sealed(state / ALARMS_FILE, ALARMS) or {}
+    except DamagedError as error:
+        raise DamagedError(f"{error}; move it away, then dml verify raises its alarms again") from None
 
 
 def open_alarms(state: Path) -> list[Alarm]:

@@ -80,9 +80,10 @@ def test_a_lock_file_with_a_conflict_is_refused_and_a_damaged_mark_counts_as_a_c
     mark.parent.mkdir(parents=True)
     mark.write_bytes(b"\xff")
     assert unchanged_dataset(project, "synthetic") is None
-    (tmp_path / "dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: 1\n=======\n  b: 2\n>>>>>>> theirs\n")
-    with pytest.raises(DataError, match=r"dvc\.lock: cannot be parsed \(.*\); restore it: git checkout HEAD dvc\.lock"):
-        update_dataset(project, "synthetic")
+    for damaged in ("stages:\n<<<<<<< HEAD\n  a: 1\n=======\n  b: 2\n>>>>>>> theirs\n", "half of a line", "stages: [prepare@synthetic]\n"):
+        (tmp_path / "dvc.lock").write_text(damaged)
+        with pytest.raises(DataError, match=r"dvc\.lock: cannot be parsed \(.*\); restore it: git checkout HEAD dvc\.lock"):
+            update_dataset(project, "synthetic")
 
 
 @pytest.mark.slow

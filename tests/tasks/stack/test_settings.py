@@ -43,11 +43,21 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
 
 
-def test_damaged_settings_are_refused_by_name(project: Project) -> None:
+@pytest.mark.parametrize("text", ['{"ports": {', "{}", "[]", "7", '{"ports": {}}', ""])
+def test_damaged_settings_are_refused_by_name(project: Project, text: str) -> None:
     load_stack(project)
-    (project.state / "stack" / "chosen.json").write_text('{"ports": {')
+    (project.state / "stack" / "chosen.json").write_text(text)
     with pytest.raises(ConfigError, match=r"stack/chosen\.json: damaged; remove it, then: dml stack down"):
         load_stack(project)
+
+
+def test_a_stack_with_other_servers_than_today_s_is_taken_down_first(project: Project) -> None:
+    path = project.root / "infra" / "stack.yaml"
+    load_stack(project)
+    path.write_text(path.read_text().replace("ports: [mlflow]", "ports: [mlflow, mlflow-metrics]"))
+    with pytest.raises(ConfigError, match=r"chosen\.json: of a stack of another version.*dml stack down"):
+        load_stack(project)
+    assert run_folder(project.state), "`down` needs no more"
 
 
 def test_paths_with_a_space_are_one_word_of_a_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

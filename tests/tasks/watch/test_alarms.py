@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 
+from dml_core.errors import StoreError
 from tasks import doctor
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, INDEX, SITE, index_page
@@ -51,6 +52,20 @@ def night(number: int, **verdicts: Verdict) -> Verification:
     ]
     started = FIRST_NIGHT + timedelta(days=number)
     return Verification(name="synthetic", started_at=started, seconds=60, commit="c" * 40, rows=tuple(rows))
+
+
+def test_a_damaged_file_is_named_with_what_to_do_and_the_next_verification_keeps_it(
+    project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    notify(project, night(0, softmax=DRIFT))
+    path = project.state / "alarms.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(StoreError, match=r"alarms\.json: damaged; move it away, then dml verify raises its alarms again$"):
+        open_alarms(project.state)
+    finding = doctor._alarms(project)
+    assert (finding.result, finding.remedy) == (f"{path}: damaged", "move it away, then dml verify raises its alarms again")
+    assert [alarm.row for alarm in notify(project, night(1, softmax=DRIFT))] == ["softmax"]
+    assert "kept as alarms.json.damaged-1" in caplog.text
 
 
 def page(project: Project, verification: Verification) -> str:
