@@ -21,7 +21,7 @@ from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
-from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides, load_params, standing_runs
+from tasks.runs.specs import Params, RunSpec, dropped_options, idle_settings, limited_overrides, load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, table_names
@@ -188,7 +188,7 @@ def _standing(
         say(f"note: {line}")
     seeds = request.seeds if request.until is None else (0,)
     by_dataset = standing_runs(params, request.datasets, request.variants, seeds, request.overrides, request.whole)
-    for line in limited_overrides(params, by_dataset, request.overrides):
+    for line in (*limited_overrides(params, by_dataset, request.overrides), *idle_settings(params, by_dataset)):
         say(f"note: {line}")
     if request.changed_only:
         changed = changed_datasets(project, params, list(by_dataset))

@@ -27,6 +27,7 @@ from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
+from tasks.runs.without_effect import why_idle, without_effect
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
 PRETRAINED_ONLY = "pretrained_only"  # key of a variant: whether it runs only on datasets whose backbone has pretrained weights
@@ -429,41 +430,53 @@ def standing_runs(
     runs = {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
     for name, specs in runs.items():
         for setting in overrides:
-            places = _overriding_places(params, name, specs, setting).values()
-            if places and None not in places:
-                ((place, _),) = Counter(places).most_common(1)
-                raise ConfigError(f"--set {setting} has no effect on {name}: {place} overrides it; change that instead")
+            reasons = _why_not_applied(params, name, specs, setting).values()
+            if reasons and None not in reasons:
+                ((reason, _),) = Counter(reasons).most_common(1)
+                raise ConfigError(f"--set {setting} has no effect on {name}: {reason}; change that instead")
     return runs
 
 
 def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
-    """Return a line for each override that is itself overridden for some of `standing_runs`, which names their variants."""
+    """Return a line for each override that is itself overridden, or has no effect, for some of `standing_runs`; it names their variants."""
     lines = []
     for setting, (dataset, specs) in product(overrides, runs.items()):
-        by_place: dict[str, list[str]] = {}
-        for variant, place in _overriding_places(params, dataset, specs, setting).items():
-            if place is not None:
-                by_place.setdefault(place, []).append(variant)
+        by_reason: dict[str, list[str]] = {}
+        for variant, reason in _why_not_applied(params, dataset, specs, setting).items():
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(variant)
         lines += [
-            f"--set {setting} does not apply to {', '.join(variants)} on {dataset}: {place} overrides it"
-            for place, variants in by_place.items()
+            f"--set {setting} does not apply to {', '.join(variants)} on {dataset}: {reason}" for reason, variants in by_reason.items()
         ]
     return lines
 
 
-def _overriding_places(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:
-    """Return variant of the runs -> place of the settings that override this one, or None; empty if it is no setting of their training.
+def idle_settings(params: Params, runs: Mapping[str, Sequence[RunSpec]]) -> list[str]:
+    """Return a line for each setting in the block of a trained variant of `standing_runs` that has no effect there."""
+    lines = dict[str, None]()
+    for dataset, spec in ((dataset, spec) for dataset, specs in runs.items() for spec in specs if spec.training.num_epochs):
+        idle, own = without_effect(spec.training), flatten(params.comparison.variants[spec.variant])
+        where = f"comparison.variants.{spec.variant}"
+        lines |= {f"{where}.{path} has no effect on {dataset}: {why}": None for path, why in idle.items() if own.get(path) is not None}
+    return list(lines)
+
+
+def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:
+    """Return variant of the runs -> why a setting has no effect there, or None; empty if it is no setting of their training.
 
     Beside trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
     """
-    nested, places = _nested(setting), dict[str, str | None]()
-    num_epochs = {run.variant: run.training.num_epochs for run in runs} if "comparison" in nested else {}
-    for variant, number in num_epochs.items():
+    nested, reasons = _nested(setting), dict[str, str | None]()
+    trainings = {run.variant: run.training for run in runs} if "comparison" in nested else {}
+    for variant, training in trainings.items():
         values, place = _overriding(params, dataset, variant, nested)
-        is_read = number > 0 or not any(num_epochs.values()) or any(name.startswith(("model.", "transform.")) for name in values)
-        if values and is_read:
-            places[variant] = place
-    return places
+        is_trained = training.num_epochs > 0
+        is_read = is_trained or not any(other.num_epochs for other in trainings.values())
+        if values and (is_read or any(name.startswith(("model.", "transform.")) for name in values)):
+            set_here = [name for name, value in values.items() if value is not None]
+            idle = why_idle(training, set_here) if is_trained and set_here else None
+            reasons[variant] = idle if place is None else f"{place} overrides it"
+    return reasons
 
 
 def _overriding(params: Params, dataset: str, variant: str, nested: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -636,10 +649,17 @@ def _nested(setting: str) -> dict[str, Any]:
         ConfigError: the value is not readable as YAML.
     """
     path = _path_of(setting)
-    nested: Any = read_value(setting.partition("=")[2], f"--set {path}")
+    nested: Any = _tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))
     for key in reversed(path.split(".")):
         nested = {key: nested}
     return dict(nested)
+
+
+def _tuples_for_lists(value: Any) -> Any:
+    """Return a value with tuples, as `Params` has it, to be compared with it."""
+    if isinstance(value, Mapping):
+        return {key: _tuples_for_lists(item) for key, item in value.items()}
+    return tuple(map(_tuples_for_lists, value)) if isinstance(value, list) else value
 
 
 def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from dml_core.losses.registry import PML_PREFIX, parse_loss_options
 from dml_core.overrides import override, parse_overridden
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
+from tasks.runs.without_effect import OPTIONS, loss_options_without_effect, without_effect
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import LossConfig
 
 SEARCHED = ("loss.options.", "model.", "optimiser.", "sampler.", "schedule.", "transform.")
 NAMES = ("model.backbone.name", "model.backbone.weights", "model.backbone.weights_sha256")
-OPTIONS, LOSS_GROUP = "loss.options.", "optimiser.groups.loss."
+LOSS_GROUP = "optimiser.groups.loss."
 Space = dict[str, Search]
 Params = dict[str, Any]
 
@@ -41,7 +42,7 @@ def row_space(
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
-    options, idle = loss_options(training), without_effect(training)
+    options, idle = loss_options(training), without_effect(training) | loss_options_without_effect(training)
     given = {
         path: search
         for path, search in of_table.items()
@@ -55,7 +56,7 @@ def row_space(
             _check_path(path)
             own = own_value(training, path)
             if path in idle:
-                raise ConfigError("has no effect with the row's other settings; leave it out of the search")
+                raise ConfigError(f"has no effect: {idle[path]}; leave it out of the search")
             space[path] = _holding(search, own)
             for value in _ends(space[path]):
                 lay_over(training, {path: value})
@@ -110,12 +111,6 @@ def loss_options(training: TrainingConfig) -> dict[str, Any]:
     """Return the options of a row's loss by dotted name; for a loss of pytorch-metric-learning only those that are given."""
     is_foreign = training.loss.name.startswith(PML_PREFIX)
     return flatten(training.loss.options if is_foreign else _loss_config(training).model_dump(mode="json"))
-
-
-def without_effect(training: TrainingConfig) -> set[str]:
-    """Return the dotted paths of the settings that have no effect with the row's other settings."""
-    of_sampler = {f"sampler.{name}" for name in training.sampler.without_effect}
-    return of_sampler | {f"{OPTIONS}{name}" for name in _loss_config(training).without_effect}
 
 
 def published_options(training: TrainingConfig, space: Space) -> Params:

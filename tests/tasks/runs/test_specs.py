@@ -19,6 +19,7 @@ from tasks.runs.specs import (
     comparison_runs,
     comparison_title,
     dropped_options,
+    idle_settings,
     is_whole,
     limited_overrides,
     load_params,
@@ -215,6 +216,64 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
     for setting in (rate, of_variant):
         with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
             lines(setting, "untrained", "softtriple")
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "why"),
+    [
+        ([], "sampler.batch_size=8", "sampler.kind is 'k_by_n'"),
+        (["optimiser.name=sgd"], "optimiser.eps=1e-3", "optimiser.name is 'sgd'"),
+        ([], "transform.crop_area=[0.5, 1.0]", "transform.crop is 'padded'"),
+        (["model.freeze_batchnorm=all"], "model.batchnorm_momentum=0.5", "model.freeze_batchnorm is 'all'"),
+        (["num_epochs=2"], "cross_batch_memory={size: 96, after_epochs: 2}", "cross_batch_memory.after_epochs is 2 of 2 epochs"),
+    ],
+)
+def test_a_setting_without_effect_beside_the_others_is_refused_or_named(tmp_path: Path, settings: list[str], path: str, why: str) -> None:
+    """They change neither the network nor an error: a user would compare two equal settings."""
+    place, others = "comparison.variants.contrastive", [f"comparison.protocol.{setting}" for setting in settings]
+    own = f"{place}.{path}"
+    params = overridden(tmp_path, *others, own)
+    with pytest.raises(ConfigError, match=re.escape(f"--set {own} has no effect on synthetic: {why}; change that instead")):
+        standing_runs(params, ["synthetic"], ["contrastive"], [0], [own])
+    in_file = idle_settings(params, standing_runs(params, ["synthetic"], ["contrastive", "untrained"], [0, 1]))
+    assert in_file[0].startswith(f"{place}.{path.partition('=')[0]}")
+    assert in_file[0].endswith(f" has no effect on synthetic: {why}")
+
+
+def test_settings_without_effect_for_some_variants_name_these(tmp_path: Path) -> None:
+    def lines(setting: str, *more: str) -> list[str]:
+        params = overridden(tmp_path, setting, *more)
+        runs = standing_runs(params, ["synthetic"], ["contrastive", "heated-up-softmax", "softmax"], [0], [setting])
+        assert idle_settings(params, runs) == []
+        return limited_overrides(params, runs, [setting])
+
+    size = "comparison.protocol.sampler.batch_size=8"
+    assert lines(size) == [f"--set {size} does not apply to contrastive on synthetic: sampler.kind is 'k_by_n'"]
+    assert lines("comparison.protocol.optimiser.learning_rate=1e-4") == lines("comparison.protocol.sampler.batch_size=null") == []
+    heated = "comparison.variants.heated-up-softmax.loss.options.heated_alpha=2"
+    assert lines(heated) == []
+    with pytest.raises(
+        ConfigError, match=r"has no effect on synthetic: loss.options.heat_from 0.6 heats none of the 1 epochs; change that"
+    ):
+        lines(heated, "comparison.protocol.num_epochs=1")
+    gamma = "comparison.variants.softtriple.loss.options.gamma=0.2"
+    one_centre = overridden(tmp_path, gamma, "comparison.variants.softtriple.loss.options.num_centres=1")
+    with pytest.raises(ConfigError, match=r"has no effect on synthetic: the loss's other options disable it"):
+        standing_runs(one_centre, ["synthetic"], ["softtriple"], [0], [gamma])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "comparison.protocol.transform.test_resize=[32, 32]",
+        "comparison.variants.softmax.transform={crop: random_resized, padding: null, crop_area: [0.5, 1.0]}",
+        "comparison.variants.softmax.loss={name: combined, options: {terms: [{name: softmax}, {name: center_loss}]}}",
+    ],
+)
+def test_a_list_can_be_set(tmp_path: Path, setting: str) -> None:
+    params = overridden(tmp_path, setting)
+    runs = standing_runs(params, ["synthetic"], ["softmax", "sgsl"], [0], [setting])
+    assert limited_overrides(params, runs, [setting]) == []
 
 
 def test_the_options_that_another_part_drops_are_named(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_settings_without_effect_are_left_out_of_a_tables_ranges_and_refused_in_
     pairs = small_training("contrastive", sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2})
     assert set(space_of(SOFTTRIPLE, batches)) - set(space_of(SOFTTRIPLE)) == {"sampler.batch_size"}
     assert set(space_of(pairs, batches)) - set(space_of(pairs)) == {"sampler.num_classes_per_batch"}
-    with pytest.raises(ConfigError, match=r"search: sampler.batch_size: has no effect with the row's other settings"):
+    with pytest.raises(ConfigError, match=r"search: sampler.batch_size: has no effect: sampler.kind is 'k_by_n'; leave it out"):
         space_of(pairs, {}, {"sampler.batch_size": Search(choices=(4, 8))})
     one_centre = SOFTTRIPLE.model_copy(update={"loss": SOFTTRIPLE.loss.model_copy(update={"options": {"num_centres": 1}})})
     assert set(space_of(one_centre)) == {"loss.options.margin", "loss.options.scale"}

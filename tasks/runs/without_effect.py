@@ -1,0 +1,50 @@
+"""Settings of a run that have no effect beside its others.
+
+A run inherits most settings from a protocol, so they are not errors. A setting that the user names, on the command line or in a search, is
+one if it has no effect.
+"""
+
+from collections.abc import Collection
+from contextlib import suppress
+
+from dml_core.errors import ConfigError
+from dml_core.losses.registry import parse_loss_options
+from dml_core.training.config import TrainingConfig
+
+OPTIONS = "loss.options."
+HEATED = ("heated_alpha", "schedule", "heated_learning_rate_factor")
+
+
+def without_effect(training: TrainingConfig) -> dict[str, str]:
+    """Return dotted path -> the setting because of which it has no effect, without the options of the loss. Imports no torch."""
+    sampler, memory, model = training.sampler, training.cross_batch_memory, training.model
+    idle = {f"sampler.{name}": f"sampler.kind is '{sampler.kind}'" for name in sampler.without_effect}
+    if training.optimiser.name == "sgd":
+        idle["optimiser.eps"] = "optimiser.name is 'sgd'"
+    if training.transform.crop != "random_resized":
+        idle |= dict.fromkeys(("transform.crop_area", "transform.crop_ratio"), f"transform.crop is '{training.transform.crop}'")
+    if memory is not None and memory.after_epochs >= training.num_epochs:
+        why = f"cross_batch_memory.after_epochs is {memory.after_epochs} of {training.num_epochs} epochs"
+        idle |= dict.fromkeys(("cross_batch_memory.size", "cross_batch_memory.after_epochs"), why)
+    if model.freeze_batchnorm in ("statistics", "all"):
+        idle["model.batchnorm_momentum"] = f"model.freeze_batchnorm is '{model.freeze_batchnorm}'"
+    return idle
+
+
+def loss_options_without_effect(training: TrainingConfig) -> dict[str, str]:
+    """Return what `without_effect` does for the options of the loss; none if one of them is wrong. Imports the loss."""
+    with suppress(ConfigError):
+        config = parse_loss_options(training.loss.name, training.loss.options)
+        idle = dict.fromkeys(config.without_effect, "the loss's other options disable it")
+        heat_from = getattr(config, "heat_from", 0.0)
+        if round(heat_from * training.num_epochs) >= training.num_epochs:
+            idle |= dict.fromkeys(HEATED, f"loss.options.heat_from {heat_from:g} heats none of the {training.num_epochs} epochs")
+        return {f"{OPTIONS}{name}": why for name, why in idle.items()}
+    return {}
+
+
+def why_idle(training: TrainingConfig, paths: Collection[str]) -> str | None:
+    """Return why settings have no effect if none of them has one, else None."""
+    is_of_loss = any(path.startswith(OPTIONS) for path in paths)
+    idle = without_effect(training) | (loss_options_without_effect(training) if is_of_loss else {})
+    return next((idle[path] for path in paths), None) if idle.keys() >= set(paths) else None
