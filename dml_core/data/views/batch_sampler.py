@@ -4,6 +4,7 @@ Shapes: N images.
 """
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import BatchSampler
 
 from dml_core.config import parse
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches
-from dml_core.errors import DataError
+from dml_core.errors import ConfigError, DataError
 
 
 class ClassBalancedSampler(BatchSampler):
@@ -33,7 +34,7 @@ class ClassBalancedSampler(BatchSampler):
         epoch: the number of the next epoch, from 0.
 
     Raises:
-        ConfigError: k or n below 2, or fewer than k classes.
+        ConfigError: k or n below 2, fewer than k classes, or a seed that is no whole number from 0.
         DataError: labels that are no list of integers or strings.
     """
 
@@ -52,13 +53,15 @@ class ClassBalancedSampler(BatchSampler):
             "class_frequency": class_frequency,
         }
         self._config = parse(SamplerConfig, options, "sampler")
+        if not isinstance(seed, Integral) or seed < 0:
+            raise ConfigError(f"sampler: seed must be a whole number from 0, found {seed!r}")
         given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
         if given.dtype == object and given.ndim == 1 and all(isinstance(label, str) for label in given):
             given = given.astype(str)  # as in a pandas column
         if given.ndim != 1 or given.dtype.kind not in "iuUS":
             raise DataError(f"sampler: expected one integer or string per image, found {given.dtype} of shape {given.shape}")
         self._labels_N = np.unique(given, return_inverse=True)[1]
-        self.seed = seed
+        self.seed = int(seed)
         self.epoch = 0
         self._num_batches = len(epoch_batches(self._config, self._labels_N, seed, 0))
         super().__init__(range(len(given)), num_classes_per_batch * num_samples_per_class, drop_last=False)

@@ -69,3 +69,9 @@ def test_wrong_arguments_are_one_line(labels, k, n, error, message):
     with pytest.raises(error, match=message) as refusal:
         ClassBalancedSampler(labels, k, n)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "0"])
+def test_a_seed_is_a_whole_number_from_0(seed):
+    with pytest.raises(ConfigError, match=f"^sampler: seed must be a whole number from 0, found {seed!r}$"):
+        ClassBalancedSampler(LABELS, 3, 2, seed)
