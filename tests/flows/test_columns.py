@@ -311,6 +311,7 @@ def test_the_confidence_set_of_the_best_is_bold(monkeypatch: pytest.MonkeyPatch,
     )
     printed = capsys.readouterr().out
     assert [f"\x1b[1m{name}" in printed for name in "ab"] == [True, False]
+    assert "per cent" in printed
 
 
 # ---------------------------------------------------------------- reports, which are Markdown
