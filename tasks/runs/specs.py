@@ -438,8 +438,11 @@ def standing_runs(
 
 
 def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
-    """Return a line for each override that is itself overridden, or has no effect, for some of `standing_runs`; it names their variants."""
-    lines = []
+    """Return a line for each override that is itself overridden, or has no effect, for some of `standing_runs`; it names their variants.
+
+    An override of a dataset or variant that is not requested has a line, too: it may be part of a comparison that is run in parts.
+    """
+    lines = [f"--set {setting} applies to none of the requested runs" for setting in overrides if _is_of_others(setting, runs)]
     for setting, (dataset, specs) in product(overrides, runs.items()):
         by_reason: dict[str, list[str]] = {}
         for variant, reason in _why_not_applied(params, dataset, specs, setting).items():
@@ -449,6 +452,13 @@ def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], ove
             f"--set {setting} does not apply to {', '.join(variants)} on {dataset}: {reason}" for reason, variants in by_reason.items()
         ]
     return lines
+
+
+def _is_of_others(setting: str, runs: Mapping[str, Sequence[RunSpec]]) -> bool:
+    """Return whether a setting is in the block of a dataset or variant without a run."""
+    requested = {"datasets": {*runs}, "variants": {spec.variant for specs in runs.values() for spec in specs}}
+    section, kind, name, *_ = [*_path_of(setting).split("."), "", ""]
+    return section == "comparison" and kind in requested and bool(name) and name not in requested[kind]
 
 
 def idle_settings(params: Params, runs: Mapping[str, Sequence[RunSpec]]) -> list[str]:

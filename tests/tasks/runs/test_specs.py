@@ -212,7 +212,9 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
         f"--set {of_dataset} does not apply to softtriple on synthetic: comparison.datasets.synthetic.tuned overrides it"
     ]
     of_variant = "comparison.variants.softtriple.optimiser.learning_rate=1e-4"
-    assert lines(of_variant, "softmax") == [], "not requested"
+    assert lines(of_variant, "softmax") == [f"--set {of_variant} applies to none of the requested runs"]
+    of_another = "comparison.datasets.fashion-mnist.tuned=false"
+    assert lines(of_another, "softmax") == [f"--set {of_another} applies to none of the requested runs"]
     for setting in (rate, of_variant):
         with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
             lines(setting, "untrained", "softtriple")
