@@ -116,7 +116,7 @@ def logs(
     if not log.is_file():
         raise ConfigError(f"server '{server}' has no log; dml stack status lists the servers")
     sys.stdout.flush()
-    os.execvp("tail", ["tail", "-n", "200", *(["-f"] if follow else []), str(log)])
+    os.execvp("tail", ["tail", "-n", "200", *(["-F"] if follow else []), str(log)])
 
 
 @stack_app.command(epilog=examples("dml stack down"))

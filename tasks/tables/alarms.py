@@ -1,6 +1,6 @@
 """Alarms of the verification, as they stand: `alarms.json` in the state folder, sealed. `tasks.watch.alarms` raises and ends them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import AwareDatetime, TypeAdapter
@@ -56,6 +56,9 @@ def open_alarms(state: Path) -> list[Alarm]:
 
 
 def last_verification(state: Path) -> datetime | None:
-    """Return when the newest verification began, by the names of their files; None if there was none."""
+    """Return when the newest verification began, by the names of their files; None if there was none.
+
+    Those of the future are omitted, which began while the clock was wrong: they would hide missed nights until then.
+    """
     stamps = [path.name.partition("-")[0] for path in (state / "verifications").glob("[0-9]*T[0-9]*Z-*.json")]
-    return max(map(datetime.fromisoformat, stamps), default=None)
+    return max((time for time in map(datetime.fromisoformat, stamps) if time <= datetime.now(UTC)), default=None)

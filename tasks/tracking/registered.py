@@ -284,7 +284,7 @@ class Registry:
     def _break_if_old(self, lock: str) -> None:
         try:
             until = float(self._client.get_registered_model(lock).tags.get(LOCK_TAG, "inf"))
-            if until < time.time():
+            if not 0 <= until - time.time() <= 2 * 60 * LOCK_MINUTES:  # old, or written while a clock was wrong
                 self._client.delete_registered_model(lock)
         except MlflowException:
             pass  # its holder has just released it

@@ -239,9 +239,10 @@ def test_a_downloaded_network_that_was_damaged_is_downloaded_again(fresh: Projec
     assert (folder / "network.pt").read_bytes() == whole
 
 
-def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("seconds", [-1, 10**8], ids=["old", "of a clock that was wrong"])
+def test_the_lock_of_one_that_was_killed_is_taken_away(seconds: float, fresh: Project, caplog: pytest.LogCaptureFixture) -> None:
     client = MlflowClient(fresh.tracking_uri)
-    client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() - 1)})
+    client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() + seconds)})
     assert promote(fresh, "own/good/0").version.number == "1"
     waited = [record.getMessage() for record in caplog.records if record.name == "tasks.tracking.registered"]
     assert waited == [f"{NAME}: another promotion is under way; this one waits for it, at most 10 minutes if it was killed"]
