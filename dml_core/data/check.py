@@ -6,6 +6,7 @@
 import hashlib
 import io
 import math
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +124,7 @@ def check_dataset(
             if any(config.crop_size is not None and _short_side(image, config, stored_size) < config.crop_size for config in transforms)
         ],
         "same pixels in two classes": _in_two_classes(images),
+        "classes whose names differ only in case or Unicode form, one image of each": _alike_names(rows),
         **dataset.notes(raw),
     }
     violations = {
@@ -192,6 +194,13 @@ def _in_two_classes(images: list[_Image]) -> list[str]:
     for image in images:
         labels[image.pixels_sha256, image.size].add(image.row.label)
     return [image.row.path for image in images if len(labels[image.pixels_sha256, image.size]) > 1]
+
+
+def _alike_names(rows: list[Row]) -> list[str]:
+    """Return the first image of each class whose name equals another's but for case and Unicode's composed or decomposed form."""
+    first = {row.label_name: row.path for row in reversed(rows)}
+    forms = Counter(unicodedata.normalize("NFC", name.casefold()) for name in first)
+    return [path for name, path in sorted(first.items()) if forms[unicodedata.normalize("NFC", name.casefold())] > 1]
 
 
 def _leaks(images: list[_Image]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dml_core.config import check_name, merge, parse, read_value, read_yaml
+from dml_core.config import MAX_FILE_BYTES, check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader
 from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError, DataError
@@ -170,7 +170,5 @@ def write_dataset(
 
 def _lines(block: dict[str, Any]) -> list[str]:
     """Return a block's entries, one per line, with nested values in braces."""
-    return [
-        f"  {yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=1000).strip()[1:-1]}"
-        for key, value in block.items()
-    ]
+    flow = {"default_flow_style": True, "sort_keys": False, "width": MAX_FILE_BYTES, "allow_unicode": True}
+    return [f"  {yaml.safe_dump({key: value}, **flow).strip()[1:-1]}" for key, value in block.items()]

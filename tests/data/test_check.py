@@ -125,6 +125,17 @@ def test_what_decoding_changes_is_noted(tmp_path: Path) -> None:
     }
 
 
+def test_classes_whose_names_look_the_same_are_noted(tmp_path: Path) -> None:
+    """On most systems of Macs such folders are one, so a copy made elsewhere may have split a class."""
+    for number, name in enumerate(("Bird", "bird", "\u00c9toile", "E\u0301toile", "cat")):
+        (tmp_path / name).mkdir()
+        for copy in range(2):
+            Image.new("RGB", (8, 8), (number, copy, 0)).save(tmp_path / f"{name}/{copy}.png")
+    (note,) = check_dataset("folder", tmp_path, {}).notes
+    assert note.what == "classes whose names differ only in case or Unicode form, one image of each"
+    assert set(note.examples) == {"Bird/0.png", "bird/0.png", "\u00c9toile/0.png", "E\u0301toile/0.png"}
+
+
 @pytest.mark.parametrize(
     ("transform", "options", "expected"),
     [

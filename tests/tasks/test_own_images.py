@@ -75,11 +75,11 @@ def inserted(before: str, after: str) -> list[str]:
 
 def test_blocks_are_put_in_and_every_other_byte_stays(project: Project, tmp_path: Path) -> None:
     before = project.params_file.read_text()
-    added = add_images(project, "birds", draw_classes(tmp_path / "my birds"))
+    added = add_images(project, "birds", draw_classes(tmp_path / "my bírds"))
     assert inserted(before, project.params_file.read_text()) == [
         "  birds:\n",
         "    reader: folder\n",
-        f"    raw: {tmp_path}/my birds\n",
+        f"    raw: {tmp_path}/my bírds\n",
         "    birds:\n",
         "      transform: {crop_size: 20, padding: 2}\n",
         "      sampler: {batch_size: 6, num_classes_per_batch: 2, num_samples_per_class: 3}\n",

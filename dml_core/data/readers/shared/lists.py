@@ -55,6 +55,8 @@ def read_list(path: Path, is_dataset: bool) -> list[Entry]:
     for number, label in enumerate(cells["label"], start=1):
         if label is not None and str(label) != str(label).strip():
             raise DataError(f"{path}: row {number} has the label '{label}', which begins or ends with white space; remove it")
+        if "\0" in str(label):  # arrays of texts lose it: two classes would become one
+            raise DataError(f"{path}: row {number} has the label {label!r} with a NUL character; remove it")
     rows = zip(cells["path"], cells["label"], cells["role"], sides, strict=True)
     return [
         Entry(name, None if label is None else str(label), role, _box(box, name, path, number))
@@ -80,7 +82,8 @@ def _read_table(path: Path) -> tuple[Any, list[str]]:
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise DataError(f"{path}: not readable as a table ({reason})") from None
+        remedy = "" if isinstance(error, OSError) else "; write CSV in UTF-8 with commas, or Parquet"
+        raise DataError(f"{path}: not readable as a table ({reason}){remedy}") from None
 
 
 def _check_types(table: Any, path: Path) -> None:

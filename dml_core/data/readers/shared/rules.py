@@ -117,11 +117,13 @@ def _check_names(rows: list[Row], where: Path) -> None:
 
 
 def _check_disjoint(rows: list[Row], where: Path) -> None:
-    parts: dict[int, bool] = {}
+    roles: dict[int, Role] = {}
     for row in rows:
-        if parts.setdefault(row.label, row.role == "train") != (row.role == "train"):
+        before = roles.setdefault(row.label, row.role)
+        if (before == "train") != (row.role == "train"):
+            scored = row.role if before == "train" else before
             raise DataError(
-                f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint, tested are unseen ones"
+                f"{where}: class '{row.label_name}' is in train and in {scored}; classes must be disjoint, tested are unseen ones"
             )
 
 
