@@ -170,5 +170,5 @@ def write_dataset(
 
 def _lines(block: dict[str, Any]) -> list[str]:
     """Return a block's entries, one per line, with nested values in braces."""
-    flow = {"default_flow_style": True, "sort_keys": False, "width": MAX_FILE_BYTES, "allow_unicode": True}
+    flow: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "width": MAX_FILE_BYTES, "allow_unicode": True}
     return [f"  {yaml.safe_dump({key: value}, **flow).strip()[1:-1]}" for key, value in block.items()]
