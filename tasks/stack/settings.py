@@ -152,6 +152,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         "PYTHONUNBUFFERED": "1",
         "DML_ROOT": str(project.root),
         "DML_STATE": str(project.state),
+        "TMPDIR": str(run),  # Prefect's worker needs a folder in it that another user's worker may have made, and does not start then
         MARK: str(folder),
     }
     return Stack(folder, run, project.root, file, ports, passed | file.clients | file.common | shared)

@@ -83,6 +83,12 @@ def test_a_folder_that_another_user_has_made_is_refused(project: Project, monkey
         folder.rmdir()
 
 
+def test_two_users_of_a_machine_share_no_temporary_folder(project: Project) -> None:
+    """Prefect's worker makes `runner_storage` in it, which no other user can write."""
+    stack = load_stack(project)
+    assert stack.environment["TMPDIR"] == str(stack.run)
+
+
 def test_its_servers_are_reached_without_a_proxy(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The health of each service is asked by HTTP, by this process; its setup and its clients ask too."""
     monkeypatch.delenv("no_proxy", raising=False)
