@@ -174,13 +174,15 @@ def stack_environment(state: Path) -> dict[str, str]:
     """Return the variables the local stack has written for its users; empty if no stack is up.
 
     Raises:
-        StoreError: the file is damaged; continuing without it would write to servers other than the stack's.
+        StoreError: the file is damaged or another user's; continuing without it would write to servers other than the stack's.
     """
     path = state / STACK_ENV
     if not path.is_symlink() and not path.exists():
         return {}
     try:
         text = read_regular(path).decode()
+    except PermissionError:
+        raise StoreError(f"{path}: cannot be read; it is of the user who started the stack, so use a project of your own") from None
     except (OSError, UnicodeDecodeError):
         text = ""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))

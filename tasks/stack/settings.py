@@ -198,7 +198,7 @@ def _chosen_before(path: Path) -> dict[str, Any]:
     """Return what the first `up` chose; empty before it.
 
     Raises:
-        ConfigError: the file is damaged.
+        ConfigError: the file is damaged, or another user's.
     """
     try:
         if not path.is_file():
@@ -206,6 +206,8 @@ def _chosen_before(path: Path) -> dict[str, Any]:
         chosen = dict(json.loads(path.read_bytes()))
         if not chosen.keys() >= {"ports", "secrets", "s3", "run"}:
             raise ValueError
+    except PermissionError:
+        raise ConfigError(f"{path}: cannot be read; only the user who started the stack can use it") from None
     except (OSError, ValueError, TypeError):
         raise ConfigError(f"{path}: damaged; remove it, then: dml stack down") from None
     return chosen

@@ -327,6 +327,18 @@ def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Pat
         find_project()
 
 
+def test_the_stack_of_another_user_is_not_called_damaged(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings have passwords, which only the user who started it can read; root, who runs the tests, can read all files."""
+    write_whole(inside / "state/stack/env", stack_text({}))
+
+    def refuses(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    with pytest.raises(StoreError, match=r"stack/env: cannot be read; it is of the user who started the stack"):
+        stack_environment(inside / "state")
+
+
 @pytest.mark.parametrize(("length", "folder"), [(39, None), (40, "/tmp")])
 def test_ray_s_sockets_have_short_paths(length: int, folder: str | None, inside: Path) -> None:
     os.environ["TMPDIR"] = "/" + "t" * (length - 1)

@@ -51,6 +51,17 @@ def test_damaged_settings_are_refused_by_name(project: Project, text: str) -> No
         load_stack(project)
 
 
+def test_the_settings_of_another_user_are_not_called_damaged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_stack(project)
+
+    def refuses(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    with pytest.raises(ConfigError, match=r"chosen\.json: cannot be read; only the user who started the stack can use it"):
+        load_stack(project)
+
+
 def test_a_stack_with_other_servers_than_today_s_is_taken_down_first(project: Project) -> None:
     path = project.root / "infra" / "stack.yaml"
     load_stack(project)
