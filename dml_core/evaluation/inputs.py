@@ -40,6 +40,8 @@ def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArr
         raise EvaluationError(f"{name}: expected an array of shape (samples, dimensions), found shape {values_ND.shape}")
     if values_ND.dtype.kind != "f":
         raise EvaluationError(f"{name}: expected floating-point numbers, found {values_ND.dtype}")
+    if values_ND.itemsize > 8:
+        values_ND = values_ND.astype(np.float64)  # numpy does not sum longdouble as float64
     with np.errstate(over="ignore", invalid="ignore"):
         squares_N = np.einsum("nd,nd->n", values_ND, values_ND, dtype=np.float32, casting="same_kind")
     refuse_rows(~(squares_N < LARGEST_SQUARED_NORM), f"{name}: NaN, infinite or huge values", "find out what the network did there")

@@ -52,8 +52,8 @@ class ApproximateConfig(Config):
     num_lists: Positive = 1024
     num_probes: Positive = 32
     num_code_bytes: Positive = 32
-    num_links: Annotated[int, Field(ge=2)] = 32
-    num_visited: Positive = 128
+    num_links: Annotated[int, Field(ge=2, le=1024)] = 32
+    num_visited: Annotated[int, Field(ge=1, lt=2**31)] = 128
     num_sampled_queries: Positive = 500
 
 

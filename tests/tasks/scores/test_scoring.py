@@ -110,6 +110,7 @@ def test_a_file_of_one_number_or_of_several_arrays_is_no_array(tmp_path: Path, s
         ("ivf", ["num_probe=3"], "num_probes"),
         ("pq", ["num_lists=0"], "num_lists"),
         ("hnsw", ["num_probes=3"], "num_probes: index 'hnsw' does not read it; it reads num_links, num_sampled_queries, num_visited$"),
+        ("hnsw", ["num_visited=99999999999"], "num_visited: Input should be less than 2147483648, found 99999999999"),
         ("ivf", ["num_code_bytes=32"], "num_code_bytes: index 'ivf' does not read it"),
         ("ivf", ["num_probes=3", "num_probes=7"], "num_probes is given twice"),
     ],
