@@ -32,11 +32,10 @@ def report(
     from tasks.reports.table_pages import INDEX, SITE, write_site
 
     names = chosen_tables(tables) if tables else table_names()
-    folder = output or project.root / SITE
-    pages = write_site(project, load_params(project.params_file), names, folder, read_prices(prices) if prices else None)
+    pages = write_site(project, load_params(project.params_file), names, output, read_prices(prices) if prices else None)
     for page in pages if tables else ():
         print(page.html)
-    print(f"{counted(len(pages), 'page')}; index: {folder / INDEX}")
+    print(f"{counted(len(pages), 'page')}; index: {(output or project.root / SITE) / INDEX}")
 
 
 @app.command(epilog=examples("dml look synthetic", "dml look synthetic/softtriple/0 -o pages"))

@@ -78,19 +78,36 @@ def write_site(
     The folder is by default the project's `results/site`.
 
     Raises:
-        ConfigError: the folder has an index of something else.
+        ConfigError: the named folder has other files of these names, or an index of something else.
     """
+    lock = project.state / SITE_LOCK
+    if folder is not None:
+        with alone(lock):
+            _claim(folder, names)
     folder = folder or project.root / SITE
-    if (folder / INDEX).is_file() and INDEX_TITLE not in (folder / INDEX).read_bytes():
-        raise ConfigError(f"{folder / INDEX}: is not an index of tables; choose another folder with -o")
     store = open_store(project)
     pages = []
     for name in names:
-        with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
+        with alone(lock):  # another process may have a newer result of the same table
             pages.append(_write_table(project, params, name, store, folder, prices))
-    with alone(project.state / SITE_LOCK):
+    with alone(lock):
         write_whole(folder / INDEX, index_page(folder, open_alarms(project.state)))
     return pages
+
+
+def _claim(folder: Path, names: Sequence[str]) -> None:
+    """Check that a folder has an index of tables, or nothing that the pages of these tables would replace, and write an index first.
+
+    So the pages of an interrupted command are replaced by the next.
+    """
+    if (folder / INDEX).is_file():
+        if INDEX_TITLE not in (folder / INDEX).read_bytes():
+            raise ConfigError(f"{folder / INDEX}: is not an index of tables; choose another folder with -o")
+        return
+    for path in (folder / f"{name}{suffix}" for name in names for suffix in (".html", ".json", ".md")):
+        if path.exists():
+            raise ConfigError(f"{path}: exists already, and {folder} has no index of tables; choose another folder with -o")
+    write_whole(folder / INDEX, index_page(folder))
 
 
 def _write_table(project: Project, params: Params, name: str, store: Store, folder: Path, prices: Prices | None) -> TablePage:

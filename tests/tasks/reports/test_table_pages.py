@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -226,6 +227,24 @@ def test_an_index_of_something_else_is_not_replaced(table_project: "tuple[Projec
     with pytest.raises(ConfigError, match=r"index\.html: is not an index of tables; choose another folder with -o"):
         write_site(*table_project, [NAME], tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["<title>My page</title>"]
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json", ".md"])
+def test_a_file_of_a_page_s_name_is_not_replaced(
+    table_project: "tuple[Project, Params]", tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / f"{NAME}{suffix}"
+    own.parent.mkdir()
+    own.write_text("my notes")
+    with pytest.raises(ConfigError, match=rf"{suffix}: exists already, and .* has no index of tables; choose another folder with -o$"):
+        write_site(*table_project, [NAME], tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own]
+    assert own.read_text() == "my notes"
+    own.unlink()
+    monkeypatch.setattr(table_pages.PictureCache, "save", Mock(side_effect=[None, KeyboardInterrupt, None]))
+    with pytest.raises(KeyboardInterrupt):
+        write_site(*table_project, [NAME, NAME], tmp_path)
+    write_site(*table_project, [NAME], tmp_path)  # pages of an interrupted command are
 
 
 def test_the_same_results_give_the_same_bytes(table_project: "tuple[Project, Params]", page: TablePage, tmp_path: Path) -> None:
