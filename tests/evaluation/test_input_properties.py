@@ -50,7 +50,21 @@ CONTAINERS = {
     "tensor": torch.tensor,
     "big-endian": lambda labels: (array := np.array(labels)).astype(array.dtype.newbyteorder(">")),
 }
-FLOATS = ("f2", "f4", "f8", "g", ">f4", "bfloat16", "float16", "float32", "float64", "requires_grad", "column order", "reversed", "read-only")
+FLOATS = (
+    "f2",
+    "f4",
+    "f8",
+    "g",
+    ">f4",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "requires_grad",
+    "column order",
+    "reversed",
+    "read-only",
+)
 
 
 def of_type(values_ND: Any, kind: str) -> Any:
