@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import hashlib
 import os
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from dml_core.errors import ConfigError, DmlError
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, stack_text
 from tasks.locks import alone
-from tasks.stack.settings import CHOSEN, DATA, MARK, RECORDS, S3, Stack, load_stack, run_folder, write_private
+from tasks.stack.settings import CHOSEN, DATA, MARK, PASSED, RECORDS, S3, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
 UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten times as long as an idle one
@@ -273,7 +274,9 @@ def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
 
 
 def _set_up(stack: Stack, name: str) -> None:
-    """Set up a service that answers: the bucket of the S3 server, and once a service's own commands.
+    """Set up a service that answers: the bucket of the S3 server; a service's own commands once for its databases and `PASSED`.
+
+    Settings that are not given leave what earlier ones have set up, as a later `up` from another shell may lack them.
 
     Raises:
         StackError: a command fails or takes too long; the next `up` runs all again.
@@ -281,7 +284,11 @@ def _set_up(stack: Stack, name: str) -> None:
     if name == S3:
         _make_bucket(stack)
     service, done = stack.file.services[name], stack.data / f"{name}.set-up"  # lost with the databases that it is about
-    for command in () if done.exists() else service.setup:
+    given = "".join(f"{variable}={stack.environment[variable]}\n" for variable in PASSED if stack.environment.get(variable))
+    mark = hashlib.sha256(given.encode()).hexdigest() if given else ""
+    if done.exists() and mark in done.read_text():
+        return
+    for command in service.setup:
         try:
             with stack.log(name).open("a") as log:
                 subprocess.run(
@@ -296,7 +303,7 @@ def _set_up(stack: Stack, name: str) -> None:
         except subprocess.SubprocessError as error:
             what = "failed" if isinstance(error, subprocess.CalledProcessError) else f"took longer than {SETUP_SECONDS} s"
             raise StackError(f"{name}: '{command}' {what}; see {stack.log(name)}, then rerun dml stack up") from None
-    done.touch()
+    done.write_text(mark)
 
 
 def _make_bucket(stack: Stack) -> None:

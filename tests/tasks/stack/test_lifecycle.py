@@ -105,6 +105,17 @@ def test_the_databases_of_a_user_are_not_in_a_folder_that_the_system_empties(pro
     assert stack.data == stack.run, "PostgreSQL's user may not reach root's project"
 
 
+def test_a_webhook_that_is_given_later_is_set_up_and_stays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for webhook in (None, "https://a.example", "https://a.example", None, "https://b.example"):
+        monkeypatch.delenv("DML_WEBHOOK", raising=False)
+        if webhook is not None:
+            monkeypatch.setenv("DML_WEBHOOK", webhook)
+        up(project, print)
+        counts.append(states(project)["web"].log.read_text().count("set up"))
+    assert counts == [1, 2, 2, 2, 3]
+
+
 @pytest.mark.parametrize(("command", "message"), [("{python} -c 1", "web ended .*web/log"), ("/nowhere", "web cannot be started .NO_FILE")])
 def test_a_server_that_does_not_start_is_named(project: Project, command: str, message: str) -> None:
     broken = STACK | {"services": STACK["services"] | {"web": STACK["services"]["web"] | {"command": command}}}
