@@ -30,7 +30,7 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE = 8
 READS_AT_ONCE = 32  # requests for byte ranges, of a process
-FIRST = {"read_timeout": 5, "retries": {"total_max_attempts": 2}}  # of a command's first request
+FIRST = {"read_timeout": 10, "retries": {"total_max_attempts": 3}}  # of a command's first request: half a minute at most
 SOON = {"read_timeout": 15}  # five times less than the time after which silent workers are replaced; boto3's 60 s are for copies
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time

@@ -369,7 +369,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, address: str) -
 
 def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after boto3's five attempts of 60 seconds."""
-    assert [waits["read_timeout"] for waits in (tasks.storage.FIRST, tasks.storage.SOON)] == [5, 15]
+    assert [waits["read_timeout"] for waits in (tasks.storage.FIRST, tasks.storage.SOON)] == [10, 15]
     for waits in (tasks.storage.FIRST, tasks.storage.SOON):
         monkeypatch.setitem(waits, "read_timeout", 0.2)
     login = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
