@@ -6,17 +6,20 @@ one if it has no effect.
 
 from collections.abc import Collection
 from contextlib import suppress
+from functools import cache
 
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 from dml_core.training.config import TrainingConfig
 
-OPTIONS = "loss.options."
+OPTIONS, BATCHNORM = "loss.options.", ("model.freeze_batchnorm", "model.batchnorm_momentum")
 HEATED = ("heated_alpha", "schedule", "heated_learning_rate_factor")
 
 
 def without_effect(training: TrainingConfig) -> dict[str, str]:
-    """Return dotted path -> the setting because of which it has no effect, without the options of the loss. Imports no torch."""
+    """Return dotted path -> the setting because of which it has no effect; without the options of the loss. Imports no torch."""
     sampler, memory, model = training.sampler, training.cross_batch_memory, training.model
     idle = {f"sampler.{name}": f"sampler.kind is '{sampler.kind}'" for name in sampler.without_effect}
     if training.optimiser.name == "sgd":
@@ -29,6 +32,20 @@ def without_effect(training: TrainingConfig) -> dict[str, str]:
     if model.freeze_batchnorm in ("statistics", "all"):
         idle["model.batchnorm_momentum"] = f"model.freeze_batchnorm is '{model.freeze_batchnorm}'"
     return idle
+
+
+def batchnorm_without_effect(training: TrainingConfig) -> dict[str, str]:
+    """Return what `without_effect` does for the settings of the backbone's BatchNorm. Builds the backbone."""
+    backbone = training.model.backbone
+    return {} if _has_batchnorm(backbone) else dict.fromkeys(BATCHNORM, f"backbone '{backbone.name}' has no BatchNorm")
+
+
+@cache
+def _has_batchnorm(backbone: BackboneConfig) -> bool:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    network = build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None}))
+    return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
 def loss_options_without_effect(training: TrainingConfig) -> dict[str, str]:
@@ -45,6 +62,9 @@ def loss_options_without_effect(training: TrainingConfig) -> dict[str, str]:
 
 def why_idle(training: TrainingConfig, paths: Collection[str]) -> str | None:
     """Return why settings have no effect if none of them has one, else None."""
-    is_of_loss = any(path.startswith(OPTIONS) for path in paths)
-    idle = without_effect(training) | (loss_options_without_effect(training) if is_of_loss else {})
+    idle = without_effect(training)
+    if any(path.startswith(OPTIONS) for path in paths):
+        idle |= loss_options_without_effect(training)
+    if any(path in BATCHNORM for path in paths):
+        idle |= batchnorm_without_effect(training)
     return next((idle[path] for path in paths), None) if idle.keys() >= set(paths) else None

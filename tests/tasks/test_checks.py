@@ -300,8 +300,9 @@ def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, 
         check=False,
     )
     assert shown.returncode == 2, shown.stderr
-    first, error = shown.stderr.splitlines()
+    first, *notes, error = shown.stderr.splitlines()
     assert first == f"dml {arguments[0]}: checking parameters"
+    assert all(note.startswith("note: --set ") for note in notes)
     assert error.startswith("error: ")
     assert told in error
     assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # modules loaded by the flow and by its second process

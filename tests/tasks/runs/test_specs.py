@@ -226,7 +226,7 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
         ([], "sampler.batch_size=8", "sampler.kind is 'k_by_n'"),
         (["optimiser.name=sgd"], "optimiser.eps=1e-3", "optimiser.name is 'sgd'"),
         ([], "transform.crop_area=[0.5, 1.0]", "transform.crop is 'padded'"),
-        (["model.freeze_batchnorm=all"], "model.batchnorm_momentum=0.5", "model.freeze_batchnorm is 'all'"),
+        (["model={backbone: {name: resnet18}, freeze_batchnorm: all}"], "model.batchnorm_momentum=0.5", "model.freeze_batchnorm is 'all'"),
         (["num_epochs=2"], "cross_batch_memory={size: 96, after_epochs: 2}", "cross_batch_memory.after_epochs is 2 of 2 epochs"),
     ],
 )
@@ -262,6 +262,14 @@ def test_settings_without_effect_for_some_variants_name_these(tmp_path: Path) ->
     one_centre = overridden(tmp_path, gamma, "comparison.variants.softtriple.loss.options.num_centres=1")
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: the loss's other options disable it"):
         standing_runs(one_centre, ["synthetic"], ["softtriple"], [0], [gamma])
+
+
+def test_freezing_the_batchnorm_of_a_network_without_one_is_refused(tmp_path: Path) -> None:
+    freeze = "comparison.protocol.model.freeze_batchnorm=all"
+    with pytest.raises(ConfigError, match=r"has no effect on synthetic: backbone 'small_cnn' has no BatchNorm; change that instead"):
+        standing_runs(overridden(tmp_path, freeze), ["synthetic"], ["softmax"], [0], [freeze])
+    params = overridden(tmp_path, freeze, "comparison.protocol.model.backbone.name=resnet18")
+    assert limited_overrides(params, standing_runs(params, ["synthetic"], ["softmax"], [0], [freeze]), [freeze]) == []
 
 
 @pytest.mark.parametrize(
