@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, DataError
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_model, open_project, say
@@ -158,4 +158,4 @@ def embed(
     if embedded.bad:
         print(f"skipped: {counted(len(embedded.bad), 'bad image')}")
         for name, why in embedded.bad:
-            print(f"  {name}: {why}")
+            print(f"  {DataError(f'{name}: {why}')}")  # one printable line

@@ -25,11 +25,11 @@ def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int
         DataError: a file is missing or not an image; the message names it.
     """
     for batch in embed_batches(model, images, range(len(images)), thumbnail_pixels=thumbnail_pixels):
-        errors = [f"{images.names[position]}: {reason}" for position, reason in batch.bad]
+        errors = [DataError(f"{images.names[position]}: {reason}") for position, reason in batch.bad]
         if bad is not None:
-            bad += errors
+            bad += map(str, errors)
         elif errors:
-            raise DataError(errors[0])
+            raise errors[0]
         items = [
             Item(images.names[position], None if images.classes is None else images.classes[position], picture)
             for position, picture in zip(batch.positions, batch.thumbnails, strict=True)

@@ -193,6 +193,13 @@ def test_an_image_of_a_size_that_the_network_does_not_take_is_a_bad_one(model: T
         list(batches_of_images(free, images, 0))
 
 
+def test_a_skipped_image_of_an_index_is_one_printable_line_whatever_its_name(model: TrainedModel, tmp_path: Path) -> None:
+    (tmp_path / "red\x1b[31m\nline.png").write_bytes(b"no image")
+    bad: list[str] = []
+    list(batches_of_images(model, find_images(str(tmp_path)), 0, bad))
+    assert bad == [r"red\x1b[31m line.png: not an image, or damaged"]
+
+
 @pytest.mark.parametrize("num_bad", [10, 11])
 def test_ten_bad_images_are_named_and_of_more_the_line_says_so(model: TrainedModel, tmp_path: Path, num_bad: int) -> None:
     (tmp_path / "in").mkdir()
