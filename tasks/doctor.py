@@ -184,7 +184,7 @@ def _store(project: Project) -> Finding:
     endpoint = _s3_server()
     if store.is_remote and endpoint:
         where = f"{where} at {shown(endpoint)}"
-        if not answers(endpoint):
+        if not answers(endpoint, is_asked=True):
             return Finding("store", where, "wrong", "does not answer", "start the S3 server, or correct AWS_ENDPOINT_URL")
     try:
         store.check_writable()

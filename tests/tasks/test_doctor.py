@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import doctor
+from tasks import doctor, environment
 from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project, open_project, stack_text
 from tasks.stack.automations import replace_automations
@@ -112,6 +113,27 @@ def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch)
     for what in ("prefect", "mlflow", "ray", "store"):
         assert (findings[what].status, findings[what].result) == ("wrong", "does not answer"), findings[what]
         assert findings[what].remedy
+
+
+def test_servers_that_accept_and_stay_silent_do_not_answer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a tunnel whose other end is gone; the checks end all the same, each after seconds."""
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(doctor, "SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = {
+            "PREFECT_API_URL": f"{address}/api",
+            "MLFLOW_TRACKING_URI": address,
+            "DML_STORE": "s3://bucket/prefix",
+            "AWS_ENDPOINT_URL": address,
+        }
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        began = time.monotonic()
+        findings = {finding.what: finding for finding in examine(find_project())}
+        assert time.monotonic() - began < 20
+    for what in ("prefect", "mlflow", "store"):
+        assert (findings[what].status, findings[what].result) == ("wrong", "does not answer"), findings[what]
 
 
 def test_an_s3_store_that_is_up_and_a_bucket_that_is_not_there(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
