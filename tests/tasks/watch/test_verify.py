@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from tasks.tables.alarms import open_alarms
 from tasks.watch import accepting, evidence, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
-from tasks.watch.records import Reference, Verdict
-from tasks.watch.storage import read_reference, reference_path, write_reference
+from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
+from tasks.watch.rotation import Turn
+from tasks.watch.storage import read_reference, reference_path, write_reference, write_verification
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.tasks.watch.conftest import Say, commit, reference, say, train_here, verified
 
@@ -46,6 +48,21 @@ def test_the_reference_names_who_why_and_the_commit_and_every_seed(accepted: Pro
     assert (reference.who, reference.why) == ("A Person <person@example.invalid>", "first results")
     assert [one.seed for one in reference.evidence] == list(range(10))
     assert {len(one.losses) for one in reference.evidence} == {8 * reference.evidence[0].steps_per_epoch}
+
+
+def test_a_verification_by_a_clock_that_was_wrong_delays_no_row(accepted: Project) -> None:
+    """Its rows would have their next turn in ten years."""
+
+    def next_turn() -> Turn:
+        return verifying._Verifier(accepted, VerifyRequest(), say, None)._plan().turns[0]
+
+    turn, reference = next_turn(), read_reference(accepted, "own")
+    assert reference is not None
+    (evidence,) = (one for one in reference.of_row(turn.row) if one.seed == turn.seed)
+    row = RowVerdict(row=turn.row, seed=turn.seed, verdict=Verdict.IDENTICAL, reason="", evidence=evidence)
+    at = datetime.now(UTC) + timedelta(days=3650)
+    write_verification(accepted.state, Verification(name="own", started_at=at, seconds=1, commit="c", rows=(row,)))
+    assert next_turn() == turn
 
 
 def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project: Project) -> None:
