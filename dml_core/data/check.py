@@ -95,7 +95,7 @@ def check_dataset(
     Args:
         name, raw, options: reader, folder and options of the dataset.
         progress: called with (images checked, total images).
-        transforms: views that are made of the dataset; images that test views pad are noted.
+        transforms: views that are made of the dataset; images that test views pad, or that lack a box to be cut to, are noted.
 
     Raises:
         ConfigError: unknown dataset or option.
@@ -123,8 +123,13 @@ def check_dataset(
             for image in images
             if any(config.crop_size is not None and _short_side(image, config, stored_size) < config.crop_size for config in transforms)
         ],
+        "without a box, where views are cut to boxes: a run stops there": [
+            image.row.path
+            for image in images
+            if any(config.crop_to_box for config in transforms) and (image.row.box is None or stored_size is not None)  # it drops boxes
+        ],
         "same pixels in two classes": _in_two_classes(images),
-        "classes whose names differ only in case or Unicode form, one image of each": _alike_names(rows),
+        "classes whose names differ only in case, white space or Unicode form, one image of each": _alike_names(rows),
         **dataset.notes(raw),
     }
     violations = {
@@ -197,10 +202,11 @@ def _in_two_classes(images: list[_Image]) -> list[str]:
 
 
 def _alike_names(rows: list[Row]) -> list[str]:
-    """Return the first image of each class whose name equals another's but for case and Unicode's composed or decomposed form."""
+    """Return the first image of each class whose name equals another's but for case, white space, or composed and decomposed letters."""
     first = {row.label_name: row.path for row in reversed(rows)}
-    forms = Counter(unicodedata.normalize("NFC", name.casefold()) for name in first)
-    return [path for name, path in sorted(first.items()) if forms[unicodedata.normalize("NFC", name.casefold())] > 1]
+    forms = {name: "".join(unicodedata.normalize("NFC", name.casefold()).split()) for name in first}
+    sizes = Counter(forms.values())
+    return [path for name, path in sorted(first.items()) if sizes[forms[name]] > 1]
 
 
 def _leaks(images: list[_Image]) -> list[str]:

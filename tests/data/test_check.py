@@ -127,13 +127,13 @@ def test_what_decoding_changes_is_noted(tmp_path: Path) -> None:
 
 def test_classes_whose_names_look_the_same_are_noted(tmp_path: Path) -> None:
     """On most systems of Macs such folders are one, so a copy made elsewhere may have split a class."""
-    for number, name in enumerate(("Bird", "bird", "\u00c9toile", "E\u0301toile", "cat")):
+    for number, name in enumerate(("Bird", "bird", "bi rd", "\u00c9toile", "E\u0301toile", "cat")):
         (tmp_path / name).mkdir()
         for copy in range(2):
             Image.new("RGB", (8, 8), (number, copy, 0)).save(tmp_path / f"{name}/{copy}.png")
     (note,) = check_dataset("folder", tmp_path, {}).notes
-    assert note.what == "classes whose names differ only in case or Unicode form, one image of each"
-    assert set(note.examples) == {"Bird/0.png", "bird/0.png", "\u00c9toile/0.png", "E\u0301toile/0.png"}
+    assert note.what == "classes whose names differ only in case, white space or Unicode form, one image of each"
+    assert set(note.examples) == {"Bird/0.png", "bird/0.png", "bi rd/0.png", "\u00c9toile/0.png", "E\u0301toile/0.png"}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,8 @@ def test_images_that_test_views_pad_are_noted(
     report = check_dataset("manifest", tmp_path, options, transforms=[TransformConfig(**transform)])
     notes = {note.what: note.examples for note in report.notes}
     assert notes.get("smaller than the test views, padded with black", ()) == expected
+    without_box = tuple(f"{number}.png" for number in ((1, 2, 3, 4) if "stored_size" in options else (1, 3)))
+    assert notes.get("without a box, where views are cut to boxes: a run stops there", ()) == without_box * ("crop_to_box" in transform)
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:
