@@ -28,7 +28,7 @@ class Memory:
 
     Attributes:
         num_images: number of images whose activations are held at a time.
-        weights: network and loss, and their moving average if any.
+        weights: network, loss and cross-batch memory, and their moving average if any.
         gradients: those of the trained parameters.
         optimiser: state of the optimiser.
         activations: those of the network; the loss's, N x C for a classifier, are not counted.
@@ -76,6 +76,9 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     if is_half:  # autocast halves the bytes of activations, and keeps a cast copy of the weights
         activations = (activations + _num_bytes(network.parameters())) // 2
     system = nn.ModuleList([network, loss])
+    if config.cross_batch_memory is not None:  # embeddings and labels
+        with torch.device("meta"):
+            loss.register_buffer("memory", torch.empty(config.cross_batch_memory.size, loss.embedding_dim + 2))
     weights, _, optimiser = _sizes(system, config)
     trained = 2 * (weights + optimiser) + weights
     if config.shard_classes:  # files have all classes, a device those of its worker; the first worker has the most

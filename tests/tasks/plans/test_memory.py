@@ -8,7 +8,7 @@ from torch import nn
 
 from dml_core.config import merge, parse
 from dml_core.models.embedder import Embedder
-from dml_core.training.config import TrainingConfig
+from dml_core.training.config import CrossBatchConfig, TrainingConfig
 from dml_core.training.loop import build_system
 from dml_core.training.optimisation.optimisers import build_optimiser
 from tasks.plans.memory import activation_bytes, kept_storages, num_states, training_memory
@@ -89,6 +89,20 @@ def test_weights_gradients_and_state_are_those_of_a_real_step(optimiser: dict[st
     tensors = [value for state in steps.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.numel() > 1]
     assert memory.optimiser == sum(tensor.nbytes for tensor in tensors)
     assert num_states(asked.optimiser) == len(tensors) // len(parameters)
+
+
+@pytest.mark.parametrize("average", [None, {"decay": 0.9}])
+def test_a_cross_batch_memory_is_counted_on_the_device_and_in_the_checkpoint(average: dict[str, float] | None) -> None:
+    """100,000 samples of 512 dimensions are 205 MB, as much as two ResNet-50s."""
+    sampler = {"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2}
+    plain = parse(TrainingConfig, {**CONFIG, "loss": {"name": "contrastive"}, "sampler": sampler, "average": average}, "test")
+    asked = plain.model_copy(update={"cross_batch_memory": CrossBatchConfig(size=1000)})
+    without, memory = (training_memory(one, SIZE, 100, 10, "cpu", num_workers=1) for one in (plain, asked))
+    assert without is not None
+    assert memory is not None
+    buffers = sum(buffer.nbytes for buffer in build_system(asked, 10, seed=0, device=torch.device("cpu")).loss.buffers())
+    assert memory.weights - without.weights == buffers * (1 if average is None else 2)
+    assert memory.trained - without.trained == 3 * buffers * (1 if average is None else 2)
 
 
 def test_a_batch_is_shared_by_workers_and_embedded_in_parts() -> None:
