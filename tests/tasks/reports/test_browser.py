@@ -15,7 +15,7 @@ from tasks.reports.table_pages import HISTORY, SITE
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.storage import write_verification
-from tests.tasks.reports.made_up_runs import HOSTILE
+from tests.tasks.reports.made_up_runs import HOSTILE, TRIPLET
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
@@ -147,6 +147,20 @@ def test_verifications_of_rows_with_long_names_are_no_wider_than_the_window(tab:
     tab.goto((tmp_path / SITE / HISTORY).as_uri())
     tab.click("summary")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("page", ["index.html", f"run-02-{TRIPLET}.html"])
+def test_pages_of_long_names_are_no_wider_than_the_window(tab: Any, comparison: Path, tmp_path: Path, page: str) -> None:
+    """Names have up to 100 characters; a long one pushed the button of the theme out of the window, or covered a phone's table."""
+    folder = Path(shutil.copytree(comparison, tmp_path / "copy"))
+    text = (folder / page).read_text().replace("photos", "photos_" * 14)
+    for before in (">", "\n"):  # as content, not in a file's name
+        text = text.replace(f"{before}{TRIPLET}", f"{before}{'long_name_' * 10}")
+    (folder / page).write_text(text)
+    tab.goto((folder / page).as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    names = tab.eval_on_selector_all(".numbers tbody th", "all => all.map(one => one.offsetWidth)")
+    assert tab.viewport_size["width"] > 760 or max(names) < tab.viewport_size["width"] / 2
 
 
 def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
