@@ -367,6 +367,23 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, address: str) -
         Store(address, Path("/proc/dml")).pull("train/x")
 
 
+@pytest.mark.parametrize("endpoint", ["host:9000", "http://", "http://ho st:9000"])
+def test_an_address_that_is_none_is_one_line(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 refuses it when a client is made."""
+    login = {"endpoint_url": endpoint, "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    store = Store("s3://bucket", tmp_path)
+    for ask in (
+        store.check_writable,
+        store.list_objects,
+        partial(store.read, "x"),
+        partial(store.version, "x"),
+        partial(make_bucket, "b", login),
+    ):
+        with pytest.raises(StoreError, match=rf"failed \(Invalid endpoint: {endpoint}\); check the bucket, AWS_ENDPOINT_URL and"):
+            ask()
+
+
 def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after boto3's five attempts of 60 seconds."""
     assert [waits["read_timeout"] for waits in (tasks.storage.FIRST, tasks.storage.SOON)] == [10, 15]
