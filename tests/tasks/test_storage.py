@@ -397,7 +397,7 @@ def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time
         for ask in (store.check_writable, store.list_objects, partial(store.version, "x"), partial(make_bucket, "b", login)):
             with pytest.raises(StoreError, match=r"failed \(Read timeout on endpoint URL[^\n]*\); check the bucket"):
                 ask()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
 
 
 class CutsBodies:
