@@ -4,8 +4,8 @@ A step writes into `folder(key)` on its machine and then calls `push(key)`; a re
 nothing; for S3 `folder(key)` is a cache, and files are stored with their SHA-256 so that a pull fetches only what differs. Before a step
 runs again, `clear(key)` removes the earlier files; before its files are used, `checked(record)` compares them with the record.
 
-A store hashes a file again only when its size, time or inode changed, and asks for an object's hash only when its ETag changed: all runs of
-a flow check the same dataset and networks. An object without a hash is read for it, once a process.
+A store hashes a file again only when its size, time or inode changed, and asks for an object's hash, or reads one without it, only when its
+ETag changed: all runs of a flow check the same dataset and networks.
 """
 
 import hashlib
@@ -28,8 +28,7 @@ from tasks.environment import Project, without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
-HEADS_AT_ONCE = 8
-READS_AT_ONCE = 32  # requests for byte ranges, of a process
+HEADS_AT_ONCE, READS_AT_ONCE = 8, 32  # requests for hashes in a call; requests for byte ranges, of a process
 FIRST = {"read_timeout": 10, "retries": {"total_max_attempts": 3}}  # of a command's first request: half a minute at most
 SOON = {"read_timeout": 15}  # five times less than the time after which silent workers are replaced; boto3's 60 s are for copies
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
@@ -73,17 +72,15 @@ class Store:
             StoreError: the store is not writable; raised before any work is done.
         """
         if self.is_remote:
-            client = _new_client(FIRST)
-            self._call("put_object", ".writable", client, Body=b"")
-            self._call("delete_object", ".writable", client)
+            self._call("put_object", ".writable", "_first_client", Body=b"")
+            self._call("delete_object", ".writable", "_first_client")
             return
         try:
             Path(self.address).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.address):
                 pass
         except OSError as error:
-            remedy = "set DML_STORE to a writable folder or s3:// address"
-            raise StoreError(f"store {self.address}: not writable ({error.strerror}); {remedy}") from None
+            raise StoreError(f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable place") from None
 
     def push(self, key: str, folder: Path | None = None) -> None:
         """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped."""
@@ -171,6 +168,10 @@ class Store:
         return _new_client({})
 
     @cached_property
+    def _first_client(self) -> Any:
+        return _new_client(FIRST)
+
+    @cached_property
     def _quick_client(self) -> Any:
         """Client of requests that are answered soon: for lists, hashes and byte ranges."""
         return _new_client(SOON)
@@ -187,15 +188,15 @@ class Store:
 
         try:
             yield
-        except (Boto3Error, BotoCoreError, ClientError, RetriesExceededError) as error:
+        except (Boto3Error, BotoCoreError, ClientError, RetriesExceededError, ValueError) as error:  # ValueError: of an address
             reason = without_secrets(str(getattr(error, "last_exception", error)))
             remedy = "check the bucket, AWS_ENDPOINT_URL and credentials"
             raise StoreError(f"store {self.address}: {operation} failed ({reason}); {remedy}") from None
 
-    def _call(self, operation: str, key: str, client: Any = None, **arguments: Any) -> Any:
-        """Call a method of a client of boto3, by default of `_client`, for one object."""
+    def _call(self, operation: str, key: str, client: str = "_client", **arguments: Any) -> Any:
+        """Call a method of one of this store's clients for one object."""
         with self._one_line(operation):
-            return getattr(client or self._client, operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
+            return getattr(getattr(self, client), operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
     def list_objects(self, key: str = "") -> dict[str, str]:
         """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
@@ -211,7 +212,7 @@ class Store:
         Raises:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
-        etag, total = map(self._call("head_object", key, self._quick_client).get, ("ETag", "ContentLength"))
+        etag, total = map(self._call("head_object", key, "_quick_client").get, ("ETag", "ContentLength"))
         received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
         received.parent.mkdir(parents=True, exist_ok=True)
         with received.open("ab") as file, self._one_line("get_object"):
@@ -239,7 +240,7 @@ class Store:
         Raises:
             StoreError: it cannot be read.
         """
-        head = self._call("head_object", key, self._quick_client)
+        head = self._call("head_object", key, "_quick_client")
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
     def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
@@ -261,8 +262,8 @@ class Store:
         """Return the body of one object or of its range; None if the object was replaced, cut, removed or archived."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        get = partial(self._quick_client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
         with self._one_line("get_object"):
+            get = partial(self._quick_client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
             try:
                 body = get()["Body"]
                 with suppress(BotoCoreError):  # boto3 retries a request, but not a body that ends early
@@ -358,11 +359,10 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
     source = Store(address, folder)
     for name in source.list_objects():
         path = folder / name
-        if path.is_file():
-            continue
         if not path.resolve().is_relative_to(folder.resolve()):
             raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
-        source.fetch(name, path, progress or (lambda done, total: None))
+        if not path.is_file():
+            source.fetch(name, path, progress or (lambda done, total: None))
 
 
 def push_objects(folder: Path, address: str) -> None:
@@ -383,8 +383,8 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
     Raises:
         StoreError: the server does not create it.
     """
-    client = _new_client(FIRST, region_name="us-east-1", **login)
     with Store(f"s3://{name}", Path())._one_line("create_bucket"):
+        client = _new_client(FIRST, region_name="us-east-1", **login)
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=name)
 
