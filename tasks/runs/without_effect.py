@@ -8,6 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 
+from dml_core.data.views.transform_config import Jitter
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
 from dml_core.models.backbones.config import BackboneConfig
@@ -20,12 +21,20 @@ HEATED = ("heated_alpha", "schedule", "heated_learning_rate_factor")
 
 def without_effect(training: TrainingConfig) -> dict[str, str]:
     """Return dotted path -> the setting because of which it has no effect; without the options of the loss. Imports no torch."""
-    sampler, memory, model = training.sampler, training.cross_batch_memory, training.model
+    sampler, schedule, memory, model = training.sampler, training.schedule, training.cross_batch_memory, training.model
     idle = {f"sampler.{name}": f"sampler.kind is '{sampler.kind}'" for name in sampler.without_effect}
     if training.optimiser.name == "sgd":
         idle["optimiser.eps"] = "optimiser.name is 'sgd'"
     if training.transform.crop != "random_resized":
         idle |= dict.fromkeys(("transform.crop_area", "transform.crop_ratio"), f"transform.crop is '{training.transform.crop}'")
+    if training.transform.jitter == Jitter():
+        idle["transform.jitter_first"] = "transform.jitter changes nothing"
+    if not training.keep_epochs:
+        idle["keep_every_epochs"] = "keep_epochs names none"
+    first_drop = {"step": min(schedule.milestones, default=0), "every": schedule.every_epochs or 0}.get(schedule.kind, 0)
+    if first_drop >= training.num_epochs:
+        names = ("schedule.milestones", "schedule.every_epochs", "schedule.factor")
+        idle |= dict.fromkeys(names, f"the first drop is after {first_drop} of {training.num_epochs} epochs")
     if memory is not None and memory.after_epochs >= training.num_epochs:
         why = f"cross_batch_memory.after_epochs is {memory.after_epochs} of {training.num_epochs} epochs"
         idle |= dict.fromkeys(("cross_batch_memory.size", "cross_batch_memory.after_epochs"), why)
