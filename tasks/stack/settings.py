@@ -7,6 +7,7 @@ only the user can read.
 import hashlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.files import writing
-from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project, num_cores, reach_own_servers
+from tasks.environment import RAY_FOLDER_BYTES, STACK_ENV, Project, num_cores, reach_own_servers, shown
 
 MARK = "DML_STACK"  # variable with the stack's folder, in the environment of all its processes
 CHOSEN = "chosen.json"
@@ -217,8 +218,10 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
     """Return ports, secrets and the S3 server from their file, which is created if missing.
 
     Raises:
-        ConfigError: another S3 server was chosen before, or the login of the user's own is not in the environment.
+        ConfigError: another S3 server was chosen before, or the user's own has no address, or its login is not in the environment.
     """
+    if own_s3 is not None and not re.fullmatch(r"https?://[^/@\s]+/?", own_s3):
+        raise ConfigError(f"--s3 {shown(own_s3)}: expected an address as http://host:9000; its login is in AWS_ACCESS_KEY_ID")
     names = [name for service in file.services.values() for name in service.ports]
     if chosen := _chosen_before(path):
         if own_s3 not in (None, chosen["s3"]["address"]):

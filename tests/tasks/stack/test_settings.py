@@ -156,6 +156,17 @@ def test_records_of_steps_whose_files_are_in_one_server_are_not_taken_for_those_
     assert len(set(kept)) == 3
 
 
+@pytest.mark.parametrize("address", ["host:9000", "http://", "s3://bucket", "http://ann:planted-secret@host:9000"])
+def test_what_is_no_address_of_an_s3_server_is_refused_before_it_is_chosen(
+    address: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged_in(monkeypatch)
+    with pytest.raises(ConfigError, match=r"--s3 [^ ]*: expected an address as http://host:9000") as refused:
+        load_stack(project, address)
+    assert "planted-secret" not in str(refused.value)
+    assert not (project.state / "stack" / "chosen.json").exists()
+
+
 def test_another_s3_server_needs_a_stack_that_is_down_and_a_login(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID is not set"):
         load_stack(project, OWN)
