@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
+from dml_core.data.store.decode import MOST_PIXELS
 from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import ConfigError
 from dml_core.files import writing
 
 _TILE_PIXELS = 96
@@ -20,12 +22,16 @@ def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, p
 
     Raises:
         DataError: no prepared dataset in `folder`.
-        ConfigError: the dataset has no such role.
+        ConfigError: the dataset has no such role, or the sheet would be too large.
     """
     dataset = PackedDataset(folder, role)
     shown = range(min(num_classes, len(dataset.class_names)))
+    sizes = np.bincount(dataset.labels, minlength=len(dataset.class_names))[: len(shown)]
     step = _TILE_PIXELS + _GAP_PIXELS
-    sheet = Image.new("RGB", (_NAME_PIXELS + num_samples * step, len(shown) * step + _GAP_PIXELS), "white")
+    width, height = _NAME_PIXELS + min(num_samples, int(sizes.max())) * step, len(shown) * step + _GAP_PIXELS
+    if width * height > MOST_PIXELS:
+        raise ConfigError(f"a sheet of {len(shown)} classes with {num_samples} images is too large; lower --classes or --samples")
+    sheet = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(sheet)
     for class_index in shown:
         top = class_index * step + _GAP_PIXELS

@@ -16,7 +16,7 @@ from dml_core.data.sheet import contact_sheet
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.errors import DataError
+from dml_core.errors import ConfigError, DataError
 from tests.data.conftest import OPTIONS
 
 
@@ -194,3 +194,13 @@ def test_contact_sheet_has_a_row_per_class(packed_synthetic: Path, tmp_path: Pat
         picture = Image.open(io.BytesIO(dataset.raw_bytes(index))).convert("RGB").resize((96, 96))
         tile = sheet[row * 100 + 4 :, 180 + column * 100 :][:96, :96]
         assert np.median(np.abs(tile.astype(int) - np.asarray(picture))) <= 2, "the box is drawn over it, the rest is the image"
+
+
+def test_a_contact_sheet_is_no_wider_than_its_largest_class_and_refused_if_it_is_too_large(
+    packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contact_sheet(packed_synthetic, "test", 10**9, 10**9, tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size == (180 + 5 * 100, 3 * 100 + 4)
+    monkeypatch.setattr("dml_core.data.sheet.MOST_PIXELS", 100_000)
+    with pytest.raises(ConfigError, match="^a sheet of 3 classes with 8 images is too large; lower --classes or --samples$"):
+        contact_sheet(packed_synthetic, "test", 10, 8, tmp_path / "sheet.png")
