@@ -200,7 +200,8 @@ def test_a_contact_sheet_is_no_wider_than_its_largest_class_and_refused_if_it_is
     packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contact_sheet(packed_synthetic, "test", 10**9, 10**9, tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").size == (180 + 5 * 100, 3 * 100 + 4)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (180 + 5 * 100, 3 * 100 + 4)
     monkeypatch.setattr("dml_core.data.sheet.MOST_PIXELS", 100_000)
-    with pytest.raises(ConfigError, match="^a sheet of 3 classes with 8 images is too large; lower --classes or --samples$"):
+    with pytest.raises(ConfigError, match=r"^a sheet of 3 classes with 8 images is too large; lower --classes or --samples$"):
         contact_sheet(packed_synthetic, "test", 10, 8, tmp_path / "sheet.png")
