@@ -71,6 +71,10 @@ class SelectedRuns:
         """Runs that have a page."""
         return [run for run in self.runs if run.spec.seed == self.seed]
 
+    def older_code(self, variant: str) -> list[int]:
+        """Return the seeds of a variant whose runs older code made; the means over seeds have them, too."""
+        return [run.spec.seed for run in self.runs if run.spec.variant == variant and not run.is_current]
+
 
 def choose(project: Project, params: Params, named: str, seed: int | None = None, overrides: Sequence[str] = ()) -> SelectedRuns:
     """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.

@@ -177,6 +177,21 @@ def test_separate_queries_are_searched_in_the_gallery(tmp_path: Path) -> None:
     ]
 
 
+def test_older_code_behind_a_mean_is_named_also_if_the_shown_seed_is_current(made: Made, tmp_path: Path) -> None:
+    project, params = made
+    selected = choose(project, params, "photos")
+    older = tuple(
+        replace(run, is_current=(run.spec.variant, run.spec.seed) not in {("softmax", 1), ("softmax", 2)}) for run in selected.runs
+    )
+    for runs, says in ((older, "softmax (seeds 1, 2)"), (tuple(replace(run, is_current=False) for run in older), "all of them")):
+        folder = tmp_path / says[:3]
+        write_look(project, replace(selected, runs=runs), "softmax", folder, "pca", quiet)
+        assert [note.text for note in page(folder / "index.html").all("p", "note")][:1] == [f"Made by older code: {says}."]
+    heads = [head.text for head in page(tmp_path / "sof" / "run-00-softmax.html").all("th")]
+    assert "over 3 seeds, 2 made by older code" in heads
+    assert not [note for note in page(tmp_path / "sof" / "run-00-softmax.html").all("p", "note") if "Made by" in note.text]
+
+
 def test_names_are_text_and_never_markup(comparison: Path) -> None:
     for path in comparison.glob("*.html"):
         html = page(path)  # fails unless every element is closed
