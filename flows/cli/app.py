@@ -4,14 +4,15 @@ These modules import at their top what takes a fraction of a second. What takes 
 verb that needs it: help, completion and errors come at once, and `open_project` has set the environment that the libraries read at import.
 """
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from typer._click.core import Context
 from typer._click.exceptions import UsageError
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from dml_core.errors import ConfigError
@@ -59,6 +60,7 @@ VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items
 
 
 TAKEN = "dml.taken"  # key of a context: the word that `FirstByDefault` takes for an argument of its default verb
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class HiddenError(Exception):
@@ -104,7 +106,7 @@ class OnceEach(TyperCommand):
         *_, given = self.make_parser(ctx).parse_args(args=list(args))
         if not ctx.resilient_parsing:
             for option in given:
-                if option.param_type_name == "option" and not (option.multiple or option.is_flag) and given.count(option) > 1:
+                if isinstance(option, TyperOption) and not (option.multiple or option.is_flag) and given.count(option) > 1:
                     ctx.fail(f"{option.opts[0]} is given {given.count(option)} times, and takes one value.")
         return super().parse_args(ctx, args)
 
@@ -112,7 +114,7 @@ class OnceEach(TyperCommand):
 class App(typer.Typer):
     """An app whose verbs are `OnceEach`."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Verb], Verb]:
         """Register a verb, as typer does."""
         return super().command(name, cls=OnceEach, **settings)
 
