@@ -104,6 +104,12 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
     from tasks.plans.speed import comparison_times
 
     params = load_params(project.params_file)
+    searched = counts["gallery"].num_images if "gallery" in counts else counts["test"].num_images - 1
+    if params.evaluation.role == "test" and params.evaluation.recall_at[-1] > searched:
+        print(
+            f"note: a test image is compared with {searched}, fewer than {params.evaluation.recall_at[-1]}, the largest of "
+            "evaluation.recall_at in params.yaml: lower that first, or add images"
+        )
     runs = standing_runs(params, [name])[name]
     initial = FROZEN if any(run.variant == FROZEN for run in runs) else "untrained"
     few = [run for run in runs if run.variant in (initial, TRAINED) and run.seed == runs[0].seed]

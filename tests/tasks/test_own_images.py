@@ -127,6 +127,7 @@ def test_the_whole_command(
     assert ended.value.code == 0
     assert "+    raw: " in printed
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
+    assert "note: a test image is compared with 5, fewer than 8, the largest of evaluation.recall_at" in printed
     assert re.search(r"^note: same pixels in two classes: 6 images \([^\n]*[cd]/0\.png", printed, re.MULTILINE)
     commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
     assert commands == [
