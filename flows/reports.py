@@ -184,7 +184,10 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
     spec, project, reference = outcomes[0].spec, backends.project, params.comparison.reference
     is_part = bool(failures) or not is_whole(params, (outcome.spec for outcome in outcomes))
     folder = report_folder(project, [*(outcome.spec for outcome in outcomes), *(failure.spec for failure in failures)], is_part)
-    older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
+    older_code = {
+        variant: sorted({file for outcome in outcomes if outcome.spec.variant == variant for file in outcome.older_code})
+        for variant in dict.fromkeys(outcome.spec.variant for outcome in outcomes if outcome.older_code)
+    }
     with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same selection now
         report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
         page = _with_failures(report, failures)

@@ -25,7 +25,14 @@ from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
 from tasks.tracking.child_run import WORKFLOW, view_link
 from tasks.tracking.outbox import OUTBOX
-from tasks.tracking.published import comparable_runs, compare_published, comparison_rows, published_runs, standing_comparisons
+from tasks.tracking.published import (
+    comparable_runs,
+    compare_published,
+    comparison_rows,
+    older_code_lines,
+    published_runs,
+    standing_comparisons,
+)
 from tasks.wording import counted, reproduce_command
 
 if TYPE_CHECKING:
@@ -51,9 +58,9 @@ def compare(
     title = comparison_title(dataset, params.evaluation.role, override or ())
     today = standing_today(params, dataset, present_digest(project, dataset), override or ())
     selection = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
-    for line in selection.left_out:
-        print(line)
     runs = selection.runs
+    for line in [*selection.left_out, *older_code_lines(dataset, runs)]:
+        print(line)
     if not runs and dataset not in params.comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     if not runs:

@@ -36,7 +36,14 @@ from tasks.tracking.child_run import (
     view_link,
 )
 from tasks.tracking.connection import log_metrics, runs_in, set_tags, tag_filter
-from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
+from tasks.tracking.published import (
+    comparable_runs,
+    compare_published,
+    in_order,
+    older_code_lines,
+    summarise_published,
+    validation_scores,
+)
 from tasks.tracking.versions import registered_name
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
@@ -68,7 +75,8 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     validation = validation_scores(runs)
     _log_means(client, parent, {})
     model = _register(client, report, runs, validation)
-    note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, selection.left_out)
+    remarks = [*selection.left_out, *older_code_lines(report.dataset, runs)]
+    note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, remarks)
     _describe_parent(client, parent, report, note)
     if report.comparison == comparison_title(report.dataset, "test"):
         _publish_variants(client, experiment, report.comparison, summaries)
@@ -150,14 +158,14 @@ def describe_comparison(
     comparison: Comparison | None,
     validation: Scores,
     model: str,
-    left_out: Sequence[str],
+    remarks: Sequence[str],
 ) -> str:
     """Return the description of a comparison's parent run, in Markdown.
 
     It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
     variants follows, or of those that fit into MLflow's limit: highest mean first, the confidence set of the best bold, a link to one run
     for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the
-    variants, links to the report and the model, and omitted runs (`left_out`).
+    variants, links to the report and the model, and remarks: on omitted runs, and those that older code made.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
@@ -178,7 +186,7 @@ def describe_comparison(
         views = [f"[Variants side by side]({view_link(experiment_id)}): means over seeds, best first"]
     else:
         files, views = "the table's page, Markdown and JSON", []
-    notes = [*views, f"Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})", model, *left_out]
+    notes = [*views, f"Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id, '/artifacts')})", model, *remarks]
     first = f"{best}{stop}".strip()
     after = [others, f"{caption} (from {MIN_SEEDS} seeds on).{bold_says}", "\n".join(f"- {note}" for note in notes)]
     table = _first_lines(lines, NOTE_LETTERS - sum(map(len, [first, *after])))

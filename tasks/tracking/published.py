@@ -12,6 +12,7 @@ from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
+from tasks.runs.finished import made_by_older_code
 from tasks.tracking.child_run import (
     DETAIL,
     IDENTITY_TAG,
@@ -163,6 +164,19 @@ def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) ->
                 f"MLflow has two runs of {run.variant}, seed {run.seed} on {dataset} ({other.run_id} and {run.run_id}); delete one there"
             )
     return selection
+
+
+def older_code_lines(dataset: str, runs: Sequence[PublishedRun]) -> list[str]:
+    """Return a line for each variant with runs that older code made (`--code keep`): their seeds, and the files that differ."""
+    lines = []
+    for variant in dict.fromkeys(run.variant for run in runs):
+        older = {run.seed: run.tags[OLDER_CODE_TAG].split(", ") for run in runs if run.variant == variant and OLDER_CODE_TAG in run.tags}
+        if older:
+            seeds = f"seed{'s' if len(older) > 1 else ''} {', '.join(map(str, sorted(older)))}"
+            lines.append(
+                f"{variant} on {dataset}, {seeds}: {made_by_older_code(sorted({file for files in older.values() for file in files}))}"
+            )
+    return lines
 
 
 def validation_scores(runs: Sequence[PublishedRun]) -> dict[str, dict[int, float]]:

@@ -1,12 +1,13 @@
 """What MLflow shows of a comparison, compared with hand calculations."""
 
 import json
+from dataclasses import replace
 
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.records import ComparisonReport
 from tasks.tracking import comparison_run
-from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun, view_link
-from tasks.tracking.published import compare_published, summarise_published
+from tasks.tracking.child_run import OLDER_CODE_TAG, SEED_TAG, VARIANT_TAG, PublishedRun, view_link
+from tasks.tracking.published import compare_published, older_code_lines, summarise_published
 
 SCORES = {"a": (0.625, 0.65, 0.6), "b": (0.375, 0.35, 0.4)}  # mean 0.625, standard deviation 0.025: 4.303 * 0.025 / sqrt(3) = 0.062
 RUNS = [
@@ -42,6 +43,19 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
         "- Report: `report.md` and its figure among this run's [artifacts](#/experiments/1/runs/p/artifacts?workflowType=machine_learning)",
         "- Model: none",
         "- c: old",
+    ]
+
+
+def test_runs_of_older_code_are_named_with_the_files_that_differ() -> None:
+    files = {("a", 0): "x.py, y.py", ("a", 2): "x.py, z.py", ("b", 1): "x.py"}
+    runs = [
+        replace(run, tags=run.tags | ({OLDER_CODE_TAG: files[place]} if (place := (run.variant, run.seed)) in files else {}))
+        for run in RUNS
+    ]
+    assert older_code_lines("d", RUNS) == []
+    assert older_code_lines("d", runs) == [
+        "a on d, seeds 0, 2: made by older code: x.py, y.py, z.py",
+        "b on d, seed 1: made by older code: x.py",
     ]
 
 
