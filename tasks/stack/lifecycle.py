@@ -170,7 +170,9 @@ def _start_supervisor(stack: Stack) -> Any:
     """Return the functions of a new supervisor, after killing what a killed one has left."""
     _kill_left(stack.folder, stack.run)
     for place in (stack.run, stack.data):
-        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        stack.data.chmod(0o755)  # whatever the umask: PostgreSQL's user must reach its folder there
     for name, service in stack.file.services.items():
         (stack.folder / name).mkdir(parents=True, exist_ok=True)
         if service.user is not None:

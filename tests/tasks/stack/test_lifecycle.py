@@ -105,6 +105,15 @@ def test_the_databases_of_a_user_are_not_in_a_folder_that_the_system_empties(pro
     assert stack.data == stack.run, "PostgreSQL's user may not reach root's project"
 
 
+def test_root_s_umask_does_not_keep_the_databases_user_out(project: Project) -> None:
+    before = os.umask(0o077)
+    try:
+        up(project, print)
+    finally:
+        os.umask(before)
+    assert load_stack(project).data.stat().st_mode & 0o777 == (0o755 if os.geteuid() == 0 else 0o700)
+
+
 def test_a_webhook_that_is_given_later_is_set_up_and_stays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for webhook in (None, "https://a.example", "https://a.example", None, "https://b.example"):
