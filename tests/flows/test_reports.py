@@ -113,6 +113,13 @@ def test_every_choice_of_runs_has_a_folder_and_the_same_choice_the_same_one(tmp_
     assert folders[0].name.startswith("softtriple-seed-0-")
 
 
+def test_a_row_of_older_code_has_the_files_of_all_seeds(services: Services) -> None:
+    files = [("b.py",), (), ("a.py", "b.py")]
+    runs = [replace(outcome(spec), older_code=of_run) for spec, of_run in zip(specs("softmax", seeds=(0, 1, 2)), files, strict=True)]
+    for outcomes in (runs, runs[::-1]):
+        assert "\nsoftmax: made by older code: a.py, b.py.\n" in conclude(services, outcomes).page
+
+
 def test_a_part_and_one_with_other_settings_leave_two_whole_reports(services: Services) -> None:
     parts = [
         conclude(services, [outcome(spec, 0.25) for spec in specs("softtriple")]),
