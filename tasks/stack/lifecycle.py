@@ -179,7 +179,12 @@ def _start_supervisor(stack: Stack) -> Any:
             place = stack.data / name
             place.mkdir(mode=0o700, exist_ok=True)
             if os.geteuid() == 0:
-                shutil.chown(place, service.user, service.user)
+                try:
+                    shutil.chown(place, service.user, service.user)
+                except LookupError as error:
+                    raise ConfigError(
+                        f"{name}: {error}; create the user and group {service.user}, or start the stack without root"
+                    ) from None
     config = stack.folder / "supervisor.conf"
     write_private(config, _config(stack))
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]

@@ -114,6 +114,14 @@ def test_root_s_umask_does_not_keep_the_databases_user_out(project: Project) -> 
     assert load_stack(project).data.stat().st_mode & 0o777 == (0o755 if os.geteuid() == 0 else 0o700)
 
 
+def test_a_user_that_the_machine_lacks_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = STACK["services"] | {"web": STACK["services"]["web"] | {"user": "nobody-of-this-name"}}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": services}))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match="web: no such user: 'nobody-of-this-name'; create the user and group"):
+        up(project, print)
+
+
 def test_a_webhook_that_is_given_later_is_set_up_and_stays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for webhook in (None, "https://a.example", "https://a.example", None, "https://b.example"):
