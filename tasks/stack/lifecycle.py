@@ -183,7 +183,7 @@ def _start_supervisor(stack: Stack) -> Any:
                     shutil.chown(place, service.user, service.user)
                 except LookupError as error:
                     raise ConfigError(
-                        f"{name}: {error}; create the user and group {service.user}, or start the stack without root"
+                        f"{name}: {error}; create this user and group, or start the stack without root"
                     ) from None
     config = stack.folder / "supervisor.conf"
     write_private(config, _config(stack))

@@ -118,7 +118,7 @@ def test_a_user_that_the_machine_lacks_is_named(project: Project, monkeypatch: p
     services = STACK["services"] | {"web": STACK["services"]["web"] | {"user": "nobody-of-this-name"}}
     (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": services}))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(ConfigError, match="web: no such user: 'nobody-of-this-name'; create the user and group"):
+    with pytest.raises(ConfigError, match="web: no such user: 'nobody-of-this-name'; create this user and group"):
         up(project, print)
 
 
