@@ -3,11 +3,15 @@
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from tasks.watch.history import MOST_RUNS, RowHistory, rows_of
+from tasks.environment import Project
+from tasks.reports.table_pages import HISTORY, SITE
+from tasks.watch.history import MOST_RUNS, RowHistory, rows_of, write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
+from tasks.watch.storage import write_verification
 from tasks.watch.summary import as_markdown
 
 FIRST = datetime(2026, 11, 1, 4, tzinfo=UTC)
@@ -80,3 +84,11 @@ def test_a_bar_in_a_reason_stays_in_its_cell() -> None:
     verification = Verification(name="d", started_at=datetime.now(UTC), seconds=1, commit="c", rows=(row,))
     [line] = [line for line in as_markdown(verification, None).splitlines() if "softmax" in line]
     assert [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] == ["", "d/softmax", "", "failed", "", r"a\|b: no such file", ""]
+
+
+def test_commands_in_reasons_are_code_on_the_page(tmp_path: Path) -> None:
+    row = RowVerdict(row="synthetic/sgsl", seed=0, verdict=FAILED, reason="no <data>; run `dml data prepare synthetic`")
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    write_verification(project.state, Verification(name="synthetic", started_at=FIRST, seconds=1, commit="0" * 40, rows=(row,)))
+    write_history(project)
+    assert "<td>no &lt;data&gt;; run <code>dml data prepare synthetic</code></td>" in (tmp_path / SITE / HISTORY).read_text()
