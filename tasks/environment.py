@@ -27,6 +27,8 @@ PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOC
 FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
 NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
 OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
+# Of Prefect's server of one flow, which needs no schedules, automations, late and paused flows, and no history of events.
+UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
@@ -353,9 +355,7 @@ def set_environment(project: Project) -> None:
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
     if prefect_server() is None:
-        # Not needed by the server of one flow: schedules, automations, late and paused flows, event history.
-        services = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
-        defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
+        defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in UNUSED_SERVICES}
     if ray_cluster() is None:
         defaults |= _ray_on_this_machine()
     if os.path.expanduser("~") == "~":  # noqa: PTH111 - Path.home() raises for a container's user who is in no password file
