@@ -1,4 +1,4 @@
-"""Settings of a run that have no effect beside its others.
+"""Settings of a run that have no effect because of its others.
 
 A run inherits most settings from a protocol, so they are not errors. A setting that the user names, on the command line or in a search, is
 one if it has no effect.
