@@ -32,6 +32,7 @@ UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten 
 DOWN_SECONDS = 60.0
 ASK_SECONDS = 2.0
 SETUP_SECONDS = 180
+OTHER_PORTS = "or choose other ports, which deletes the stack's data: dml stack down, then up"
 RUNNING = ("STARTING", "RUNNING", "BACKOFF")  # supervisor's states of a process that it keeps running
 
 
@@ -182,9 +183,7 @@ def _start_supervisor(stack: Stack) -> Any:
                 try:
                     shutil.chown(place, service.user, service.user)
                 except LookupError as error:
-                    raise ConfigError(
-                        f"{name}: {error}; create this user and group, or start the stack without root"
-                    ) from None
+                    raise ConfigError(f"{name}: {error}; create this user and group, or start the stack without root") from None
     config = stack.folder / "supervisor.conf"
     write_private(config, _config(stack))
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
@@ -262,7 +261,7 @@ def _check_ports(stack: Stack, name: str) -> None:
         try:
             socket.create_server((stack.file.host, port)).close()
         except OSError:
-            raise StackError(f"{name}: port {port} is taken by another program; end that, then rerun dml stack up") from None
+            raise StackError(f"{name}: port {port} is taken by another program; end it, then: dml stack up ({OTHER_PORTS})") from None
 
 
 def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
