@@ -8,7 +8,6 @@ Shapes: N items, Q queries, D dimensions, k neighbours.
 """
 
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class Index:
             ConfigError: the number of dimensions differs, or k is no whole number from 1.
         """
         rows_QD = self._comparable(embeddings)
-        if not isinstance(k, Integral) or k < 1:
+        if not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k = {k} neighbours were asked for; ask for 1 or more")
         k = min(int(k), self.num_items)  # FAISS refuses numpy's integers
         if self._approximate is None:

@@ -252,3 +252,8 @@ def test_the_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> No
     result = imported(services(), tmp_path, tmp_path / "installed")
     assert result["failed"] == {}
     assert str(result["file"]).startswith(str(tmp_path))
+
+
+def test_a_notebook_completes_public_names_before_they_are_loaded() -> None:
+    names = subprocess.run([sys.executable, "-c", "import dml_core; print(*dir(dml_core))"], capture_output=True, text=True, check=True)
+    assert {"evaluate", "load_model", "ClassBalancedSampler"} <= set(names.stdout.split())

@@ -4,7 +4,6 @@ Shapes: N images.
 """
 
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -53,7 +52,7 @@ class ClassBalancedSampler(BatchSampler):
             "class_frequency": class_frequency,
         }
         self._config = parse(SamplerConfig, options, "sampler")
-        if not isinstance(seed, Integral) or seed < 0:
+        if not isinstance(seed, int | np.integer) or seed < 0:
             raise ConfigError(f"sampler: seed must be a whole number from 0, found {seed!r}")
         given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
         if given.dtype == object and given.ndim == 1 and all(isinstance(label, str) for label in given):
