@@ -85,11 +85,17 @@ def status(project: Project) -> list[Status]:
 
     Raises:
         ConfigError: no stack of this project was started, or it was stopped.
+        StackError: its supervisor was killed, and has left services that nothing restarts.
     """
     if not (project.state / "stack" / CHOSEN).is_file():
         raise ConfigError("no stack of this project is up; start it: dml stack up")
     stack = load_stack(project)
     supervisor = _connect(stack.run)
+    if supervisor is None and (left := processes_of(stack.folder, stack.run)):
+        lost = ", which loses the objects of its S3 server" if S3 in stack.file.services else ""
+        raise StackError(
+            f"supervisor was killed, and nothing restarts the {len(left)} processes that it left; dml stack up ends them{lost}"
+        )
     processes = {} if supervisor is None else {entry["name"]: entry for entry in supervisor.getAllProcessInfo()}
     states = []
     for name in stack.file.services:

@@ -71,6 +71,8 @@ def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_log
         time.sleep(0.2)
     assert before["web"].log.read_text().count("set up") == 1
     os.kill(int((run_folder(project.state) / "supervisor.pid").read_text()), signal.SIGKILL)
+    with pytest.raises(StackError, match=r"supervisor was killed, and nothing restarts the 2 processes .* loses the objects"):
+        status(project)  # they still answer
     up(project, lines.append)
     assert len(lines) == 4, "what a killed supervisor left is ended and started again"
     assert before["web"].log.read_text().count("set up") == 1
