@@ -624,6 +624,8 @@ def _check_scored(training: TrainingConfig, evaluation: EvaluationConfig, datase
     epoch = evaluation.epoch
     if epoch == "oracle":
         raise ConfigError("evaluation.epoch: the comparison must not choose the epoch on the test classes; use another than oracle")
+    if epoch == "best_validation" and evaluation.role == "validation":
+        raise ConfigError("evaluation.epoch 'best_validation' is chosen on the classes that role 'validation' scores; set one to another")
     if epoch != "last" and epoch not in training.keep_epochs:
         raise ConfigError(f"evaluation.epoch is '{epoch}', which the run does not keep; set keep_epochs: [{epoch}]")
 

@@ -108,6 +108,13 @@ def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
         (["evaluation.epoch=oracle"], "must not choose the epoch on the test classes"),
         (["evaluation.epoch=best_validation"], r"does not keep; set keep_epochs: \[best_validation\]"),
         (["evaluation.epoch=best"], "evaluation.epoch"),
+        (
+            [
+                "evaluation={role: validation, epoch: best_validation}",
+                "comparison.protocol={validation: {share: 0.3}, keep_epochs: [best_validation]}",
+            ],
+            "'best_validation' is chosen on the classes that role 'validation' scores",
+        ),
     ],
 )
 def test_the_standing_comparison_takes_no_oracle_and_no_epoch_that_it_does_not_keep(overrides: list[str], said: str) -> None:
