@@ -164,7 +164,7 @@ def data_check(name: DatasetName) -> None:
         report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress, transforms)
     _print_check(name, report)
     if report.violations:
-        raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")
+        raise DataError(f"{name}: {counted(len(report.violations), 'kind')} of violation, see the table; fix the raw files in {spec.raw}")
 
 
 def _print_check(name: str, report: "CheckReport") -> None:
