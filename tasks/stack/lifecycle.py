@@ -93,9 +93,7 @@ def status(project: Project) -> list[Status]:
     supervisor = _connect(stack.run)
     if supervisor is None and (left := processes_of(stack.folder, stack.run)):
         lost = ", which loses the objects of its S3 server" if S3 in stack.file.services else ""
-        raise StackError(
-            f"supervisor was killed, and nothing restarts the {len(left)} processes it left; dml stack up ends them{lost}"
-        )
+        raise StackError(f"supervisor was killed, and nothing restarts the {len(left)} processes it left; dml stack up ends them{lost}")
     processes = {} if supervisor is None else {entry["name"]: entry for entry in supervisor.getAllProcessInfo()}
     states = []
     for name in stack.file.services:
