@@ -64,7 +64,8 @@ def principal_components(embeddings_ND: NDArray[Any], metric: Metric, num_compon
     from sklearn.decomposition import PCA
 
     points_ND = as_points(embeddings_ND, metric).rows(slice(None))
-    components: NDArray[np.float64] = PCA(num_components, random_state=seed).fit_transform(points_ND)
+    with np.errstate(invalid="ignore"):  # equal points have no variance of which a component could have a share
+        components: NDArray[np.float64] = PCA(num_components, random_state=seed).fit_transform(points_ND)
     return components
 
 

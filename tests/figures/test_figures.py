@@ -220,6 +220,12 @@ def test_the_legend_of_a_map_counts_the_other_classes(tmp_path: Path, monkeypatc
     assert texts == ["1 other class", "2 other classes"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_equal_embeddings_are_one_point_without_a_warning(tmp_path: Path) -> None:
+    assert (principal_components(np.ones((20, 8)), "euclidean", 2, 0) == 0).all()
+    plot_map(np.ones((20, 8)), np.arange(20) % 5, tmp_path / "map.png", "map", 0, {1: "one"}, "euclidean")
+
+
 def test_named_classes_are_coloured_and_the_rest_is_grey(tmp_path: Path) -> None:
     embeddings, labels = samples(60, 8)
     named = pixels(plot_map(embeddings, labels, tmp_path / "named.png", "map", 0, {1: "one"}))
