@@ -114,12 +114,12 @@ def _tracking(address: str) -> str:
     """Return MLflow's address; a SQLite file has an absolute path.
 
     Raises:
-        ConfigError: it is a folder, MLflow's former default.
+        ConfigError: it is a folder, MLflow's former default, or a server without http://.
     """
     if address.startswith("file:") or ("://" not in address and address != "databricks"):
         raise ConfigError(
-            f"MLFLOW_TRACKING_URI: '{address}' is a folder, in which MLflow keeps no runs any more; unset it, or set it to http://SERVER "
-            "or sqlite:///FILE"
+            f"MLFLOW_TRACKING_URI: '{shown(address)}' is neither http://SERVER nor sqlite:///FILE, and MLflow keeps no runs in folders any "
+            "more; unset it, or set it to one of these"
         )
     path = address.removeprefix("sqlite:///")
     return address if path == address else f"sqlite:///{_folder(path)}"

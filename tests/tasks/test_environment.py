@@ -242,11 +242,17 @@ def test_a_store_of_another_kind_is_no_folder(address: str, inside: Path) -> Non
     assert "word" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["mlruns", "./mlruns", "/srv/mlruns", "file:///srv/mlruns"])
+@pytest.mark.parametrize("address", ["mlruns", "./mlruns", "/srv/mlruns", "file:///srv/mlruns", "server:5000"])
 def test_a_folder_is_no_address_of_mlflow(address: str, inside: Path) -> None:
     """It was MLflow's default, and other programs set it; MLflow refuses it after the first training."""
     os.environ["MLFLOW_TRACKING_URI"] = address
-    with pytest.raises(ConfigError, match=f"MLFLOW_TRACKING_URI: '{address}' is a folder.*unset it"):
+    with pytest.raises(ConfigError, match=f"MLFLOW_TRACKING_URI: '{address}' is neither http://SERVER nor sqlite.*unset it"):
+        find_project()
+
+
+def test_a_login_without_http_is_not_printed(inside: Path) -> None:
+    os.environ["MLFLOW_TRACKING_URI"] = "ann:planted-secret@server:5000"
+    with pytest.raises(ConfigError, match="'server:5000' is neither"):
         find_project()
 
 
