@@ -75,7 +75,7 @@ def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
     if files.embeddings.suffix in (".npz", ".parquet"):
         return _open_embedded(files), None
     if files.labels is None:
-        raise EvaluationError(f"{files.embeddings}: a file of embeddings needs --labels; only a folder of an extraction has its own")
+        raise EvaluationError(f"{files.embeddings}: a file of embeddings needs --labels; only the output of `dml embed` or of a run has its own")
     if (files.query_embeddings is None) != (files.query_labels is None):
         raise EvaluationError("--query-embeddings and --query-labels go together; give both or neither")
     gallery = [EmbeddingShard(partial(load_array, files.embeddings), load_array(files.labels))]
@@ -138,7 +138,9 @@ def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
     except FileNotFoundError:
         raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
     except (ValueError, EOFError, OSError) as error:
-        raise EvaluationError(f"{path}: not an array saved by numpy.save ({first_line(error)})") from None
+        reason = first_line(error)  # numpy advises to load Python objects, which would execute code
+        why = "it holds Python objects, or is no .npy file" if "pickle" in reason else reason
+        raise EvaluationError(f"{path}: not an array of numbers or strings saved by numpy.save ({why})") from None
     if not isinstance(array, np.ndarray) or array.ndim == 0:
         raise EvaluationError(f"{path}: a single number, or an archive of arrays (.npz); expected an array saved by numpy.save")
     return np.asarray(array)

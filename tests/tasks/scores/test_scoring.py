@@ -67,10 +67,14 @@ def test_queries_and_gallery_of_a_folder_are_told_apart_by_role(tmp_path: Path) 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_role(tmp_path, "test", 0)
-    array = tmp_path / "test-0.npy"
+    array, objects, text = tmp_path / "test-0.npy", tmp_path / "objects.npy", tmp_path / "text.npy"
+    np.save(objects, np.array(["a", None], dtype=object))
+    text.write_text("no array")
     cases = [
         (only(tmp_path / "empty"), "no manifest.json there"),
-        (only(array), "needs --labels"),
+        (only(array), "needs --labels; only the output of `dml embed` or of a run has its own$"),
+        (Files(array, objects, None, None), r"of numbers or strings saved by numpy.save \(it holds Python objects, or is no .npy file\)$"),
+        (Files(text, array, None, None), r"it holds Python objects, or is no .npy file\)$"),
         (Files(tmp_path, array, None, None), "has its own labels"),
         (Files(array, array, array, None), "go together"),
         (only(tmp_path / "none"), "no such file or folder"),
