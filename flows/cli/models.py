@@ -10,7 +10,7 @@ import typer
 from dml_core.errors import ConfigError, DataError
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_model, open_project, say
+from flows.cli.session import open_model, open_project, say, say_unused_boxes
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -142,6 +142,7 @@ def embed(
     """
     images = find_images(source)
     folder, network = open_model(model)
+    say_unused_boxes(network, images)
     from tasks.models.embed import embed_on_cluster, embed_to
 
     cluster = partial(embed_on_cluster, folder, batch_size) if ray_cluster() else None

@@ -13,7 +13,7 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_model, say
+from flows.cli.session import open_model, say, say_unused_boxes
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
@@ -149,6 +149,7 @@ def _batches(
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     paths = find_images(source)
     trained = model()
+    say_unused_boxes(trained, paths)
     return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)
 
 

@@ -19,6 +19,7 @@ from tasks.start_times import StartTimes
 
 if TYPE_CHECKING:  # it imports torch
     from dml_core.trained import TrainedModel
+    from tasks.models.sources import Images
 
 PREFECT_SERVER = {"flows.local_server": "Prefect's server"}
 
@@ -48,6 +49,12 @@ def open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedMode
 
     folder = resolve_model(text, project)
     return folder, load_model(folder, device)
+
+
+def say_unused_boxes(network: "TrainedModel", images: "Images") -> None:
+    """Say that a list has boxes which the network does not use."""
+    if images.boxes is not None and not network.description.transform.crop_to_box:
+        say("note: the boxes of the list are not used; the network embeds whole images")
 
 
 def say(line: str) -> None:

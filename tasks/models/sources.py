@@ -62,7 +62,8 @@ def find_images(source: str) -> Images:
 
 def _in_folder(folder: Path) -> Images:
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
+        problem = "neither a folder nor a list" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {problem}; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
     names = [path.as_posix() for path in sorted(path.relative_to(folder) for path in _image_paths(folder))]
     for name in names:
         check_utf8(name, folder)

@@ -21,6 +21,7 @@ from dml_core.errors import ConfigError, DataError, EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.index.writing import build_index
 from dml_core.trained import TrainedModel
+from flows.cli.models import embed as embed_command
 from tasks.environment import Project
 from tasks.models.embed import embed_images, embed_to
 from tasks.models.indexing import batches_of_embeddings, batches_of_images
@@ -198,6 +199,17 @@ def test_a_skipped_image_of_an_index_is_one_printable_line_whatever_its_name(mod
     bad: list[str] = []
     list(batches_of_images(model, find_images(str(tmp_path)), 0, bad))
     assert bad == [r"red\x1b[31m line.png: not an image, or damaged"]
+
+
+@pytest.mark.parametrize("box", ["1,1,9,9", ",,,"])
+def test_boxes_that_the_network_does_not_use_are_reported(
+    box: str, project: Project, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = next(folder.rglob("*.jpg")).relative_to(folder)
+    shutil.copytree(folder / image.parent, tmp_path / image.parent)
+    (tmp_path / "list.csv").write_text(f"path,left,top,right,bottom\n{image},{box}\n")
+    embed_command(str(resolve_model("own/good/0", project)), str(tmp_path / "list.csv"), tmp_path / "out")
+    assert ("the boxes of the list are not used" in capsys.readouterr().err) == (box != ",,,")
 
 
 @pytest.mark.parametrize("num_bad", [10, 11])

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from dml_core.data.readers.shared.own import guess_reader
+from dml_core.errors import DataError
 from tasks.models.sources import find_images
 
 
@@ -40,3 +42,10 @@ def test_links_in_a_circle_through_each_other_are_followed_once(tmp_path: Path) 
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "all").symlink_to(tmp_path / "a")
     assert "a.png" in find_images(str(tmp_path / "up" / "all")).names
+
+
+@pytest.mark.parametrize(("name", "problem"), [("there.png", "neither a folder nor a list"), ("none", "no such folder")])
+def test_what_is_no_source_is_named(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "there.png").touch()
+    with pytest.raises(DataError, match=f"{name}: {problem}; name a folder of images"):
+        find_images(str(tmp_path / name))
