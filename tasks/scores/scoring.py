@@ -75,7 +75,9 @@ def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
     if files.embeddings.suffix in (".npz", ".parquet"):
         return _open_embedded(files), None
     if files.labels is None:
-        raise EvaluationError(f"{files.embeddings}: a file of embeddings needs --labels; only the output of `dml embed` or of a run has its own")
+        raise EvaluationError(
+            f"{files.embeddings}: a file of embeddings needs --labels; only the output of `dml embed` or of a run has its own"
+        )
     if (files.query_embeddings is None) != (files.query_labels is None):
         raise EvaluationError("--query-embeddings and --query-labels go together; give both or neither")
     gallery = [EmbeddingShard(partial(load_array, files.embeddings), load_array(files.labels))]

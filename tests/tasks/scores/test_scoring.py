@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         (only(tmp_path / "empty"), "no manifest.json there"),
         (only(array), "needs --labels; only the output of `dml embed` or of a run has its own$"),
         (Files(array, objects, None, None), r"of numbers or strings saved by numpy.save \(it holds Python objects, or is no .npy file\)$"),
-        (Files(text, array, None, None), r"it holds Python objects, or is no .npy file\)$"),
+        (Files(array, text, None, None), r"it holds Python objects, or is no .npy file\)$"),
         (Files(tmp_path, array, None, None), "has its own labels"),
         (Files(array, array, array, None), "go together"),
         (only(tmp_path / "none"), "no such file or folder"),
