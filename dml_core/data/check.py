@@ -118,16 +118,7 @@ def check_dataset(
                 progress(number, len(rows))
     notes = {
         **{change: [image.row.path for image in images if change in image.changes] for change in _CHANGES},
-        "smaller than the test views, padded with black": [
-            image.row.path
-            for image in images
-            if any(config.crop_size is not None and _short_side(image, config, stored_size) < config.crop_size for config in transforms)
-        ],
-        "without a box, where views are cut to boxes: a run stops there": [
-            image.row.path
-            for image in images
-            if any(config.crop_to_box for config in transforms) and (image.row.box is None or stored_size is not None)  # it drops boxes
-        ],
+        **_changed_by_views(images, transforms, stored_size),
         "same pixels in two classes": _in_two_classes(images),
         "classes whose names differ only in case, white space or Unicode form, one image of each": _alike_names(rows),
         **dataset.notes(raw),
@@ -180,6 +171,21 @@ def _changes(data: bytes) -> Iterator[str]:
             yield _ANIMATED
         if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] != _OPAQUE:
             yield _TRANSPARENT
+
+
+def _changed_by_views(images: list[_Image], transforms: Collection[TransformConfig], stored_size: Resize | None) -> dict[str, list[str]]:
+    """Return the images that test views pad, and those that lack a box where views are cut to boxes; stored images have none."""
+    cut = any(config.crop_to_box for config in transforms)
+    return {
+        "smaller than the test views, padded with black": [
+            image.row.path
+            for image in images
+            if any(_short_side(image, config, stored_size) < (config.crop_size or 0) for config in transforms)
+        ],
+        "without a box, where views are cut to boxes: a run stops there": [
+            image.row.path for image in images if cut and (image.row.box is None or stored_size is not None)
+        ],
+    }
 
 
 def _short_side(image: _Image, config: TransformConfig, stored_size: Resize | None) -> int:
