@@ -3,6 +3,7 @@
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_classes_whose_names_look_the_same_are_noted(tmp_path: Path) -> None:
     ],
 )
 def test_images_that_test_views_pad_are_noted(
-    transform: dict[str, object], options: dict[str, object], expected: tuple[str, ...], tmp_path: Path
+    transform: dict[str, Any], options: dict[str, Any], expected: tuple[str, ...], tmp_path: Path
 ) -> None:
     lines = ["path,label,left,top,right,bottom", "1.png,a,,,,", "2.png,a,3,0,22,30", "3.png,b,,,,", "4.png,b,0,0,20,20"]
     (tmp_path / "manifest.csv").write_text("\n".join(lines))
