@@ -26,7 +26,7 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None]) -> No
     raw = Path(os.path.realpath(raw))  # keep a link and replace its target
     stamped = raw / STAMP_FILE
     written = stamped.read_text(encoding="utf-8", errors="replace") if stamped.is_file() else ""
-    if written and written.startswith(stamp):
+    if written.startswith(stamp) and written != stamp:  # the stamp file of an earlier version may name no file: generated again
         return
     if raw.is_dir() and any(raw.iterdir()) and not stamped.is_file():
         raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
