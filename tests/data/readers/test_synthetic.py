@@ -168,6 +168,16 @@ def test_files_of_the_user_in_a_generated_folder_survive_another_generation(list
     assert not list(raw.rglob("mine.jpg"))
 
 
+def test_a_folder_of_an_earlier_version_is_generated_again_with_a_list_of_its_files(tmp_path: Path) -> None:
+    """Otherwise DVC would see other raw files in an old checkout than in a new one."""
+    raw = tmp_path / "raw"
+    materialise("synthetic", OPTIONS, raw)
+    new = tree(raw)
+    (raw / STAMP_FILE).write_text("".join((raw / STAMP_FILE).read_text().splitlines(keepends=True)[:2]))
+    materialise("synthetic", OPTIONS, raw)
+    assert tree(raw) == new
+
+
 def test_a_smaller_dataset_replaces_a_larger_one(tmp_path: Path) -> None:
     for number in (6, 4):
         materialise("synthetic", {**OPTIONS, "num_classes": number}, tmp_path / "raw")
