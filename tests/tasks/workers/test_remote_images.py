@@ -128,7 +128,7 @@ def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path
     store = Store(f"s3://{s3_bucket}/store", tmp_path / "driver")
     calls: list[str] = []
     call = store._call
-    store._call = lambda operation, key, **more: (calls.append(f"{operation} {key}"), call(operation, key, **more))[1]
+    store._call = lambda operation, key, *more, **given: (calls.append(f"{operation} {key}"), call(operation, key, *more, **given))[1]
     services: Any = SimpleNamespace(store=store, scale=ScaleSpec(image_cache_gb=1))
     dataset: Any = SimpleNamespace(folder=str(packed), digest="x")
     with ThreadPoolExecutor(4) as pool:
