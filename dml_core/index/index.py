@@ -172,7 +172,7 @@ class Index:
         """Search by FAISS's brute force over the mapped vectors, without copying them, and order what it finds.
 
         FAISS orders equal scores by chance, and of many queries it computes scores from products, whose errors would set an image apart
-        from its own copy: the same query would have other neighbours beside other queries, or with another k.
+        from its own copy: the same query would have other neighbours among other queries, or with another k.
         """
         metric = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
         num_candidates = min(k + NUM_SPARE_CANDIDATES, self.num_items)

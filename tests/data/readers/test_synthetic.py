@@ -173,7 +173,9 @@ def test_a_folder_of_an_earlier_version_is_generated_again_with_a_list_of_its_fi
     raw = tmp_path / "raw"
     materialise("synthetic", OPTIONS, raw)
     new = tree(raw)
-    (raw / STAMP_FILE).write_text("".join((raw / STAMP_FILE).read_text().splitlines(keepends=True)[:2]))
+    lines = (raw / STAMP_FILE).read_text().splitlines(keepends=True)
+    (raw / STAMP_FILE).write_text("".join(line for line in lines if line[64:66] != "  "))  # without hashes and names
+    assert tree(raw) != new
     materialise("synthetic", OPTIONS, raw)
     assert tree(raw) == new
 

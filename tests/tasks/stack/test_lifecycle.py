@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -97,6 +99,16 @@ def test_a_program_that_answers_at_a_service_s_port_is_not_taken_for_it(project:
         other.shutdown()
     up(project, print)
     assert states(project)["web"].state == "up"
+
+
+def test_a_port_is_a_process_s_own_only_if_it_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert lifecycle._listens(os.getpid(), port)
+        with subprocess.Popen(["sleep", "5"]) as other:
+            assert not lifecycle._listens(other.pid, port)
+            other.kill()
+    assert not lifecycle._listens(os.getpid(), port)
 
 
 def test_the_databases_of_a_user_are_not_in_a_folder_that_the_system_empties(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
