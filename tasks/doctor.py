@@ -30,7 +30,6 @@ from tasks.environment import (
     answers,
     login,
     overridden,
-    prefect_login,
     prefect_server,
     ray_cluster,
     shown,
@@ -38,6 +37,7 @@ from tasks.environment import (
 )
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
+from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
 from tasks.tracking.connection import check_database, open_database
@@ -251,7 +251,7 @@ def _prefect(project: Project) -> Finding:
         return Finding("prefect", "", "ok", f"{_version('prefect')}, each flow starts a temporary server")
     where = shown(url)
     try:
-        answer = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=prefect_login())
+        answer = prefect_session().get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS)
     except requests.RequestException:
         return Finding("prefect", where, "wrong", "does not answer", "start it, or unset PREFECT_API_URL")
     if answer.status_code in (401, 403):
@@ -267,7 +267,7 @@ def _pool(project: Project) -> Finding:
     if url is None:
         return Finding("schedules", "", "ok", "none without a Prefect server")
     try:
-        answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=prefect_login())
+        answer = prefect_session().post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS)
         if answer.status_code == 404:
             return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
         answer.raise_for_status()

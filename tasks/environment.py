@@ -161,11 +161,6 @@ def login(password: str | None, token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def prefect_login() -> dict[str, str]:
-    """Return the header that identifies the user to Prefect's server; empty without `PREFECT_API_AUTH_STRING` and `PREFECT_API_KEY`."""
-    return login(os.environ.get("PREFECT_API_AUTH_STRING"), os.environ.get("PREFECT_API_KEY"))
-
-
 def stack_text(values: dict[str, str]) -> str:
     """Return the text of the local stack's settings file, which includes the SHA-256 of its lines."""
     lines = "".join(f"{name}={value}\n" for name, value in values.items())

@@ -13,7 +13,7 @@ import requests
 
 from dml_core.config import read_yaml
 from dml_core.errors import ConfigError
-from tasks.environment import prefect_login
+from tasks.stack.prefect_api import prefect_session
 
 SECONDS = 30
 WEBHOOK_BLOCK = "dml-webhook"
@@ -25,8 +25,7 @@ def replace_automations(url: str, path: Path) -> None:
     Raises:
         ConfigError: the server rejects one.
     """
-    session = requests.Session()
-    session.headers.update(prefect_login())
+    session = prefect_session()
     for automation in read_yaml(path)["automations"]:
         same_name = {"automations": {"name": {"any_": [automation["name"]]}}}
         response = session.post(f"{url}/automations/filter", json=same_name, timeout=SECONDS)

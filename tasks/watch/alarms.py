@@ -21,11 +21,12 @@ from uuid import NAMESPACE_URL, uuid5
 import requests
 
 from dml_core.errors import TrackingError
-from tasks.environment import Project, prefect_login, prefect_server
+from tasks.environment import Project, prefect_server
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.reports.table_pages import INDEX, SITE, SITE_LOCK, index_page
 from tasks.sealed import read_or_set_aside, write_sealed
+from tasks.stack.prefect_api import prefect_session
 from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
 from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.watch.history import write_history
@@ -154,7 +155,7 @@ def _as_event(identity: str, event: str, resource: str, payload: dict[str, str])
 def _send(server: str, events: list[dict[str, Any]]) -> bool:
     """Send events to Prefect's server; return whether it has them. If not, the next verification sends those of alarms again."""
     try:
-        requests.post(f"{server.rstrip('/')}/events", json=events, timeout=SECONDS, headers=prefect_login()).raise_for_status()
+        prefect_session().post(f"{server.rstrip('/')}/events", json=events, timeout=SECONDS).raise_for_status()
     except requests.RequestException as error:
         logger.warning(
             "Prefect's server did not take the events of this verification (%s); the next one sends those of alarms", type(error).__name__

@@ -187,16 +187,18 @@ def test_an_mlflow_server_with_basic_auth(
         server.shutdown()
 
 
-def test_automations_are_loaded_with_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect's server with PREFECT_SERVER_API_AUTH_STRING refuses every other request."""
+def test_automations_are_loaded_with_the_login_and_after_the_database_was_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's server with PREFECT_SERVER_API_AUTH_STRING refuses every other request; while SQLite is locked, it answers with 503."""
     refused: list[str] = []
+    paths: list[str] = []
 
     class Protected(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Authorization") != f"Basic {b64encode(b'user:secret').decode()}":
                 refused.append(self.path)
-            self.send_response(401 if refused else 200)
+            paths.append(self.path)
+            self.send_response(401 if refused else 503 if paths.count(self.path) <= 2 else 200)
             self.end_headers()
             self.wfile.write(b"[]")
 
