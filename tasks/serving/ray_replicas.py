@@ -54,22 +54,19 @@ class RayReplica(Replica):
 
 
 class RayReplicas(Replicas):
-    """The replicas, called through Serve's handle. A request whose replica dies is sent to another, as requests change nothing."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    """Replicas that are called through Serve's handle. A request whose replica dies is sent to another, as requests change nothing."""
 
     async def check(self) -> bool:
         """Return whether a replica answers."""
         try:
-            return bool(await asyncio.wait_for(self._handle.check.remote(), CHECK_SECONDS))
+            return bool(await asyncio.wait_for(self._replica.check.remote(), CHECK_SECONDS))
         except (TimeoutError, RayActorError, BackPressureError, DeploymentUnavailableError):
             return False
 
     async def _call(self, method: str, *arguments: Any) -> Answer:
         for _ in range(NUM_ATTEMPTS):
             try:
-                answer: Answer = await getattr(self._handle, method).remote(*arguments)
+                answer: Answer = await getattr(self._replica, method).remote(*arguments)
                 return answer
             except RayActorError:
                 metrics.RETRIES.inc()

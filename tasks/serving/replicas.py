@@ -1,22 +1,24 @@
 """The replicas as the HTTP server calls them: one in the server's own process here, several on Ray in `ray_replicas`."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
 from dml_core.errors import DmlError
 from tasks.serving import limits, metrics
-from tasks.serving.replica import Answer, Replica
+from tasks.serving.replica import Answer
 
 
 class ServiceError(DmlError):
     """The service cannot be started."""
 
 
-class Replicas(ABC):
-    """The replicas of one network and index."""
+class Replicas:
+    """The replicas of one network and index. Here `replica` is the only one, in this process, and computes in threads of its own."""
+
+    def __init__(self, replica: Any) -> None:
+        self._replica = replica
 
     async def answer(self, images: list[bytes], k: int = 0, with_thumbnails: bool = False) -> Answer:
         """Return the embeddings of images or, with k > 0, the k nearest neighbours of each.
@@ -40,17 +42,18 @@ class Replicas(ABC):
         """
         return await self._in_time("neighbours", position, k, with_thumbnails)
 
-    @abstractmethod
     async def check(self) -> bool:
-        """Return whether a replica answers."""
+        """Return whether a replica answers; one in this process lives as long as the server."""
+        return True
 
-    @abstractmethod
     async def _call(self, method: str, *arguments: Any) -> Answer:
         """Call a method of one of the replicas.
 
         Raises:
             HTTPException: no replica is available (503).
         """
+        answer: Answer = await getattr(self._replica, method)(*arguments)
+        return answer
 
     async def _in_time(self, method: str, *arguments: Any) -> Answer:
         try:
@@ -58,18 +61,3 @@ class Replicas(ABC):
                 return await self._call(method, *arguments)
         except TimeoutError:
             raise HTTPException(503, f"no answer within {limits.ANSWER_SECONDS:g} s; retry later") from None
-
-
-class OwnReplica(Replicas):
-    """A single replica in this process, which computes in threads of its own."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    async def check(self) -> bool:
-        """Return True: the replica lives as long as the server."""
-        return True
-
-    async def _call(self, method: str, *arguments: Any) -> Answer:
-        answer: Answer = await getattr(self._replica, method)(*arguments)
-        return answer

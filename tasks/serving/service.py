@@ -25,7 +25,7 @@ from tasks.serving import limits
 from tasks.serving.application import Served, make_app
 from tasks.serving.guard import Guard, PatientProtocol
 from tasks.serving.replica import Replica
-from tasks.serving.replicas import OwnReplica, Replicas, ServiceError
+from tasks.serving.replicas import Replicas, ServiceError
 
 SHORTEST_TOKEN = 16
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -94,7 +94,7 @@ def describe_service(model: TrainedModel, index: Index | None) -> Served:
 def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int) -> Iterator[Replicas]:
     """Start the replicas, and end them afterwards."""
     if not needs_ray(num_replicas):
-        yield OwnReplica(Replica(model, index, num_cores(), max_batch))
+        yield Replicas(Replica(model, index, num_cores(), max_batch))
         return
     from tasks.serving.ray_replicas import start_replicas, stop_replicas  # takes seconds to import
 

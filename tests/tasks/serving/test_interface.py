@@ -18,7 +18,7 @@ from tasks.serving.application import make_app
 from tasks.serving.guard import Guard
 from tasks.serving.pages import interface_page
 from tasks.serving.replica import Replica
-from tasks.serving.replicas import OwnReplica
+from tasks.serving.replicas import Replicas
 from tasks.serving.service import describe_service
 from tests.tasks.serving.conftest import Made
 
@@ -30,7 +30,7 @@ def client(made: Made) -> Callable[..., TestClient]:
 
     def make(has_index: bool = True, has_token: bool = False) -> TestClient:
         used = index if has_index else None
-        return TestClient(make_app(describe_service(model, used), OwnReplica(Replica(model, used, 1, 32)), has_token))
+        return TestClient(make_app(describe_service(model, used), Replicas(Replica(model, used, 1, 32)), has_token))
 
     return make
 

@@ -19,7 +19,7 @@ from dml_core.network_description import WEIGHTS_FILE, read_description, write_d
 from dml_core.trained import load_model, save_network
 from tasks.serving import limits
 from tasks.serving.replica import Answer, Replica, _Query
-from tasks.serving.replicas import OwnReplica
+from tasks.serving.replicas import Replicas
 from tests.conftest import MODEL
 from tests.tasks.serving.conftest import IDENTITY, Made
 
@@ -102,10 +102,10 @@ def test_images_of_abandoned_requests_are_not_computed(made: Made, monkeypatch: 
     async def ask() -> Answer:
         monkeypatch.setattr(limits, "ANSWER_SECONDS", 5)  # on a busy machine, the first image is decoded within
         with pytest.raises(HTTPException, match="no answer within"):
-            await OwnReplica(replica).answer(data)
+            await Replicas(replica).answer(data)
         monkeypatch.setattr(limits, "ANSWER_SECONDS", 60)
         go_on.set()
-        return await OwnReplica(replica).answer(data[:1])
+        return await Replicas(replica).answer(data[:1])
 
     np.testing.assert_allclose(asyncio.run(ask()).embeddings, made.load().embed(data[:1]), rtol=0, atol=1e-5)
     assert computed == [1, 1], "of the first request the image in progress, and the second request's"
