@@ -53,7 +53,7 @@ BAD_FILE = "bad.csv"
 SHARD_ROWS = 4096
 BATCH_SIZE = 64
 NUM_SHOWN = 10
-Bad = list[tuple[int, str]]  # position and reason of each image that cannot be embedded
+Bad = dict[int, str]  # position -> reason of each image that cannot be embedded, in the order of positions
 Rows = tuple[NDArray[np.float32], Bad]  # of a shard: rows of the good images in order, and the bad ones
 Spread = Callable[[Images, list[range]], Iterator[Rows]]
 
@@ -105,7 +105,7 @@ def embed_batches(
             rows, refused = model.try_views([view for _, view, _ in views])
             bad |= {views[place][0]: reason for place, reason in refused.items()}
             good = [place for place in range(len(views)) if place not in refused]
-            yield EmbeddedBatch([views[place][0] for place in good], rows[good], [views[place][2] for place in good], sorted(bad.items()))
+            yield EmbeddedBatch([views[place][0] for place in good], rows[good], [views[place][2] for place in good], dict(sorted(bad.items())))
 
 
 def embed_images(
@@ -138,20 +138,20 @@ def embed_images(
         _begin_or_resume(out, _plan(model, images, shard_rows), {name: _versions(images, rows) for name, rows in rows_of.items()})
         remove_leftovers(out)
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
-        bad: dict[int, str] = {}
+        bad: Bad = {}
         if missing:
             (out / MANIFEST_FILE).unlink(missing_ok=True)  # of an earlier run that skipped bad images
         num_reused = num_done = len(images) - sum(map(len, missing.values()))
         in_process = (embed_shard(model, images, rows, batch_size) for rows in missing.values())
         for name, embedded in zip(missing, in_process if spread is None else spread(images, [*missing.values()]), strict=True):
             _write_shard(out, name, embedded)
-            bad |= dict(embedded[1])
+            bad |= embedded[1]
             num_done += len(missing[name])
             if progress is not None:
                 progress(num_done, len(images))
         named = tuple((images.names[position], reason) for position, reason in bad.items())
         _list_bad(out, named, skip_bad, num_images=len(images))
-        _finish(out, images, [position for position in range(len(images)) if position not in bad], [*rows_of], model.num_dimensions)
+        _finish(out, images, bad, [*rows_of], model.num_dimensions)
     return Embedded(len(images) - len(bad), num_reused, named)
 
 
@@ -205,7 +205,7 @@ def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
 def embed_shard(model: TrainedModel, images: Images, positions: range, batch_size: int) -> Rows:
     """Return the rows of the images at these positions, and the bad ones."""
     batches = [*embed_batches(model, images, positions, batch_size)]
-    return np.concatenate([batch.embeddings for batch in batches]), [bad for batch in batches for bad in batch.bad]
+    return np.concatenate([batch.embeddings for batch in batches]), {place: why for batch in batches for place, why in batch.bad.items()}
 
 
 def embed_on_cluster(network: Path, batch_size: int, images: Images, shards: list[range]) -> Iterator[Rows]:
@@ -296,8 +296,9 @@ def _write_shard(out: Path, name: str, embedded: Rows) -> None:
         _bad_file(out, name).unlink(missing_ok=True)
 
 
-def _finish(out: Path, images: Images, positions: list[int], shard_names: list[str], num_dimensions: int) -> None:
+def _finish(out: Path, images: Images, bad: Bad, shard_names: list[str], num_dimensions: int) -> None:
     """Write labels, items and, last, the manifest."""
+    positions = [position for position in range(len(images)) if position not in bad]
     columns = {"path": pa.array([images.names[position] for position in positions])}
     labels = None
     if images.classes is not None:

@@ -25,7 +25,7 @@ def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int
         DataError: a file is missing or not an image; the message names it.
     """
     for batch in embed_batches(model, images, range(len(images)), thumbnail_pixels=thumbnail_pixels):
-        errors = [DataError(f"{images.names[position]}: {reason}") for position, reason in batch.bad]
+        errors = [DataError(f"{images.names[position]}: {reason}") for position, reason in batch.bad.items()]
         if bad is not None:
             bad += map(str, errors)
         elif errors:
