@@ -105,7 +105,8 @@ def embed_batches(
             rows, refused = model.try_views([view for _, view, _ in views])
             bad |= {views[place][0]: reason for place, reason in refused.items()}
             good = [place for place in range(len(views)) if place not in refused]
-            yield EmbeddedBatch([views[place][0] for place in good], rows[good], [views[place][2] for place in good], dict(sorted(bad.items())))
+            thumbnails = [views[place][2] for place in good]
+            yield EmbeddedBatch([views[place][0] for place in good], rows[good], thumbnails, dict(sorted(bad.items())))
 
 
 def embed_images(
