@@ -122,6 +122,8 @@ def test_distances_do_not_depend_on_how_the_pairs_are_fetched() -> None:
         pairs = squared_distances(left, rows.repeat(5000), right, np.tile(columns, 23)).reshape(block.shape)
         np.testing.assert_array_equal(block, pairs)
         np.testing.assert_array_equal(block.T, all_squared_distances(right, columns, left, rows))
+        origin_D = generator.standard_normal(num_dimensions)  # any point works
+        np.testing.assert_array_equal(block, all_squared_distances(left, rows, right, columns, origin_D))
         single = squared_distances(left, rows[4:5], right, columns[4999:])
         assert single[0] == block[4, 4999]
 

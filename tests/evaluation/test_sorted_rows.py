@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.retrieval import sorted_rows, sweep
-from dml_core.evaluation.retrieval.geometry import as_points, origin, squared_distances
+from dml_core.evaluation.retrieval import sweep
+from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores
 from dml_core.evaluation.retrieval.sorted_rows import score_rows
 from dml_core.evaluation.retrieval.sweep import score_queries
@@ -58,20 +58,6 @@ def test_large_classes_with_near_ties_score_as_in_tiles(metric: Metric, spread: 
     embeddings[100:200] = np.nextafter(embeddings[:100], np.float32(np.inf))
     embeddings[250:] = embeddings[:50]
     np.testing.assert_allclose(rows_of(by_rows(embeddings, codes, metric)), rows_of(self_retrieval(embeddings, codes, metric)), rtol=1e-13)
-
-
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_distances_are_those_of_pairs_to_the_last_bit(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_rows, "NUM_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(sorted_rows, "NUM_COLUMNS_AT_ONCE", 32)
-    for scale in (1.0, 1e-3, 1e4):
-        embeddings = (5 + scale * np.random.default_rng(0).standard_normal((90, 33))).astype(np.float32)
-        points, index, order = as_points(embeddings, metric), np.arange(20, 40), np.random.default_rng(1).permutation(90)
-        origin_D = origin(as_points(embeddings, "euclidean"))  # any point works
-        factors, norms = sorted_rows._factors(points, order, origin_D, is_query=False)
-        found = sorted_rows._distances(points, index, points, order, origin_D, factors, float(norms.max()))
-        expected = squared_distances(points, index.repeat(90), points, np.tile(order, 20)).reshape(20, 90)
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_the_sweep_leaves_large_classes_to_rows(monkeypatch: pytest.MonkeyPatch) -> None:

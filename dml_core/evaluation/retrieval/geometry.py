@@ -83,10 +83,13 @@ def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, ri
     return distances_P
 
 
-def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points, right_J: NDArray[np.int64]) -> NDArray[np.float32]:
+def all_squared_distances(
+    left: Points, left_I: NDArray[np.int64], right: Points, right_J: NDArray[np.int64], origin_D: NDArray[np.float64] | float = 0.0
+) -> NDArray[np.float32]:
     """Return the squared distance of every pair of the indexed points, (I, J), identical to `squared_distances` but faster.
 
-    Products in float64 determine almost every distance to the last bit of its float32; the few others are computed pair by pair.
+    Products in float64, of the points minus `origin_D`, determine almost every distance to the last bit of its float32; the few others are
+    computed pair by pair.
     """
     distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
     by_product = distances_IJ.size >= SMALLEST_PRODUCT
@@ -97,7 +100,7 @@ def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points
             if not by_product:
                 distances_IJ[rows, columns] = _squared_norms(left_ID[:, None] - right_JD)
                 continue
-            low, high = bracketed(left_ID, right_JD)
+            low, high = bracketed(left_ID - origin_D, right_JD - origin_D)
             unsure_I, unsure_J = np.nonzero(low != high)
             low[unsure_I, unsure_J] = squared_distances(left, left_I[rows][unsure_I], right, right_J[columns][unsure_J])
             distances_IJ[rows, columns] = low
