@@ -84,8 +84,11 @@ def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRe
 
     def stored(kind: str, step: StepIdentity) -> str | None:
         """Return the identity under which a step's files are in the store, or None."""
-        identities = finished_identities(project.state, step)
-        return next((identity for identity in identities if _is_stored(store, f"{kind}/{identity}")), None)
+        for identity in finished_identities(project.state, step):
+            key = f"{kind}/{identity}"
+            if store.list_objects(key) if store.is_remote else store.folder(key).is_dir():
+                return identity
+        return None
 
     for spec in specs:
         trained = stored("train", train_step(spec, dataset))
@@ -94,10 +97,6 @@ def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRe
         embedded = stored("embed", embed_step(spec, trained))
         scored = None if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
         yield TrainedRun(spec, dataset, trained, embedded, scored)
-
-
-def _is_stored(store: Store, key: str) -> bool:
-    return any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir()
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:
