@@ -24,21 +24,9 @@ def cost_rows(table: TableFile, result: TableResult, prices: Prices | None = Non
         groups.setdefault((run.row, run.label.removeprefix(f"{run.row} "), run.dataset), []).append(run)
     if not groups:
         return []
-    header = [
-        "row",
-        "dataset",
-        "runs",
-        "wall",
-        "predicted work",
-        "work",
-        "lost",
-        "CPU hours",
-        "GPU hours",
-        "peak memory",
-        "moved",
-        "energy",
-    ]
-    rows = [header + ([] if prices is None else ["money"])]
+    header = ["row", "dataset", "runs", "wall", "predicted work", "work", "lost"]
+    header += ["CPU hours", "GPU hours", "peak memory", "moved", "energy", *([] if prices is None else ["money"])]
+    rows = [header]
     for (row, variant, dataset), runs in groups.items():
         rows.append([f"{table.rows[row].label} {variant}", dataset, *_cells(runs, prices)])
     if len(groups) > 1:

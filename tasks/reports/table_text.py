@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dml_core.evaluation.statistics.comparing import BOLD
 from tasks.runs.finished import made_by_older_code
 from tasks.tables.shown import Counted, JudgedClaim, ShownColumn, ShownLine, ShownRow, ShownTable
+from tasks.wording import counted
 
 MARKDOWN, TERMINAL = "**{}**", "\x1b[1m{}\x1b[0m"  # bold
 STAND_IN = "stand-in for"
@@ -87,7 +88,7 @@ def count_lines(table: ShownTable) -> list[str]:
     counts = [f"Measured{where}: {table.own_data.rows} of {table.num_to_run} rows{table.in_part}.{_judged(table.own_data, is_paper)}"]
     if table.stand_ins:
         names = ", ".join(f"{dataset} for {paper}" for dataset, paper in table.stand_ins.items())
-        counts.append(f"Measured on stand-ins ({names}): {table.stand_in.rows} rows.{_judged(table.stand_in, True)}")
+        counts.append(f"Measured on stand-ins ({names}): {counted(table.stand_in.rows, 'row')}.{_judged(table.stand_in, True)}")
     return [*counts, *filter(None, [table.judged])]
 
 
@@ -105,7 +106,7 @@ def claim_lines(table: ShownTable) -> list[str]:
     lines = [claim_line(claim) for claim in table.claims if claim.seeds]
     others = len(table.claims) - len(lines)
     if others:
-        lines.append(f"{others} claim{'s' if others > 1 else ''} undecided: runs missing")
+        lines.append(f"{counted(others, 'claim')} undecided: runs missing")
     return lines
 
 
