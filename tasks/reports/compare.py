@@ -121,7 +121,6 @@ def write_report(
 
 def _write_metrics(summaries: Summaries, folder: Path) -> None:
     """Write one file per variant; remove files of variants that are no longer in the comparison."""
-    folder.mkdir(exist_ok=True)
     for path in folder.glob("*.json"):
         if path.stem not in summaries:
             path.unlink()
