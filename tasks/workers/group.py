@@ -74,9 +74,13 @@ class WorkerGroup:
         self._lock = threading.Lock()  # of starts and of the end
 
     def start(self) -> None:
-        """Start the workers, which wait for their first job."""
-        if self._thread is None:
-            self._start()
+        """Start the workers, which wait for a job, unless they run; a group that is closed raises _GroupEndedError."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._lock:
+            if self._closed:
+                raise _GroupEndedError("the flow is ending")
+            self._start_fit()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
         """Have the workers do a job, and return its facts: device, num_workers, runs_per_gpu, seconds, attempts.
@@ -135,8 +139,7 @@ class WorkerGroup:
             TrainingError: the job cannot be done.
             _GroupEndedError: the group has ended, or has to be ended.
         """
-        if self._thread is None or not self._thread.is_alive():
-            self._start()
+        self.start()
         self._ask("submit", replace(job, num_loader_workers=self._placement.num_loaders))
         submitted = looked_for_room = time.monotonic()
         while True:
@@ -179,17 +182,6 @@ class WorkerGroup:
             raise _GroupEndedError(f"the process that hands out jobs (ray::Board) died ({type(error).__name__})") from error
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise RayGoneError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
-
-    def _start(self) -> None:
-        """Start the workers, unless the group is closed.
-
-        Raises:
-            _GroupEndedError: it is closed.
-        """
-        with self._lock:
-            if self._closed:
-                raise _GroupEndedError("the flow is ending")
-            self._start_fit()
 
     def _start_fit(self) -> None:
         import ray
