@@ -8,7 +8,6 @@ for training, and the mean of the paired differences with its standard error.
 """
 
 import argparse
-import contextlib
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import bare_step, markdown_table
 
 from dml_core.config import parse
 from dml_core.data.prepare import prepare
@@ -52,12 +52,13 @@ def main() -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split())
     has = [name for name in ("avx512_bf16", "amx_bf16") if name in flags]
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, instructions: {', '.join(has) or 'none for bfloat16'}")
-    print("\n| step | float32, ms | bfloat16, ms | float32 / bfloat16 |\n|---|---|---|---|")
+    rows = []
     for name, (backbone, side, batch_size, num_steps) in STEPS.items():
         seconds = step_seconds(backbone, side, batch_size, num_steps)
         ratio = statistics.median(a / b for a, b in zip(*seconds.values(), strict=True))
-        times = " | ".join(f"{1000 * statistics.median(values):.1f}" for values in seconds.values())
-        print(f"| {name}, {side} px, batch {batch_size} | {times} | {ratio:.2f} |", flush=True)
+        times = (f"{1000 * statistics.median(values):.1f}" for values in seconds.values())
+        rows.append([f"{name}, {side} px, batch {batch_size}", *times, f"{ratio:.2f}"])
+    print(f"\n{markdown_table(['step', 'float32, ms', 'bfloat16, ms', 'float32 / bfloat16'], rows)}", flush=True)
     recalls: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     with tempfile.TemporaryDirectory() as folder:
         materialise("synthetic", DRAWN, Path(folder) / "raw")
@@ -67,9 +68,9 @@ def main() -> None:
                 recalls[precision].append(recall(Path(folder), seed, precision))
     differences = [half - full for full, half in zip(recalls["float32"], recalls["bfloat16"], strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5
-    print("\n| Recall@1, mean of seeds | float32 | bfloat16 | difference of pairs |\n|---|---|---|---|")
-    means = " | ".join(f"{statistics.mean(values):.4f}" for values in recalls.values())
-    print(f"| {len(differences)} seeds | {means} | {statistics.mean(differences):+.4f}, standard error {error:.4f} |")
+    means = [f"{statistics.mean(values):.4f}" for values in recalls.values()]
+    row = [f"{len(differences)} seeds", *means, f"{statistics.mean(differences):+.4f}, standard error {error:.4f}"]
+    print(f"\n{markdown_table(['Recall@1, mean of seeds', *PRECISIONS, 'difference of pairs'], [row])}")
 
 
 def step_seconds(backbone: dict[str, Any], side: int, batch_size: int, num_steps: int) -> dict[str, list[float]]:
@@ -81,14 +82,10 @@ def step_seconds(backbone: dict[str, Any], side: int, batch_size: int, num_steps
     seconds: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     for turn in range(TURNS):
         for precision in PRECISIONS:
-            autocast = contextlib.nullcontext() if precision == "float32" else torch.autocast("cpu", dtype=torch.bfloat16)
+            autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16")
             began = time.perf_counter()
             for _ in range(num_steps):
-                optimiser.zero_grad(set_to_none=True)
-                with autocast:
-                    total = system(images, labels_N, [batch_size]).total
-                total.backward()
-                optimiser.step()
+                bare_step(system, optimiser, images, labels_N, autocast)
             if turn > 0:  # the first turn warms up
                 seconds[precision].append((time.perf_counter() - began) / num_steps)
     return seconds

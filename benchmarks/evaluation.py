@@ -2,7 +2,6 @@
 
     python benchmarks/evaluation.py retrieval --size sop     # exact Recall@{1,10,100,1000} + MAP@R against FAISS top-1000 and PML
     python benchmarks/evaluation.py clustering --size sop    # k-means against FAISS's and scikit-learn's
-    python benchmarks/evaluation.py whole --size cub         # every metric
     python benchmarks/evaluation.py million                  # a gallery of a million items, exact and approximate
     python benchmarks/evaluation.py retrieval --alike        # all embeddings in nearly one direction, as of an untrained network
 
@@ -20,12 +19,13 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+from measuring import gaussian_classes, mebibytes
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from dml_core.evaluation.clustering import lloyd
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
+from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.evaluation.kmeans_init import first_clusters
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
 
@@ -40,12 +40,11 @@ SIZES = {  # samples and classes of the test sets, width of a class
     "five": (10_000, 5, 6.0),
 }
 NUM_LLOYD_ITERATIONS = 10
-PAGE_BYTES = 4096
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question", choices=["retrieval", "clustering", "whole", "million"])
+    parser.add_argument("question", choices=["retrieval", "clustering", "million"])
     parser.add_argument("--size", choices=SIZES, default="sop")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
     parser.add_argument("--limit", type=float, default=240, help="seconds for scikit-learn's k-means with its own first centres")
@@ -58,35 +57,20 @@ def main() -> None:
     else:
         if arguments.alike and arguments.question != "retrieval":
             parser.error("--alike is for retrieval")
-        arrays = generate(*SIZES[arguments.size], num_dimensions=512, common=10.0 * arguments.alike)
+        arrays = gaussian_classes(*SIZES[arguments.size], num_dimensions=512, common=10.0 * arguments.alike)
         if arguments.question == "clustering":
             clustering(arrays, SIZES[arguments.size][1], arguments.size, arguments.limit)
         else:
-            {"retrieval": retrieval, "whole": whole}[arguments.question](*arrays)
-
-
-def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0, common: float = 0.0) -> Arrays:
-    """Return embeddings of length 1 and their classes; `common` is the length of a direction that is added to all of them."""
-    generator = np.random.default_rng(seed)
-    labels_N = np.concatenate([np.arange(num_classes).repeat(2), generator.integers(0, num_classes, num_samples - 2 * num_classes)])
-    generator.shuffle(labels_N)
-    centres_CD = generator.standard_normal((num_classes, num_dimensions), dtype=np.float32)
-    embeddings_ND = centres_CD[labels_N]
-    embeddings_ND += np.float32(width) * generator.standard_normal(embeddings_ND.shape, dtype=np.float32)
-    embeddings_ND /= np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
-    if common:
-        embeddings_ND += np.float32(common / num_dimensions**0.5)
-        embeddings_ND /= np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
-    return embeddings_ND, labels_N
+            retrieval(*arrays)
 
 
 def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result and the seconds of `work`; print them with the peak resident memory above the initial one."""
-    before, peak, is_done = _resident_bytes(), [0], threading.Event()
+    before, peak, is_done = mebibytes("VmRSS"), [0.0], threading.Event()
 
     def watch() -> None:
         while not is_done.wait(0.02):
-            peak[0] = max(peak[0], _resident_bytes())
+            peak[0] = max(peak[0], mebibytes("VmRSS"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -95,13 +79,9 @@ def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     is_done.set()
     watcher.join()
-    peak_mebibytes = max(peak[0] - before, 0) / 2**20
+    peak_mebibytes = max(peak[0] - before, 0)
     print(f"{name}: {seconds:.2f} s ({cpu_seconds:.2f} s of CPU), peak memory {peak_mebibytes:.0f} MiB beyond the embeddings", flush=True)
     return result, seconds
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def retrieval(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
@@ -156,7 +136,7 @@ def _cluster_with_faiss(embeddings: NDArray[np.float32], num_clusters: int) -> f
 
 def _cluster_with_scikit_learn(size: str, sender: Any) -> None:
     """Run in a separate process, which can be stopped."""
-    embeddings, _ = generate(*SIZES[size], num_dimensions=512)
+    embeddings, _ = gaussian_classes(*SIZES[size], num_dimensions=512)
     peer = KMeans(SIZES[size][1], n_init=1, max_iter=NUM_LLOYD_ITERATIONS, tol=0, random_state=0)
     sender.send("ready")
     start = time.perf_counter()
@@ -164,13 +144,8 @@ def _cluster_with_scikit_learn(size: str, sender: Any) -> None:
     sender.send((time.perf_counter() - start, peer.inertia_, peer.n_iter_))
 
 
-def whole(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-    values, _ = measured("every metric", lambda: evaluate(embeddings, labels, EvaluationConfig()))
-    print({name: round(value, 4) for name, value in values.items()})
-
-
 def million(num_items: int) -> None:
-    embeddings, labels = generate(num_items + 10_000, num_items // 10, 0.9, num_dimensions=64)
+    embeddings, labels = gaussian_classes(num_items + 10_000, num_items // 10, 0.9, num_dimensions=64)
     gallery, queries = (
         EmbeddingShard(lambda: embeddings[10_000:], labels[10_000:]),
         EmbeddingShard(lambda: embeddings[:10_000], labels[:10_000]),

@@ -10,11 +10,9 @@ and `faiss.Kmeans` with as many clusters and iterations. Each measurement has it
 process above that before the step. Exponent: e of cost ~ classes^e between the two sizes. Prints Markdown.
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ import faiss
 import numpy as np
 import torch
 from independent import RECIPES, Small, embed_all, fit_plainly, read_images
+from measuring import ROOT, exponent, forget_peak, in_a_fresh_process, markdown_table, mebibytes
 from numpy.typing import NDArray
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
@@ -39,7 +38,6 @@ from tasks.tables.file import load_table
 from tasks.tables.runs import row_training
 from tasks.workers.embedding import extract
 
-ROOT = Path(__file__).parents[1]
 TABLE, ROW = "project/glyphs", "normalised-softmax"
 SIZES = ("glyphs-2000", "glyphs")
 NUM_EPOCHS = 3
@@ -48,10 +46,10 @@ RECIPE = RECIPES["glyphs-2000"]
 
 
 class Cost(NamedTuple):
-    """Seconds, and bytes of memory at the peak above those before."""
+    """Seconds, and MiB of memory at the peak above those before."""
 
     seconds: float
-    memory: int
+    memory: float
 
 
 def main() -> None:
@@ -61,37 +59,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for size in SIZES:
             for name, step in STEPS.items():
-                costs.setdefault(name, []).append(in_own_process(step, size, Path(folder)))
+                costs.setdefault(name, []).append(in_a_fresh_process(measured, step, size, Path(folder)))
                 print(f"{size}: {name}: {costs[name][-1].seconds:.1f} s", flush=True)
     print(f"\n{torch.get_num_threads()} threads, {' and '.join(f'{number:,}' for number in num_classes)} test classes\n")
-    print("| step | seconds | | MiB | | exponent of time | of memory |\n|---|---|---|---|---|---|---|")
-    growth = math.log(num_classes[1] / num_classes[0])
+    rows = []
     for name, (small, large) in costs.items():
-        exponents = [math.log(after / max(before, 1e-9)) / growth for before, after in zip(small, large, strict=True)]
-        mebibytes = [f"{cost.memory / 2**20:.0f}" for cost in (small, large)]
-        print(f"| {name} | {small.seconds:.2f} | {large.seconds:.1f} | {' | '.join(mebibytes)} | {exponents[0]:.2f} | {exponents[1]:.2f} |")
+        exponents = [exponent(dict(zip(num_classes, values, strict=True))) for values in zip(small, large, strict=True)]
+        rows.append([name, f"{small.seconds:.2f}", f"{large.seconds:.1f}", f"{small.memory:.0f}", f"{large.memory:.0f}", *exponents])
+    print(markdown_table(["step", "seconds", "", "MiB", "", "exponent of time", "of memory"], rows))
     for ours, theirs in PAIRS:
         ratios = [f"{mine.seconds / other.seconds:.2f}" for mine, other in zip(costs[ours], costs[theirs], strict=True)]
         print(f"\n{ours} / {theirs}: {' and '.join(ratios)}")
 
 
-def in_own_process(step: Callable[[str, Path], Callable[[], object]], size: str, folder: Path) -> Cost:
-    """Run a step in a new process, which returns its seconds and memory."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (step, size, folder))
-
-
-def _measured(step: Callable[[str, Path], Callable[[], object]], size: str, folder: Path) -> Cost:
+def measured(step: Callable[[str, Path], Callable[[], object]], size: str, folder: Path) -> Cost:
     work = step(size, folder)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
-    before, began = _memory("VmRSS"), time.perf_counter()
+    forget_peak()
+    before, began = mebibytes("VmRSS"), time.perf_counter()
     work()
-    return Cost(time.perf_counter() - began, _memory("VmHWM") - before)
-
-
-def _memory(field: str) -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
-    return 1024 * int(line.split()[1])
+    return Cost(time.perf_counter() - began, mebibytes("VmHWM") - before)
 
 
 # ---------------------------------------------------------------- the steps: each loads its inputs and returns the work to measure

@@ -26,7 +26,6 @@ Targets: 0.9 of (a), more than (b), evaluation 20 times as fast as the CPU's. Wh
 
 import argparse
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -45,14 +44,13 @@ from typing import Any, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image
+from measuring import ROOT, bare_step, drawn_photograph, gaussian_classes, image_folder, markdown_table
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision import datasets, transforms
 
 from dml_core.config import parse
 from dml_core.data.prepare import pack
@@ -75,13 +73,11 @@ from dml_core.training.loop import build_system, fit
 from dml_core.training.optimisation.optimisers import build_optimiser
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 SECONDS = 480.0
 TRAINING_SECONDS, EVALUATION_SECONDS = 150.0, 60.0  # time limits for a network (mostly compilation) and for the evaluation
 NOT_MEASURED = "not measured"
 SMALL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 16}, "head": {"kind": "linear", "embedding_dim": 16}}
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECALL_AT = (1, 10, 100, 1000)
 META = torch.device("meta")
 HALF, SINGLE = 2, 4  # bytes of a number: activations are bfloat16, weights and their gradients float32
@@ -150,7 +146,7 @@ def main() -> None:
     parser.add_argument("--expect", choices=CARDS, help="only print what is expected of this card")
     arguments = parser.parse_args()
     if arguments.expect is not None:
-        print("\n".join(expected_lines(expectations(FULL, CARDS[arguments.expect]), {})))
+        print(expected_table(expectations(FULL, CARDS[arguments.expect]), {}))
         return
     name = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device, sizes = torch.device(name), TINY if arguments.tiny else FULL
@@ -345,7 +341,7 @@ def check_no_waiting(device: torch.device) -> str:
         if number == 1:  # the first step's initialisation may wait
             torch.cuda.set_sync_debug_mode("error")
         try:
-            bare_step(system, optimiser, images, labels_N, device)
+            bare_step(system, optimiser, images, labels_N, autocast(device))
         finally:
             if number in (0, 3):
                 torch.cuda.set_sync_debug_mode("default")
@@ -472,14 +468,14 @@ def expectations(sizes: Sizes, card: Card) -> dict[str, dict[str, float]]:
     return expected
 
 
-def expected_lines(expected: dict[str, dict[str, float]], training: dict[str, dict[str, Any]]) -> list[str]:
+def expected_table(expected: dict[str, dict[str, float]], training: dict[str, dict[str, Any]]) -> str:
     """Return the expectations as a Markdown table, the memory with the measured one."""
-    lines = [f"| expected of this card | (a), images/s, within a factor of {FACTOR} | memory of (a), GB | measured |", "|---|---|---|---|"]
+    rows = []
     for model, values in expected.items():
-        speed = values["images_per_second"]
-        memory = f"{shown(values['gigabytes'])} | {shown(training.get(model, {}).get('bare_gigabytes'))}"
-        lines.append(f"| {model} | {shown(speed)} ({shown(speed / FACTOR)} to {shown(speed * FACTOR)}) | {memory} |")
-    return lines
+        speed, measured = values["images_per_second"], training.get(model, {}).get("bare_gigabytes")
+        range_of_speed = f"{shown(speed)} ({shown(speed / FACTOR)} to {shown(speed * FACTOR)})"
+        rows.append([model, range_of_speed, shown(values["gigabytes"]), shown(measured)])
+    return markdown_table(["expected of this card", f"(a), images/s, within a factor of {FACTOR}", "memory of (a), GB", "measured"], rows)
 
 
 # ---------------------------------------------------------------- training
@@ -494,16 +490,9 @@ class Photographs:
 
 
 def write_photographs(folder: Path, sizes: Sizes) -> Photographs:
-    """Write smooth noise with fine grain, about as hard to encode as photographs; each image is repeated."""
+    """Write drawn photographs; each is repeated."""
     random = np.random.default_rng(0)
-    encoded = []
-    for _ in range(sizes.num_files):
-        small = random.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-        coarse = Image.fromarray(small).resize((sizes.width, sizes.height), Image.Resampling.BICUBIC)
-        grain = random.normal(0, 12, (sizes.height, sizes.width, 1))
-        buffer = io.BytesIO()
-        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
-        encoded.append(buffer.getvalue())
+    encoded = [drawn_photograph(random, sizes.width, sizes.height) for _ in range(sizes.num_files)]
     names = [f"class_{number % sizes.num_classes:03d}/{number}.jpg" for number in range(sizes.num_images)]
     rows = [Row(name, number % sizes.num_classes, name.partition("/")[0], "train") for number, name in enumerate(names)]
     pack("folder", {}, Manifest(rows, lambda row: encoded[int(Path(row.path).stem) % len(encoded)]), folder / "packed")
@@ -578,7 +567,7 @@ class BareLoop:
         began, num_images = time.perf_counter(), 0
         for images, labels_N in batches:
             images, labels_N = images.to(self.device, non_blocking=True), labels_N.to(self.device, non_blocking=True)
-            bare_step(self.system, self.optimiser, images, labels_N, self.device)
+            bare_step(self.system, self.optimiser, images, labels_N, autocast(self.device))
             num_images += len(images)
         wait_for(self.device)
         return num_images / (time.perf_counter() - began)
@@ -616,14 +605,6 @@ class BareLoop:
         spent.append(time.perf_counter() - began)
 
 
-def bare_step(system: TrainingSystem, optimiser: torch.optim.Optimizer, images: Tensor, labels_N: Tensor, device: torch.device) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    with autocast(device):
-        total = system(images, labels_N, [len(images)]).total
-    total.backward()
-    optimiser.step()
-
-
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the autocast context of the training loop's `precision: auto`."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
@@ -635,15 +616,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def folder_loader(files: Path, sizes: Sizes, device: torch.device, num_loaders: int) -> DataLoader[Any]:
-    steps = [
-        transforms.RandomResizedCrop(sizes.side),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-    images = datasets.ImageFolder(str(files), transforms.Compose(steps))
     options: dict[str, Any] = {"num_workers": num_loaders, "persistent_workers": num_loaders > 0, "pin_memory": device.type == "cuda"}
-    return DataLoader(images, batch_size=sizes.batch_size, shuffle=True, drop_last=True, **options)
+    return DataLoader(image_folder(files, sizes.side), batch_size=sizes.batch_size, shuffle=True, drop_last=True, **options)
 
 
 # ---------------------------------------------------------------- evaluation
@@ -651,7 +625,8 @@ def folder_loader(files: Path, sizes: Sizes, device: torch.device, num_loaders: 
 
 def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -> dict[str, Any]:
     """Return the seconds of ours on the device and on the CPU and of brute force, and whether all three agree."""
-    embeddings_ND, labels_N = embeddings(*size)
+    num_samples, num_classes, num_dimensions = size
+    embeddings_ND, labels_N = gaussian_classes(num_samples, num_classes, 2.2, num_dimensions)
     warm = as_points(embeddings_ND[:100], "cosine"), labels_N[:100]
     exact(*warm, device)
     points = as_points(embeddings_ND, "cosine")
@@ -663,19 +638,9 @@ def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -
     found["largest_difference_of_recall"] = max(abs(ours[name] - value) for name, value in brute.items())
     if device.type == "cpu" or until - time.monotonic() < EVALUATION_SECONDS:
         return found
-    _, found["k_means_seconds"] = timed(lambda: kmeans(points, size[1], KMeansConfig(), 0, device))  # the CPU's would need FAISS
+    _, found["k_means_seconds"] = timed(lambda: kmeans(points, num_classes, KMeansConfig(), 0, device))  # the CPU's would need FAISS
     on_cpu, cpu_seconds = timed(lambda: exact(points, labels_N, CPU))
     return found | {"cpu_seconds": cpu_seconds, "times_as_fast_as_the_cpu": cpu_seconds / seconds, "same_numbers": float(on_cpu == ours)}
-
-
-def embeddings(num_samples: int, num_classes: int, num_dimensions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Generate Gaussian classes of unequal sizes, wide enough that some of the nearest neighbours are wrong."""
-    random = np.random.default_rng(0)
-    labels_N = np.concatenate([np.arange(num_classes).repeat(2), random.integers(0, num_classes, num_samples - 2 * num_classes)])
-    random.shuffle(labels_N)
-    centres_CD = random.standard_normal((num_classes, num_dimensions), dtype=np.float32)
-    embeddings_ND = centres_CD[labels_N] + np.float32(2.2) * random.standard_normal((num_samples, num_dimensions), dtype=np.float32)
-    return embeddings_ND / np.linalg.norm(embeddings_ND, axis=1, keepdims=True), labels_N
 
 
 def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
@@ -709,23 +674,17 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def as_markdown(found: Found, sizes: Sizes) -> str:
-    lines = [", ".join(f"{name} {value}" for name, value in found.machine.items()), "", "| check | verdict |", "|---|---|"]
-    lines += [f"| {name} | {text} |" for name, text in found.checks.items()]
     settings = f"batch {sizes.batch_size}, {sizes.side} px" + (", compiled" if sizes.compile else "")
-    columns = "ours | (a) bare, random tensors | ours / (a) | (b) bare, ImageFolder | ours / (b)"
-    lines += ["", f"| training, images/s ({settings}) | {columns} |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for model, speeds in found.training.items():
-        values = [speeds.get(name) for name in ("images_per_second", "bare", "share_of_bare", "image_folder", "of_image_folder")]
-        lines.append(f"| {' | '.join([model, *map(shown, values)])} |")
-    lines += ["", *expected_lines(found.expected, found.training)] if found.expected else []
+    speeds = {
+        "ours": "images_per_second",
+        "(a) bare, random tensors": "bare",
+        "ours / (a)": "share_of_bare",
+        "(b) bare, ImageFolder": "image_folder",
+        "ours / (b)": "of_image_folder",
+    }
     parts = ["loader", "copy and scale", "forward", "backward", "optimiser"]
-    lines += ["", f"| milliseconds of a step | {' | '.join(parts)} |", f"|{'---|' * (len(parts) + 1)}"]
-    for model, speeds in found.training.items():
-        lines.append(f"| {' | '.join([model, *(shown(speeds.get('milliseconds', {}).get(part)) for part in parts)])} |")
     num_samples, num_classes, num_dimensions = sizes.evaluation
-    lines += ["", f"| evaluation, {num_samples:,} x {num_dimensions}, {num_classes:,} classes | |", "|---|---|"]
-    rows = {
+    scored = {
         "ours on the device, s": "seconds",
         "torch brute force on the device, s": "brute_force_seconds",
         "ours on the CPU, s": "cpu_seconds",
@@ -733,7 +692,23 @@ def as_markdown(found: Found, sizes: Sizes) -> str:
         "k-means on the device, s": "k_means_seconds",
         "largest difference of a recall from brute force's": "largest_difference_of_recall",
     }
-    return "\n".join([*lines, *(f"| {name} | {shown(found.evaluation.get(key))} |" for name, key in rows.items())])
+    tables = [
+        markdown_table(["check", "verdict"], found.checks.items()),
+        markdown_table(
+            [f"training, images/s ({settings})", *speeds],
+            ([model, *(shown(values.get(key)) for key in speeds.values())] for model, values in found.training.items()),
+        ),
+        *([expected_table(found.expected, found.training)] if found.expected else []),
+        markdown_table(
+            ["milliseconds of a step", *parts],
+            ([model, *(shown(values.get("milliseconds", {}).get(part)) for part in parts)] for model, values in found.training.items()),
+        ),
+        markdown_table(
+            [f"evaluation, {num_samples:,} x {num_dimensions}, {num_classes:,} classes", ""],
+            ([name, shown(found.evaluation.get(key))] for name, key in scored.items()),
+        ),
+    ]
+    return "\n\n".join([", ".join(f"{name} {value}" for name, value in found.machine.items()), *tables])
 
 
 def shown(value: float | None) -> str:

@@ -3,25 +3,24 @@
     .venv/bin/python benchmarks/input.py      (2.5 GB in the temporary folder)
 
 All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The limit is the cost
-of decoding and transforming alone: ours must reach 0.85 of it. Then ours and ImageFolder feed batches through two loader workers, one
-worker's memory is measured, and a store as long as Stanford Online Products is packed and opened. Last, as many gray images of 28 pixels
-as MNIST has are read a second time on one core, without augmentation, by ours and by torchvision's MNIST, which has them in memory.
+of decoding and transforming alone: ours must reach 0.85 of it. Then ours and ImageFolder feed batches through two loader workers, and one
+worker's memory is measured. Last, as many gray images of 28 pixels as MNIST has are read a second time on one core, without augmentation,
+by ours and by torchvision's MNIST, which has them in memory. `benchmarks/scale.py` packs and opens long stores.
 """
 
 import io
 import itertools
-import os
 import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import drawn_photograph, image_folder, in_a_fresh_process, mebibytes
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -36,10 +35,8 @@ from dml_core.data.views.transforms import scale, train_pixels
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
 BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS = 32, 5, 4
-NUM_LONG, LONG_BYTES = 120_053, 20_000
 NUM_SMALL, SMALL_BATCH_SIZE = 55_000, 128
 CONFIG = TransformConfig(crop="random_resized", crop_size=224, flip=True)
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def main() -> None:
@@ -52,7 +49,6 @@ def main() -> None:
         compare_on_one_core(dataset, root / "raw")
         compare_with_loader_workers(dataset, root / "raw")
         memory_of_one_worker(dataset, root / "raw")
-        long_store(root / "long")
         compare_small_images(root / "small")
 
 
@@ -87,34 +83,6 @@ def compare_with_loader_workers(dataset: PackedDataset, raw: Path) -> None:
     print(
         f"two loader workers, start included: ours is {seconds['folder'] / seconds['ours']:.2f} times as fast as ImageFolder (to reach: 1)"
     )
-
-
-def long_store(folder: Path) -> None:
-    """Pack, open and randomly read a store with as many images as Stanford Online Products, of about the same size in bytes."""
-    own = in_a_fresh_process(_pack_long, folder)
-    print(f"packing {NUM_LONG} images, {sum(path.stat().st_size for path in folder.iterdir()) / 2**30:.1f} GiB: own memory {own:.0f} MiB")
-    config = TransformConfig(crop="padded", padding=4, crop_size=48)
-    start = time.perf_counter()
-    dataset = PackedDataset(folder, "train")
-    order = np.random.default_rng(0).permutation(len(dataset))
-    next(Loader(dataset).batches([order[:BATCH_SIZE]], TrainView(config, 0, 0)))
-    print(f"time to first batch of {len(dataset)} images: {time.perf_counter() - start:.2f} s (to stay under: 2)")
-
-
-def _pack_long(folder: Path) -> float:
-    """Pack small pictures, which decode in seconds instead of minutes, padded to the size of photographs in bytes."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (48, 48)).save(buffer, "JPEG")
-    encoded = buffer.getvalue() + bytes(LONG_BYTES)
-    before, peak = _status_mib("RssAnon"), 0.0
-
-    def watch(done: int, total: int) -> None:
-        nonlocal peak
-        peak = max(peak, _status_mib("RssAnon") - before)
-
-    rows = [Row(f"class_{n // 5}/{n}.jpg", n // 5, f"class_{n // 5}", "train") for n in range(NUM_LONG)]
-    pack("folder", {}, Manifest(rows, lambda _: bytes(encoded)), folder, watch)
-    return max(peak, _status_mib("RssAnon") - before)
 
 
 def compare_small_images(folder: Path) -> None:
@@ -154,14 +122,11 @@ def _png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
 
 
 def write_photographs(raw: Path) -> None:
-    """Write smooth noise with fine grain, about as hard to encode as photographs."""
     rng = np.random.default_rng(0)
     for label, number in itertools.product(range(2 * NUM_CLASSES), range(NUM_PER_CLASS)):
-        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
-        grain = rng.normal(0, 12, (HEIGHT, WIDTH, 1))
         path = raw / f"class_{label:02d}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(path, quality=90)
+        path.write_bytes(drawn_photograph(rng, WIDTH, HEIGHT))
 
 
 def our_batches(dataset: PackedDataset, num_epochs: int, num_workers: int) -> Iterator[Any]:
@@ -170,10 +135,8 @@ def our_batches(dataset: PackedDataset, num_epochs: int, num_workers: int) -> It
 
 
 def folder_batches(raw: Path, num_images: int, num_epochs: int, num_workers: int) -> Iterator[Any]:
-    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    images = datasets.ImageFolder(str(raw), transforms.Compose(steps))
-    order = list(range(num_images)) * num_epochs
-    return iter(DataLoader(torch.utils.data.Subset(images, order), batch_size=BATCH_SIZE, num_workers=num_workers))
+    images = torch.utils.data.Subset(image_folder(raw, 224), list(range(num_images)) * num_epochs)
+    return iter(DataLoader(images, batch_size=BATCH_SIZE, num_workers=num_workers))
 
 
 def interleaved(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
@@ -203,19 +166,9 @@ def memory_of_one_worker(dataset: PackedDataset, raw: Path) -> None:
 
 def _memory_of_an_epoch(batches: Callable[[], Iterator[Any]]) -> tuple[float, float]:
     """Return this process's peak memory, and the growth of its own (anonymous) pages over an epoch, in MiB."""
-    before = _status_mib("RssAnon")
-    own = max(_status_mib("RssAnon") - before for _ in batches())
-    return _status_mib("VmHWM"), own
-
-
-def _status_mib(entry: str) -> float:
-    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith(entry))
-    return int(line.split()[1]) / 1024
-
-
-def in_a_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
+    before = mebibytes("RssAnon")
+    own = max(mebibytes("RssAnon") - before for _ in batches())
+    return mebibytes("VmHWM"), own
 
 
 if __name__ == "__main__":

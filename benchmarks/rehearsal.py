@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import psutil
 import yaml
+from measuring import copy_project, environment_of, markdown_table
 from PIL import Image
 
 from dml_core.data.drawing.layouts import WRITERS, Picture
@@ -43,8 +44,6 @@ from dml_core.data.registry import dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.data.store.rows import Counts
 
-ROOT = Path(__file__).parents[1]
-COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
 TABLE = "project/rehearsal"
 NUM_TILES, TILE_PIXELS, BOX = 4, 8, (4.0, 4.0, 28.0, 28.0)
 FEWEST_CLASSES = 32  # of a role, in a share: at least as many as there are in a batch of the rows below
@@ -169,15 +168,8 @@ def write_archives(name: str, folder: Path, counts: Mapping[str, Counts]) -> Non
 
 def write_project(project: Path, datasets: list[str]) -> None:
     """Copy this repository's code and parameters, and write the rehearsed table."""
-    for name in COPIED:
-        target = project / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, target)
+    copy_project(project)
     (project / f"flows/tables/{TABLE}.yaml").write_text(yaml.safe_dump(table(datasets), sort_keys=False))
-    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
 
 
 def table(datasets: list[str]) -> dict[str, Any]:
@@ -240,13 +232,11 @@ def run(project: Path, words: Sequence[str]) -> tuple[str, Usage]:
         SystemExit: it failed or printed a traceback; contains all its output.
     """
     print(shown(words), file=sys.stderr, flush=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as complained:
         process = subprocess.Popen(
             [sys.executable, "-m", {"dml": "flows.cli", "dvc": "dvc"}[words[0]], *words[1:]],
             cwd=project,
-            env=kept | {"PATH": path, "PYTHONPATH": str(project)},
+            env=environment_of(project),
             stdout=printed,
             stderr=complained,
         )
@@ -443,9 +433,9 @@ def as_markdown(found: Mapping[str, Rehearsal], pages: Mapping[str, Usage], shar
     return "\n\n".join(
         [
             f"{processor()}, {os.cpu_count()} cores; {of}; {minutes:.0f} minutes in all",
-            markdown(("dataset", "command", "images", "s", "processor s", "images/s", "memory, GB", "training process, GB"), times),
-            markdown(("dataset", *(f"{kind}, MB" for kind in kinds)), disk),
-            markdown(PLAN_TITLES, [plan_row(name, one) for name, one in found.items()]),
+            markdown_table(("dataset", "command", "images", "s", "processor s", "images/s", "memory, GB", "training process, GB"), times),
+            markdown_table(("dataset", *(f"{kind}, MB" for kind in kinds)), disk),
+            markdown_table(PLAN_TITLES, [plan_row(name, one) for name, one in found.items()]),
         ]
     )
 
@@ -476,11 +466,6 @@ def plan_row(name: str, found: Rehearsal) -> list[str]:
     planned = found.plan["seconds"]
     taken = found.steps["train"] + found.steps["embed"]
     return [name, *(f"{size / MB:,.0f}" for size in sizes), "no estimate" if planned is None else f"{planned:.0f}", f"{taken:.0f}"]
-
-
-def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
 def processor() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from measuring import mebibytes
 from numpy.typing import NDArray
 
 from dml_core.index.index import NUM_CANDIDATES, Index, read_approximate
@@ -41,7 +42,6 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=["exact", "ivf", "pq", "hnsw"], help="repeat for several; exact if left out")
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--folder", type=Path, help="where indexes are kept; those that are there are not built again")
-    parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     load = Path("/proc/loadavg").read_text().split()[0]
@@ -51,8 +51,7 @@ def main() -> None:
         for kind in arguments.kind or ["exact"]:
             folder = (arguments.folder or Path(made)) / f"{arguments.items}-{arguments.dimensions}-{kind}"
             build(folder, arguments.items, arguments.dimensions, kind)
-            if not arguments.build_only:
-                results.append(measure(folder, arguments.queries))
+            results.append(measure(folder, arguments.queries))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -81,16 +80,16 @@ def build(folder: Path, num_items: int, num_dimensions: int, kind: str) -> None:
 
 
 def measure(folder: Path, num_queries: int) -> dict[str, Any]:
-    before = memory()
+    before, mapped_before = mebibytes("RssAnon"), mebibytes("RssFile")
     start = time.perf_counter()
     index = Index.open(folder)
     opening = time.perf_counter() - start
-    opened = memory()
+    opened = mebibytes("RssAnon")
     queries_QD = next(drawn(num_queries, index.num_dimensions, max(1, index.num_items // 10), seed=1))
     index.search(queries_QD[:1], K)
-    searched = memory()
+    searched, mapped = mebibytes("RssAnon"), mebibytes("RssFile")
     peer, normalised_QD = peer_of(index), queries_QD / np.linalg.norm(queries_QD, axis=1, keepdims=True)
-    with_peer = memory()
+    with_peer = mebibytes("RssAnon")
     refined = refined_peer_of(index, peer) if index.kind == "pq" else None
     searches = [index.search, peer.search, *([refined.search] if refined is not None else [])]
     others_QD = next(drawn(NUM_WARM, index.num_dimensions, max(1, index.num_items // 10), seed=2))
@@ -115,10 +114,10 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
         "ratio_p50": float(np.quantile(ours, 0.5) / np.quantile(theirs, 0.5)),
         "refined_p50_ms": 1e3 * float(np.quantile(more[0], 0.5)) if more else None,
         "refined_ratio_p50": float(np.quantile(ours, 0.5) / np.quantile(more[0], 0.5)) if more else None,
-        "opened_mib": opened["RssAnon"] - before["RssAnon"],
-        "searched_mib": searched["RssAnon"] - before["RssAnon"],
-        "mapped_mib": searched["RssFile"] - before["RssFile"],
-        "faiss_mib": with_peer["RssAnon"] - searched["RssAnon"],
+        "opened_mib": opened - before,
+        "searched_mib": searched - before,
+        "mapped_mib": mapped - mapped_before,
+        "faiss_mib": with_peer - searched,
         "disk_mib": index.nbytes / 2**20,
         "recalls": None if index.info.found is None else index.info.found.recalls,
     }
@@ -157,12 +156,6 @@ def seconds(search: Callable[[Any, int], Any], row_1D: NDArray[np.float32]) -> f
     start = time.perf_counter()
     search(row_1D, K)
     return time.perf_counter() - start
-
-
-def memory() -> dict[str, int]:
-    """Return the MiB of this process's own memory (RssAnon), and of mapped files (RssFile)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith("Rss")}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import asyncio
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from measuring import ROOT, address_in
 from PIL import Image
 
 from dml_core.config import parse
@@ -35,7 +35,6 @@ from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.trained import load_model, save_network
 
-ROOT = Path(__file__).parents[1]
 IDENTITY = "ab" * 16
 NUM_CLIENTS = (1, 8, 32)
 K = 10
@@ -61,7 +60,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--batch", type=int, action="append", help="32 and 1 if left out")
     parser.add_argument("--folder", type=Path, help="where model and index are kept for another time")
-    parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.ask:
@@ -71,8 +69,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = chosen.folder or Path(temporary)
         make(root, chosen.network, chosen.items, chosen.approximate)
-        if chosen.build_only:
-            return
         what = f"index of {chosen.items} items ({chosen.approximate or 'exact'})" if chosen.network == "small" else "embeddings alone"
         print(f"{chosen.network}, {what}, {os.cpu_count()} cores; milliseconds a request", flush=True)
         peer = in_process(root, chosen.network, chosen.seconds)
@@ -146,7 +142,7 @@ def with_service(root: Path, network: str, batch: int, seconds: float, peer: dic
     service = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
     try:
         assert service.stdout is not None
-        url = next(found[0] for line in service.stdout if (found := re.search(r"http://[\d.:]+", line)))
+        url = address_in(service.stdout)
         print(f"batches of up to {batch} (up after {time.perf_counter() - begun:.0f} s):", flush=True)
         for clients in NUM_CLIENTS:
             command = [sys.executable, __file__, "--ask", url, str(root / network), str(clients), str(seconds)]

@@ -18,7 +18,6 @@ Other commands are timed in the project of the first number of runs, `dml serve`
 import argparse
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from typing import Any
 
 import torch
 import yaml
+from measuring import ROOT, address_in, copy_project, environment_of
 
 from dml_core.config import merge, read_yaml
 from dml_core.data.prepare import prepare
@@ -53,7 +53,6 @@ from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tasks.workers.embedding import extract
 
-ROOT = Path(__file__).parents[1]
 VARIANT = "softtriple"
 STEPS = ("train", "embed", "evaluate", "publish")
 PHASES = {  # phase -> the line with which it begins; the first begins with the process
@@ -116,7 +115,6 @@ class Measured:
     Attributes:
         phases: phase -> when it began and ended, in seconds since the command began.
         bars: steps of its runs; empty if all are reused.
-        workers_ready: when the first training began.
     """
 
     phases: dict[str, tuple[float, float]]
@@ -132,10 +130,10 @@ class Measured:
         """When the first training began."""
         return min(bar.begin for bar in self.bars if bar.step == "train")
 
-    def mean(self, step: str, first: int = 0) -> float:
-        """Return the mean seconds of a step, without the runs that ended it first."""
+    def seconds_of(self, step: str) -> list[float]:
+        """Return the seconds of a step in each run that did it, in the order in which they ended."""
         bars = sorted((bar for bar in self.bars if bar.step == step), key=lambda bar: bar.end)
-        return fmean(bar.end - bar.begin for bar in bars[first:] or bars)
+        return [bar.end - bar.begin for bar in bars]
 
 
 def main() -> None:
@@ -178,13 +176,8 @@ def write_project(project: Path, num_runs: int, num_epochs: int, images_per_clas
         "datasets": {"synthetic": {"options": {"images_per_class": images_per_class}}},
         "comparison": {"seeds": list(range(num_runs)), "num_default_seeds": num_runs, "protocol": protocol},
     }
+    copy_project(project)
     (project / "params.yaml").write_text(yaml.safe_dump(merge(params, changes), sort_keys=False))
-    for name in ("dml_core", "tasks", "flows"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (project / ".dvc").mkdir()
-    for name in ("dvc.yaml", ".dvc/config", ".gitignore"):
-        shutil.copy(ROOT / name, project / name)
-    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
 
 
 def change_scores(project: Path) -> None:
@@ -195,9 +188,7 @@ def change_scores(project: Path) -> None:
 
 def start_command(project: Path, *words: str) -> "subprocess.Popen[str]":
     """Start `dml` with these words in the project, as a separate process."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "flows.cli", *words]
+    command, environment = [sys.executable, "-m", "flows.cli", *words], environment_of(project)
     return subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -260,7 +251,7 @@ def measure_serve(project: Path) -> float:
     with start_command(project, "serve", f"synthetic/{VARIANT}", "--port", "0") as service:
         assert service.stdout is not None
         try:
-            url = next(found[0] for line in service.stdout if (found := re.search(r"http://[\d.:]+", line)))
+            url = address_in(service.stdout)
             head = b'--part\r\nContent-Disposition: form-data; name="image"; filename="one.jpg"\r\n\r\n'
             form = {"Content-Type": "multipart/form-data; boundary=part"}
             with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/embed", head + image + b"\r\n--part--\r\n", form)) as answer:
@@ -331,13 +322,14 @@ def print_parts(num_runs: int, first: Measured, functions: float, mlflow: Sequen
     ray, _ = measure_bare(BARE_RAY)
     prefect, _ = measure_bare(BARE_PREFECT)
     begin, end = first.phases["starting Prefect"]
-    work = sum(bar.end - bar.begin for bar in first.bars if bar.step in ("train", "embed", "evaluate"))
+    work = sum(sum(first.seconds_of(step)) for step in ("train", "embed", "evaluate"))
+    published, *others = first.seconds_of("publish")
     parts = {
         "starting Prefect and libraries": (end - begin, prefect),
         "from Ray's start to the first training": (first.workers_ready - end, ray),
         "training to evaluation, each run": (work / num_runs, functions),
-        "publishing the first run": (first.mean("publish") if num_runs == 1 else _first(first, "publish"), mlflow[0]),
-        **({"publishing each other run": (first.mean("publish", 1), mlflow[1])} if num_runs > 1 else {}),
+        "publishing the first run": (published, mlflow[0]),
+        **({"publishing each other run": (fmean(others), mlflow[1])} if others else {}),
         "all, each run": (first.seconds / num_runs, (ray + prefect) / num_runs + functions + mlflow[1]),
     }
     print(f"{'part':40} {'here':>8} {'bare':>8} {'ratio':>8}")
@@ -350,11 +342,6 @@ def print_other_commands(project: Path) -> None:
     for words in (["models"], ["compare", "synthetic"], ["report"]):
         print(f"{'dml ' + ' '.join(words):40} {measure_words(project, *words):8.1f}", flush=True)
     print(f"{f'dml serve synthetic/{VARIANT}':40} {measure_serve(project):8.1f}", flush=True)
-
-
-def _first(measured: Measured, step: str) -> float:
-    bar = min((bar for bar in measured.bars if bar.step == step), key=lambda bar: bar.end)
-    return bar.end - bar.begin
 
 
 def draw_timeline(calls: dict[int, Measured], path: Path) -> None:

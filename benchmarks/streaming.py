@@ -12,7 +12,6 @@ which other work on the machine hardly changes; with loader processes it is thei
 import argparse
 import asyncio
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from measuring import drawn_photograph
 
 from dml_core.data.prepare import pack
 from dml_core.data.store.info import IMAGES_FILE, read_info
@@ -103,16 +102,12 @@ def rate(dataset: PackedDataset, num_images: int, epoch: int, num_loader_workers
 
 
 def write_photographs(folder: Path, num_images: int) -> list[int]:
-    """Pack smooth noise with fine grain, about as hard to encode as photographs, each drawn image several times; return the sizes."""
+    """Pack drawn images, each several times; return their sizes."""
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(min(NUM_DRAWN, num_images)):
         width, height = int(rng.integers(300, 520)), int(rng.integers(260, 400))
-        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
-        grain = rng.normal(0, rng.uniform(8, 14), (height, width, 1))
-        buffer = io.BytesIO()
-        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
-        drawn.append(buffer.getvalue())
+        drawn.append(drawn_photograph(rng, width, height, grain=rng.uniform(8, 14)))
     rows = [Row(str(number), number % 100, f"class {number % 100}", "train") for number in range(num_images)]
     pack("folder", {}, Manifest(rows, lambda row: drawn[int(row.path) % len(drawn)]), folder)
     return [len(drawn[number % len(drawn)]) for number in range(num_images)]

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -41,6 +42,7 @@ logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 os.environ.pop("XDG_CACHE_HOME", None)  # tests that set HOME would use this user's caches
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # they import each other as scripts of one folder
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
 LAST_BATCHES: dict[str, dict[str, Any]] = {  # half of the classes are for training
     "four": {},
