@@ -15,10 +15,10 @@ from tasks.runs.comparable import KEEPING
 from tasks.runs.specs import Params, comparison_title, table_comparison
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.storage import Store
-from tasks.tables.file import TableFile
+from tasks.tables.file import Row, TableFile
 from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import cached_protocol
+from tasks.tables.runs import row_protocol
 from tasks.tracking.child_run import VARIANT_TAG, current_tags
 from tasks.tracking.connection import tag_filter
 
@@ -116,7 +116,7 @@ def _details(
         comparison=title,
         label=row.label if is_standing else run.label,
         protocol_variant=variant,
-        from_protocol=_from_protocol(row.protocol or name.partition("/")[0], variant, run),
+        from_protocol=_from_protocol(name, row, variant, run),
         changed=_changed(params, name, table, run),
         is_mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
         tuned=_tuned(name, table, run),
@@ -126,10 +126,10 @@ def _details(
     )
 
 
-def _from_protocol(protocol: str, variant: str, run: MeasuredRun) -> tuple[Difference, ...] | None:
-    """Return the differences from a protocol's training, except which epochs' weights are kept; None if it does not have the variant."""
+def _from_protocol(name: str, row: Row, variant: str, run: MeasuredRun) -> tuple[Difference, ...] | None:
+    """Return the differences from a row's protocol, except which epochs' weights are kept; None if that does not have the variant."""
     try:
-        training = cached_protocol(protocol).training_config(run.dataset, variant).model_dump(mode="json")
+        training = row_protocol(name, row).training_config(run.dataset, variant).model_dump(mode="json")
     except ConfigError:
         return None
     return tuple(difference for difference in _differences(run.training, training) if difference[0] not in KEEPING)

@@ -3,7 +3,7 @@
 A configuration is the protocol's `training`, overridden by the dataset's part, the variant's, and the variant's part for the dataset.
 """
 
-from itertools import product
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from pydantic import Field
 from dml_core.config import Config, Name, parse, read_yaml, unknown_name
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
-from dml_core.losses.registry import parse_loss_options
 from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
 
@@ -75,28 +74,20 @@ def protocol_names() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Return a paper's protocol, or the common track's, with every dataset and variant checked. Imports the losses and torch.
+    """Return a paper's protocol, or the common track's, without checking the configurations that its parts give. Each file is read once.
 
     Raises:
         ConfigError: the protocol does not exist or has an error.
     """
-    protocol = read_protocol(name)
-    for dataset, variant in product(protocol.datasets, protocol.variants):
-        loss = protocol.training_config(dataset, variant).loss
-        parse_loss_options(loss.name, loss.options, f"protocol {name}: {dataset} / {variant}: loss")
-    return protocol
+    return _read(name, TABLES)
 
 
-def read_protocol(name: str) -> Protocol:
-    """Return a protocol as in its file, without checking the configurations that its parts give.
-
-    Raises:
-        ConfigError: the protocol does not exist or has an error.
-    """
+@cache
+def _read(name: str, tables: Path) -> Protocol:
     if name not in protocol_names():
         raise unknown_name("protocol", name, protocol_names())
-    path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
-    protocol = parse(Protocol, read_yaml(path), path.relative_to(TABLES).as_posix())
+    path = tables / f"{name}.yaml" if name == COMMON else tables / name / "protocol.yaml"
+    protocol = parse(Protocol, read_yaml(path), path.relative_to(tables).as_posix())
     if protocol.prints not in protocol.epochs:
         raise ConfigError(f"{path.name}: prints: epoch '{protocol.prints}' is not among the epochs that are scored")
     if protocol.paper != name:

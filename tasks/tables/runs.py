@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from dml_core.config import refuse_repeats, unknown_name
@@ -15,8 +13,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import metric_info, recall_k
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
-from tasks.runs import protocols
-from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
+from tasks.runs.protocols import COMMON, Protocol, Variant, load_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
@@ -192,10 +189,10 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     if choice.track == "paper":
         has_variant = choice.variant in (None, TUNED, *row.variants)
         return None if has_variant else f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})"
-    if dataset not in cached_protocol(COMMON).datasets:
+    if dataset not in load_protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    if loss not in cached_protocol(COMMON).variants:
+    if loss not in load_protocol(COMMON).variants:
         return f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
     values = common_training(name, row, dataset).model_dump(mode="json")
     own = ({key: value for key, value in layer.items() if key != "loss"} for layer in (row.training, row.datasets.get(dataset, {})))
@@ -208,7 +205,7 @@ def _training(name: str, table: TableFile, called: str, dataset: str, choice: Ch
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
-    listed = row.epochs or cached_protocol(row.protocol or name.partition("/")[0]).epochs
+    listed = row.epochs or row_protocol(name, row).epochs
     variant = choice.variant or row.variants[0]
     if variant == TUNED and not row_training(name, row, dataset).num_epochs:
         variant = row.variants[0]  # a row without training cannot be tuned
@@ -240,7 +237,7 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
     untuned = row.variants[0] if variant == TUNED else variant
-    values = cached_protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
+    values = row_protocol(table, row).training_config(dataset, untuned).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     own = row.by_variant.get(untuned, Variant())
@@ -258,25 +255,20 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
         ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
     """
     name = row_training(table, row, dataset).loss.name
-    values = cached_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
+    values = load_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
     losses = row.loss or {}, row.training.get("loss", {}), row.datasets.get(dataset, {}).get("loss", {})
     where = f"{table}: {row.label}, {dataset}, {COMMON} track"
     return parse_overridden(TrainingConfig, where, values, *({"loss": loss} for loss in losses))
 
 
-@cache
-def _read_protocol(name: str, tables: Path) -> Protocol:
-    return read_protocol(name)
-
-
-def cached_protocol(name: str) -> Protocol:
-    """Return a protocol, read once for all the rows that it trains."""
-    return _read_protocol(name, protocols.TABLES)
-
-
 def paper_protocol(table: str) -> Protocol:
     """Return the protocol of a table's paper."""
-    return cached_protocol(table.partition("/")[0])
+    return load_protocol(table.partition("/")[0])
+
+
+def row_protocol(table: str, row: Row) -> Protocol:
+    """Return the protocol that trains a row: that of its table's paper, unless it names another."""
+    return paper_protocol(table) if row.protocol is None else load_protocol(row.protocol)
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:

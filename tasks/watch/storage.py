@@ -21,13 +21,12 @@ from dml_core.errors import StoreError
 from dml_core.files import read_regular
 from tasks.environment import Project
 from tasks.files import write_output
-from tasks.runs.protocols import read_protocol
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
-from tasks.tables.runs import chosen_runs
+from tasks.tables.runs import chosen_runs, paper_protocol
 from tasks.watch.evidence import row_of
 from tasks.watch.records import FORMAT, Reference, Verification
 
@@ -168,7 +167,7 @@ def protocol_of(params: Params, name: str) -> str:
     if name in params.comparison.datasets:
         content = [params.comparison.protocol, params.comparison.datasets[name], params.evaluation.model_dump(mode="json")]
     else:
-        content = [read_protocol(name.partition("/")[0]).model_dump(mode="json", exclude={"independent"})]
+        content = [paper_protocol(name).model_dump(mode="json", exclude={"independent"})]
     return content_hash(content)
 
 

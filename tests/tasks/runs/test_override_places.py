@@ -12,7 +12,7 @@ import yaml
 from dml_core.config import flatten, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
-from tasks.runs.protocols import Variant, read_protocol
+from tasks.runs.protocols import Variant, load_protocol
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.runs.tuned import TunedFile
 from tasks.tables.file import load_table
@@ -82,7 +82,7 @@ def of_row(changed: str) -> Callable[..., TrainingConfig]:
 
 def of_protocol(changed: str) -> Callable[..., TrainingConfig]:
     def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Changes) -> TrainingConfig:
-        protocol = read_protocol("project")
+        protocol = load_protocol("project")
         variants = {"variant": Variant(training=changes), "variant of a dataset": Variant(datasets={DATASET: changes})}
         datasets = {DATASET: changes} if changed == "dataset" else {DATASET: {}}
         loss = {"loss": {"name": "softtriple", "options": {"num_centres": 4}}}

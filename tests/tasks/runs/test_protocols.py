@@ -1,11 +1,14 @@
 """Every protocol file loads, builds its real network, and trains two steps on generated data."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
+from dml_core.losses.registry import parse_loss_options
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.training.config import TrainingConfig
@@ -27,6 +30,19 @@ TRAINED = [
     if dataset == FIRST[name] or (name != "common" and dataset in ("sop", "mnist"))
 ]
 SMALLER = {"resnet50": "resnet18"}
+
+
+def checked(name):
+    """Read a protocol, and parse the training of every dataset and variant with the options of its loss."""
+    protocol = load_protocol(name)
+    for dataset, variant in product(protocol.datasets, protocol.variants):
+        loss = protocol.training_config(dataset, variant).loss
+        parse_loss_options(loss.name, loss.options, f"protocol {name}: {dataset} / {variant}: loss")
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_every_variant_is_complete_on_every_dataset(name):
+    checked(name)
 
 
 def config_of(cell):
@@ -126,4 +142,4 @@ def test_a_slip_in_a_file_is_one_line(old, new, said, tmp_path, monkeypatch):
     (tmp_path / "sgsl" / "protocol.yaml").write_text(text.replace(old, new, 1))
     monkeypatch.setattr(protocols, "TABLES", tmp_path)
     with pytest.raises(ConfigError, match=said):
-        load_protocol("sgsl")
+        checked("sgsl")

@@ -1,7 +1,6 @@
 """Tuned settings: written, read back, and overriding those of a row and of a variant in the standing comparison."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table, table_names
 from tasks.tables.result import RESULT, TableResult
-from tasks.tables.runs import _read_protocol, row_training, runs_of, runs_of_tables
+from tasks.tables.runs import row_training, runs_of, runs_of_tables
 from tasks.tuning.search import plan_searches
 from tests.conftest import ROOT
 
@@ -49,15 +48,13 @@ FOUND = TunedFile(
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A writable copy of all tables."""
     copy = tmp_path / "tables"
     shutil.copytree(protocols.TABLES, copy, ignore=shutil.ignore_patterns(TUNED))
     for module in ("tasks.runs.protocols", "tasks.tables.file"):
         monkeypatch.setattr(f"{module}.TABLES", copy)
-    _read_protocol.cache_clear()
-    yield copy
-    _read_protocol.cache_clear()
+    return copy
 
 
 def test_written_and_read_back(tables: Path) -> None:

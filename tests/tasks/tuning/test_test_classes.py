@@ -20,7 +20,6 @@ from tasks.environment import Project
 from tasks.runs import protocols
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, load_params
-from tasks.tables.runs import _read_protocol
 from tasks.tuning.search import FIRST_SEED, Search, plan_searches
 from tasks.tuning.training_rows import training_rows
 from tasks.workers.jobs import Job
@@ -70,7 +69,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Para
         monkeypatch.setattr(f"{module}.TABLES", tables)
 
     def written(table: dict[str, object] | None = None, overrides: tuple[str, ...] = (), **params: object) -> Params:
-        _read_protocol.cache_clear()
         (tables / "project" / "own.yaml").write_text(yaml.safe_dump(merge(TABLE, table or {})))
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), params)))
         monkeypatch.chdir(tmp_path)
