@@ -61,19 +61,39 @@ class WorstQuery:
 
 
 @dataclass(frozen=True)
+class Images:
+    """The images of all pages.
+
+    Attributes:
+        queries, gallery: one object if the queries are also the gallery.
+        selectable: (L,) the queries that can be selected.
+        album: album of all of them and their neighbours.
+    """
+
+    queries: Side
+    gallery: Side
+    selectable: NDArray[np.int64]
+    album: Album
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every query can be selected."""
+        return len(self.selectable) == len(self.queries.labels)
+
+
+@dataclass(frozen=True)
 class EvaluatedRun:
     """A run with the outcomes of its queries and their positions on a map.
 
     Attributes:
-        queries, gallery: its images; one object if the queries are also the gallery.
+        images: those of all pages; the run's own embeddings of them, which may be large, are not kept.
         method: method of the map.
         points: (P, 2), or None if there are too few.
         drawn: (P,) the queries that the points show.
     """
 
     run: FinishedRun
-    queries: Side
-    gallery: Side
+    images: Images
     outcomes: QueryOutcomes
     method: Method
     points: NDArray[np.float64] | None
@@ -99,7 +119,7 @@ class EvaluatedRun:
         outcomes, shown = self.outcomes, table_columns(self.run.metrics)
         per_query = per_query_metrics(outcomes.scores, self.run.spec.evaluation.recall_at)
         values = {name: column for name, column in per_query.items() if name in shown}
-        labels_S = self.queries.labels[outcomes.scores.is_scored]
+        labels_S = self.images.queries.labels[outcomes.scores.is_scored]
         return _intervals(values, np.arange(len(labels_S))), _intervals(values, labels_S)
 
     def worst(self, album: Album) -> list[WorstQuery]:
@@ -107,7 +127,7 @@ class EvaluatedRun:
         scores = self.outcomes.scores
         return [
             WorstQuery(
-                _shot(album, self.queries, query),
+                _shot(album, self.images.queries, query),
                 tuple(self._neighbour(album, query, rank) for rank in range(self.outcomes.neighbours.shape[1])),
                 int(scores.first_rank[query]),
                 int(scores.num_positives[query]),
@@ -119,18 +139,18 @@ class EvaluatedRun:
     def examples(self, album: Album, pairs: list[ConfusedPair]) -> list[tuple[ConfusedPair, list[tuple[Shot, Shot]]]]:
         """Return the first pairs of confused classes with examples: queries and their nearest neighbours."""
         return [
-            (pair, [(_shot(album, self.queries, query), self._neighbour(album, query, 0)) for query in pair.queries[:NUM_EXAMPLES]])
+            (pair, [(_shot(album, self.images.queries, query), self._neighbour(album, query, 0)) for query in pair.queries[:NUM_EXAMPLES]])
             for pair in pairs[:NUM_PAIRS]
         ]
 
     def _neighbour(self, album: Album, query: int, rank: int) -> Shot:
         outcomes = self.outcomes
         index, similarity = outcomes.neighbours[query, rank], outcomes.similarities[query, rank]
-        return _shot(album, self.gallery, index, float(similarity), bool(outcomes.is_right[query, rank]))
+        return _shot(album, self.images.gallery, index, float(similarity), bool(outcomes.is_right[query, rank]))
 
 
-def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable: NDArray[np.int64], method: Method) -> EvaluatedRun:
-    """Evaluate a finished run for its page; the map shows some of the queries `selectable` (L,).
+def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, images: Images, method: Method) -> EvaluatedRun:
+    """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries.
 
     Raises:
         EvaluationError: the embeddings cannot be scored.
@@ -144,10 +164,10 @@ def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, selectable
             raise StoreError(
                 f"{run.scores}: {name} is {run.metrics[name]:.6f}, but {values.mean():.6f} by the embeddings; run {run.spec.title} again"
             )
-    drawn = selectable[sample_queries(queries.labels[selectable], MAX_POINTS, run.spec.seed)]
+    drawn = images.selectable[sample_queries(queries.labels[images.selectable], MAX_POINTS, run.spec.seed)]
     can_map = len(drawn) >= 5 and queries.embeddings.shape[1] >= 2
     points = project(queries.embeddings[drawn], config.metric, method, run.spec.seed) if can_map else None
-    return EvaluatedRun(run, queries, gallery, outcomes, method, points, drawn)
+    return EvaluatedRun(run, images, outcomes, method, points, drawn)
 
 
 def project(embeddings_PD: NDArray[Any], metric: Metric, method: Method, seed: int) -> NDArray[np.float64]:

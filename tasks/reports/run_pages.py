@@ -10,13 +10,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.metric_info import table_columns
@@ -30,7 +28,7 @@ from tasks.reports.compare import Summaries, compare_runs, summarise_runs
 from tasks.reports.finished_runs import SelectedRuns, open_sides
 from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, load_picture, picture_files
-from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method, evaluate_finished
+from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Images, Method, evaluate_finished
 from tasks.runs.specs import row_name
 from tasks.scores.figures import Side
 
@@ -43,27 +41,6 @@ PATHS_BYTES = 4_000_000  # of the images' names, which are omitted if longer
 NUM_COUNTED_PAIRS = 200  # of the table of pairs without pictures
 FIGURES = ("curve", "similarities")  # of a run's own, which are not drawn again here
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Images:
-    """The images of all pages.
-
-    Attributes:
-        queries, gallery: one object if the queries are also the gallery.
-        selectable: (L,) the queries that can be selected.
-        album: album of all of them and their neighbours.
-    """
-
-    queries: Side
-    gallery: Side
-    selectable: NDArray[np.int64]
-    album: Album
-
-    @property
-    def is_whole(self) -> bool:
-        """True if every query can be selected."""
-        return len(self.selectable) == len(self.queries.labels)
 
 
 def write_look(project: Project, selected: SelectedRuns, reference: str | None, folder: Path, method: Method, say: Say) -> Path:
@@ -111,7 +88,7 @@ def _evaluate_all(project: Project, selected: SelectedRuns, method: Method, say:
     for number, run in enumerate(selected.shown):
         say(f"evaluating {run.spec.title}")
         stem = f"run-{number:02}-{row_name(run.spec.variant)}" if selected.is_comparison else "run"
-        runs[stem] = evaluate_finished(run, *open_sides(project, run, selected.dataset), images.selectable, method)
+        runs[stem] = evaluate_finished(run, *open_sides(project, run, selected.dataset), images, method)
     if not images.is_whole:
         for evaluated in runs.values():
             for index in np.unique(evaluated.outcomes.neighbours[images.selectable]).tolist():
@@ -141,16 +118,14 @@ def _write_all(selected: SelectedRuns, reference: str | None, images: Images, ru
     (folder / ITEMS).write_text(f"look.items = {_json(_items(images))};\n")
     summaries = summarise_runs([(run.spec, run.metrics) for run in selected.runs])
     for stem, evaluated in runs.items():
-        _write_run(selected, stem, evaluated, images, summaries[evaluated.variant], folder)
+        _write_run(selected, stem, evaluated, summaries[evaluated.variant], folder)
     if selected.is_comparison:
         _write_comparison(selected, reference, images, runs, summaries, folder)
 
 
-def _write_run(
-    selected: SelectedRuns, stem: str, evaluated: EvaluatedRun, images: Images, over_seeds: Mapping[str, Summary], folder: Path
-) -> None:
-    run, album = evaluated.run, Album(stem, RUN_ALBUM_BYTES)
-    pairs = confused_pairs(evaluated.outcomes, evaluated.gallery.labels, evaluated.queries.labels)
+def _write_run(selected: SelectedRuns, stem: str, evaluated: EvaluatedRun, over_seeds: Mapping[str, Summary], folder: Path) -> None:
+    run, images, album = evaluated.run, evaluated.images, Album(stem, RUN_ALBUM_BYTES)
+    pairs = confused_pairs(evaluated.outcomes, images.gallery.labels, images.queries.labels)
     figures = [path for path in picture_files(run.scores) if path.stem in FIGURES]
     page = render(
         "run.html",
@@ -173,7 +148,7 @@ def _write_run(
         scripts=[ITEMS, f"{stem}.js", PLOTLY],
     )
     (folder / (f"{stem}.html" if selected.is_comparison else INDEX)).write_text(page, encoding="utf-8")
-    (folder / f"{stem}.js").write_text(f"look.run = {_json(_run_data(evaluated, images) | {'map': _map(evaluated, images)})};\n")
+    (folder / f"{stem}.js").write_text(f"look.run = {_json(_run_data(evaluated) | {'map': _map(evaluated)})};\n")
     album.write(folder)
 
 
@@ -204,10 +179,7 @@ def _write_comparison(
         scripts=[ITEMS, COMPARISON],
     )
     (folder / INDEX).write_text(page, encoding="utf-8")
-    data = [
-        {"name": variant, "page": f"{stems[variant]}.html", **_run_data(runs[stems[variant]], images, num_neighbours=1)}
-        for variant in order
-    ]
+    data = [{"name": variant, "page": f"{stems[variant]}.html", **_run_data(runs[stems[variant]], num_neighbours=1)} for variant in order]
     (folder / COMPARISON).write_text(f"look.runs = {_json(data)};\n")
 
 
@@ -236,27 +208,27 @@ def _items(images: Images) -> dict[str, Any]:
     }
 
 
-def _run_data(evaluated: EvaluatedRun, images: Images, num_neighbours: int = NUM_NEIGHBOURS) -> dict[str, Any]:
+def _run_data(evaluated: EvaluatedRun, num_neighbours: int = NUM_NEIGHBOURS) -> dict[str, Any]:
     """Return each selectable query's neighbours (places), their similarities in thousandths and the rank of the first correct one.
 
     A query without a correct image in the gallery has rank 0.
     """
-    outcomes, selectable = evaluated.outcomes, images.selectable
+    outcomes, images, selectable = evaluated.outcomes, evaluated.images, evaluated.images.selectable
     neighbours = outcomes.neighbours[selectable, :num_neighbours]
     return {
         "width": neighbours.shape[1],
-        "neighbours": [images.album.place(evaluated.gallery, index) for index in neighbours.ravel().tolist()],
+        "neighbours": [images.album.place(images.gallery, index) for index in neighbours.ravel().tolist()],
         "similarities": np.round(1000 * outcomes.similarities[selectable, :num_neighbours].ravel()).astype(int).tolist(),
         "firstRanks": np.where(outcomes.scores.is_scored[selectable], outcomes.scores.first_rank[selectable], 0).tolist(),
     }
 
 
-def _map(evaluated: EvaluatedRun, images: Images) -> dict[str, list[float]] | None:
+def _map(evaluated: EvaluatedRun) -> dict[str, list[float]] | None:
     """Return the positions of the map's queries, which are named by their number among the selectable ones."""
     if evaluated.points is None:
         return None
     x, y = np.round(evaluated.points.T, 3).tolist()
-    return {"x": x, "y": y, "queries": np.searchsorted(images.selectable, evaluated.drawn).tolist()}
+    return {"x": x, "y": y, "queries": np.searchsorted(evaluated.images.selectable, evaluated.drawn).tolist()}
 
 
 def _json(data: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dml_core.errors import ConfigError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project
-from tasks.reports import run_evaluation, run_pages
+from tasks.reports import finished_runs, run_evaluation, run_pages
 from tasks.reports.finished_runs import choose
 from tasks.reports.run_pages import write_look
 from tasks.runs.embeddings import load_embeddings
@@ -231,6 +232,23 @@ def test_queries_of_a_large_dataset_are_sampled_and_counts_cover_all(made: Made,
         html = page(next(folder.glob(f"run-{number:02}-*.html")))
         assert [int(strong.text) for strong in html.all("p", "lead")[0].all("strong")] == [brute.found.sum(), (~brute.found).sum()]
         assert "4 of 108 queries can be selected here" in html.text
+
+
+def test_a_comparison_keeps_the_embeddings_of_none_of_its_runs(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a large dataset have a hundred megabytes each; only the sides that all pages share are kept."""
+    opened: list[weakref.ref[NDArray[Any]]] = []
+    alive: list[int] = []
+
+    def open_sides(*given: Any) -> Any:
+        alive.append(sum(embeddings() is not None for embeddings in opened))
+        sides = finished_runs.open_sides(*given)
+        opened.append(weakref.ref(sides[1].embeddings))
+        return sides
+
+    monkeypatch.setattr(run_pages, "open_sides", open_sides)
+    write_look(made[0], choose(*made, "photos"), None, tmp_path / "pages", "pca", quiet)
+    assert len(alive) > 3
+    assert max(alive) == 1
 
 
 def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
