@@ -211,12 +211,8 @@ def _mlflow(project: Project) -> Finding:
         answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=_mlflow_login())
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
-    if answer.status_code in (401, 403):
-        remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
-        return Finding("mlflow", where, "wrong", f"refuses ({answer.status_code})", remedy)
-    if not answer.ok:
-        return Finding("mlflow", where, "wrong", f"answers with {answer.status_code}", "check the server's log")
-    return _compared("mlflow", where, served.text.strip())
+    remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
+    return _server("mlflow", where, answer, served.text, if_refused=remedy, if_failed="check the server's log")
 
 
 def _mlflow_login() -> dict[str, str]:
@@ -254,11 +250,8 @@ def _prefect(project: Project) -> Finding:
         answer = prefect_session().get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS)
     except requests.RequestException:
         return Finding("prefect", where, "wrong", "does not answer", "start it, or unset PREFECT_API_URL")
-    if answer.status_code in (401, 403):
-        return Finding("prefect", where, "wrong", f"refuses ({answer.status_code})", "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY")
-    if not answer.ok:
-        return Finding("prefect", where, "wrong", f"answers with {answer.status_code}", "PREFECT_API_URL has to end in /api")
-    return _compared("prefect", where, answer.text.strip().strip('"'))
+    remedy = "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
+    return _server("prefect", where, answer, answer.text, if_refused=remedy, if_failed="PREFECT_API_URL has to end in /api")
 
 
 def _pool(project: Project) -> Finding:
@@ -345,11 +338,15 @@ def _dvc_remote(project: Project) -> Finding:
     return Finding("dvc remote", where, "note", "login and content were not checked", "dvc status --cloud")
 
 
-def _compared(what: str, where: str, there: str) -> Finding:
-    """Compare a server's version with its client's on this machine; newer clients send what an older server does not know."""
+def _server(what: str, where: str, answer: requests.Response, version_text: str, if_refused: str, if_failed: str) -> Finding:
+    """Judge a server's answer, and its version by its client's on this machine: newer clients send what an older server does not know."""
+    if answer.status_code in (401, 403):
+        return Finding(what, where, "wrong", f"refuses ({answer.status_code})", if_refused)
+    if not answer.ok:
+        return Finding(what, where, "wrong", f"answers with {answer.status_code}", if_failed)
     here = _version(what)
     try:
-        theirs = Version(there)
+        theirs = Version(version_text.strip().strip('"'))
     except InvalidVersion:
         return Finding(what, where, "wrong", "answers without a version", "check the address: another program may answer there")
     if here == MISSING or theirs > Version(here):
