@@ -129,7 +129,10 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
     searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
         return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched, has_tested)
-    images = _images_by_class(packed)
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
+    images = Counter(map(str, rows["label_name"].to_pylist()))
     held_out = held_out_classes(list(images), validation)
     num_held_out = sum(images[name] for name in held_out)
     num_trained = train.num_images - num_held_out
@@ -343,14 +346,6 @@ def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
 def _num_features(backbone: BackboneConfig) -> int:
     """Return the number of features of a backbone, which is built once without its weights."""
     return cast(int, build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None})).num_features)
-
-
-def _images_by_class(packed: Path) -> dict[str, int]:
-    """Return the number of images of each training class, by class name."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
-    return dict(Counter(str(name) for name in rows["label_name"].to_pylist()))
 
 
 def _has_files(folder: Path) -> bool:
