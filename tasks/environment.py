@@ -98,14 +98,10 @@ def _folder(path: str) -> Path:
 
 
 def _store(address: str) -> str:
-    """Return a store's address, an absolute folder or `s3://bucket/prefix`.
-
-    Raises:
-        ConfigError: it is neither; a misspelt scheme would become a folder's name.
-    """
+    """Return a store's address, an absolute folder or `s3://bucket/prefix`."""
     if address.startswith("s3://"):
         return address
-    if re.match(r"[\w+.-]+:/", address):
+    if re.match(r"[\w+.-]+:/", address):  # a misspelt scheme would become a folder's name
         raise ConfigError(f"DML_STORE: '{without_secrets(address)}' is neither a folder nor s3://bucket/prefix; set it to one of them")
     return str(_folder(address))
 

@@ -185,15 +185,10 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
 
 
 def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
-    """Reject a file that would lose anything by being replaced; some of the images may be missing in it, if they were bad.
-
-    Raises:
-        ConfigError: it is anything but embeddings of these images by this network.
-    """
+    """Reject a file with anything but embeddings of these images by this network; some may be missing in it, if they were bad."""
     if not (out.exists() or out.is_symlink()):
         return
-    identity: str = ""
-    parts: list[Part] = []
+    identity, parts = "", list[Part]()
     with suppress(EvaluationError):
         identity, parts = recorded_network(out).model_identity, open_embedded(out)
     if not parts or not identity:
@@ -258,10 +253,7 @@ def _versions(images: Images, rows: range) -> str:
 def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) -> None:
     """Start the folder `out` with the content `plan`, or resume it: shards whose images have changed are removed.
 
-    `shards` is name of each shard -> hash of its images' versions.
-
-    Raises:
-        ConfigError: it has other contents.
+    `shards` is name of each shard -> hash of its images' versions. A folder with other contents is rejected.
     """
     path = out / PLAN_FILE
     if path.is_file():

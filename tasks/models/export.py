@@ -92,11 +92,7 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
 
 
 def _check_place(out: Path) -> None:
-    """Reject an output folder with anything but an earlier export, which will be replaced.
-
-    Raises:
-        ConfigError: it has, or it is a file.
-    """
+    """Reject a file, and a folder with anything but an earlier export, which will be replaced."""
     if not out.exists():
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}

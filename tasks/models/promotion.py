@@ -177,11 +177,7 @@ def _compared(
     min_gain: float,
     folder: Path,
 ) -> str:
-    """Return why the network may replace the current one.
-
-    Raises:
-        ConfigError: it may not.
-    """
+    """Return why the network may replace the current one; if it may not, a ConfigError has the reason."""
     if holder is None:
         return "the first; there was nothing to compare with"
     current = registry.of_version(holder)

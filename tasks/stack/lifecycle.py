@@ -141,11 +141,7 @@ def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
 
 
 def _kill_left(folder: Path, run: Path) -> int:
-    """Kill the processes the supervisor left, children of a killed worker, or all if the supervisor itself was killed; return their number.
-
-    Raises:
-        StackError: a process does not end.
-    """
+    """Kill the processes that supervisor left, children of a killed worker, or all if supervisor was killed; return their number."""
     left = processes_of(folder, run)
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -256,11 +252,7 @@ def _start(supervisor: Any, stack: Stack, name: str) -> bool:
 
 
 def _check_ports(stack: Stack, name: str) -> None:
-    """Check that the ports of a service that does not run are free.
-
-    Raises:
-        StackError: another program has one.
-    """
+    """Check that no other program has a port of a service that does not run."""
     for port in (stack.ports[port] for port in stack.file.services[name].ports):
         try:
             socket.create_server((stack.file.host, port)).close()
