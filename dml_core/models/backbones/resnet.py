@@ -10,30 +10,29 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
 
+NOT_FEATURES = ("avgpool", "fc")
 
-class ResNet(nn.Module):
-    """The stages of a torchvision ResNet, with torchvision's names; RBR removes the last block's last BatchNorm."""
+
+class ResNet(nn.Sequential):
+    """Feature maps (N, 512 or 2048, H / 32, W / 32), / 16 with last stride 1, of images (N, 3, H, W), with torchvision's layer names.
+
+    RBR removes the last block's last BatchNorm.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         source = torchvision.models.get_model(config.name, weights=None)
         self.num_features: int = source.fc.in_features
-        self.conv1, self.bn1, self.relu, self.maxpool = source.conv1, source.bn1, source.relu, source.maxpool
-        self.layer1, self.layer2, self.layer3, self.layer4 = source.layer1, source.layer2, source.layer3, source.layer4
+        for name, module in source.named_children():
+            if name not in NOT_FEATURES:
+                self.add_module(name, module)
         start_from(self, config, left_out=("fc.",))
         if config.stem_pool == "ceil":
             self.maxpool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         if config.last_stride == 1:
-            _unstride(self.layer4[0])
+            _unstride(source.layer4[0])
         if config.rbr != "none":
-            self.layer4[-1] = OpenBlock(self.layer4[-1], keep_inner_relu=config.rbr == "published")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Feature maps (N, 512 or 2048, H / 32, W / 32), / 16 with last stride 1, of images (N, 3, H, W)."""
-        maps: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            maps = layer(maps)
-        return maps
+            source.layer4[-1] = OpenBlock(source.layer4[-1], keep_inner_relu=config.rbr == "published")
 
 
 class OpenBlock(nn.Module):

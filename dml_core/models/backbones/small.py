@@ -14,8 +14,11 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
 
 
-class SmallCNN(nn.Module):
-    """Four 3x3 convolution blocks; the first three halve the resolution, each doubles the channels up to 4 x `width`."""
+class SmallCNN(nn.Sequential):
+    """Feature maps (N, 4 * width, ceil(H / 8), ceil(W / 8)) of images (N, 3, H, W).
+
+    Four 3x3 convolution blocks; the first three halve the resolution, each doubles the channels up to 4 x `width`.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -25,14 +28,9 @@ class SmallCNN(nn.Module):
             blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after)]
             blocks += [nn.MaxPool2d(2, ceil_mode=True)] if block < 3 else []
             blocks += [nn.ReLU(inplace=True)]  # after the pooling: the same bits from a quarter of the values
-        self.blocks = nn.Sequential(*blocks)
+        self.add_module("blocks", nn.Sequential(*blocks))
         self.num_features = channels[-1]
         start_from(self, config)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Feature maps (N, 4 * width, ceil(H / 8), ceil(W / 8)) of images (N, 3, H, W)."""
-        maps: Tensor = self.blocks(images)
-        return maps
 
 
 class LeNet(nn.Module):
