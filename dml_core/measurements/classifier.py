@@ -12,7 +12,6 @@ from scipy.special import softmax
 from torch import Tensor
 from torch.nn import functional
 
-from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.losses.heated_up_softmax import HeatedUpSoftmax
 from dml_core.losses.sgsl import SGSL
@@ -78,7 +77,7 @@ def classifier_of(run: FinishedRun) -> Classifier:
         known = "softmax, heated_up_softmax and sgsl"
         raise EvaluationError(f"{run.title}: measurements of a classifier support the losses {known}, not '{run.training.loss.name}'")
     role = run.gallery.role
-    if role != "train" and _class_names(run, role) != _class_names(run, "train"):  # each role numbers its classes from 0
+    if role != "train" and run.images(role).class_names != run.images("train").class_names:  # each role numbers its classes from 0
         raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
     return classifier
 
@@ -106,10 +105,6 @@ def unit_rows(rows_ND: NDArray[Any]) -> Floats:
         raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; mend the network")
     units_ND: Floats = wide_ND / norms_N1
     return units_ND
-
-
-def _class_names(run: FinishedRun, role: str) -> list[str]:
-    return open_role(run.dataset, role, run.training.validation).class_names
 
 
 def _classifier(weight_CD: Tensor, bias_C: Tensor | None) -> Classifier:

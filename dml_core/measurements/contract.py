@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dml_core.training.config import TrainingConfig
 
 if TYPE_CHECKING:
+    from dml_core.data.store.packed import PackedDataset
     from dml_core.training.parallel.workers import TrainingSystem
 
 BATCH_SIZE = 256
@@ -50,7 +51,7 @@ class FinishedRun:
         title: title of pictures.
         training: training configuration.
         seed: the run's seed.
-        dataset: folder of the packed dataset (`dml_core.data.store.splits.open_role` opens a role).
+        dataset: folder of the packed dataset.
         queries, gallery: the scored roles; the same object if a role is searched in itself.
         history: one row per step.
         facts: facts of the training: seconds, device.
@@ -73,18 +74,23 @@ class FinishedRun:
         """The trained model and loss, loaded on first use."""
         return self.load()
 
+    def images(self, role: str) -> "PackedDataset":
+        """Return the images of a role as the run sees them, without the held-out classes."""
+        from dml_core.data.store.splits import open_role
+
+        return open_role(self.dataset, role, self.training.validation)
+
     @cached_property
     def training_images(self) -> Scored:
         """The training images without augmentation, in dataset order; embedded on the CPU on first use."""
         import torch
 
-        from dml_core.data.store.splits import open_role
         from dml_core.data.views.batches import Loader, TestView
         from dml_core.models.embedder import Embedder
 
         model = self.system.model
         assert isinstance(model, Embedder)
-        dataset = open_role(self.dataset, "train", self.training.validation)
+        dataset = self.images("train")
         batches = np.split(np.arange(len(dataset)), range(BATCH_SIZE, len(dataset), BATCH_SIZE))
         with torch.no_grad():
             views = Loader(dataset).batches(batches, TestView(self.training.transform))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.config import Config
-from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
@@ -46,7 +45,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         raise EvaluationError(f"{run.title}: a map is of embeddings of 2 or 3 dimensions, found {raw_ND.shape[1]}")
     classifier = classifier_of(run)
     points_ND = unit_rows(raw_ND) if options.unit_length else raw_ND
-    names = open_role(run.dataset, run.gallery.role, run.training.validation).class_names
+    names = run.images(run.gallery.role).class_names
     directions_CD = classifier.directions
     plot_directions(
         points_ND, labels_N, names, directions_CD, folder / "embedding_map.png", f"{run.title}\n{len(labels_N)} {run.gallery.description}"

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from pydantic import Field
 
 from dml_core.config import Config
-from dml_core.data.store.packed import PackedDataset
-from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.retrieval.outcomes import query_outcomes
-from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
+from dml_core.figures.gallery import plot_retrieval_gallery, retrieved_row
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("right_among_shown", "right_among_nearest")
@@ -58,9 +55,9 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     separate = () if same else (queries.embeddings, queries.labels)
     config = EvaluationConfig(metric=options.metric)
     outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, options.num_neighbours, *separate)
-    found_Qk, similarities_Qk, right_Qk = outcomes.neighbours, outcomes.similarities, outcomes.is_right
-    asked, searched = (open_role(run.dataset, side.role, run.training.validation) for side in (queries, gallery))
-    rows = [_row(asked, searched, query, found_Qk[query], similarities_Qk[query], right_Qk[query]) for query in shown_S]
+    found_Qk, right_Qk = outcomes.neighbours, outcomes.is_right
+    asked, searched = run.images(queries.role), run.images(gallery.role)
+    rows = [retrieved_row(asked, searched, query, outcomes, query) for query in shown_S]
     right_Sk = right_Qk[shown_S]
     shares = right_Sk.mean(), right_Qk.mean()
     note = f"{RULE}\n{right_Sk.sum()} of the {right_Sk.size} images shown are right, {100 * shares[1]:.1f} % over all queries"
@@ -90,22 +87,3 @@ def fixed_queries(labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int6
     chosen = findable[(2 * np.arange(num_shown) + 1) * len(findable) // (2 * max(num_shown, 1))]
     members = [np.flatnonzero(labels_Q == label) for label in chosen]
     return np.array([places[len(places) // 2] for places in members], dtype=np.int64)
-
-
-def _row(
-    asked: PackedDataset,
-    searched: PackedDataset,
-    query: int,
-    found_k: NDArray[np.int64],
-    similarities_k: NDArray[np.float32],
-    right_k: NDArray[np.bool_],
-) -> GalleryRow:
-    neighbours = [
-        Neighbour(_image(searched, index), searched.class_names[searched.labels[index]], float(similarity), bool(is_right))
-        for index, similarity, is_right in zip(found_k, similarities_k, right_k, strict=True)
-    ]
-    return GalleryRow(_image(asked, query), asked.class_names[asked.labels[query]], neighbours)
-
-
-def _image(dataset: PackedDataset, index: int) -> Image.Image:
-    return Image.fromarray(dataset.image(int(index)).permute(1, 2, 0).numpy())

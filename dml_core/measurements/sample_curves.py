@@ -1,4 +1,7 @@
-"""Figures of single images: one curve per image, with the image next to it."""
+"""Figures of single images: one curve per image, with the image next to it.
+
+Shapes: S samples, A points of a curve.
+"""
 
 from pathlib import Path
 
@@ -6,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.config import Config
-from dml_core.data.store.splits import open_role
-from dml_core.figures.samples import plot_sample_curves
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 from dml_core.measurements.classifier import Floats, Samples
 from dml_core.measurements.contract import FinishedRun
 
@@ -36,16 +38,34 @@ def draw_samples(
     path: Path,
     marked_S: Floats | None = None,
 ) -> None:
-    """Draw a curve for each of S images of the run's gallery, with the margin of its logits as caption.
+    """Draw a curve for each of up to eight images of the run's gallery, with the images in a column on the right.
+
+    An image is framed in its curve's colour; its caption is its class and the margin of its logits.
 
     Args:
         scales: `xscale`, `yscale` and `xlabel` of the axes.
         marked_S: x position of a dot on each curve.
     """
-    dataset = open_role(run.dataset, run.gallery.role, run.training.validation)
-    images = [dataset.image(int(index)).permute(1, 2, 0).numpy() for index in index_S]
-    names = [dataset.class_names[label] for label in run.gallery.labels[index_S]]
-    captions = [f"{name}, margin {margin:.2g}" for name, margin in zip(names, margins_S, strict=True)]
-    axes = {**scales, "ylabel": "norm of the gradient"}
-    title = f"{run.title}\n{run.gallery.description}: {KIND[samples]}"
-    plot_sample_curves(images, captions, x_SA, y_SA, axes, path, title, NONE_OF_KIND[samples], marked_S)
+    dataset = run.images(run.gallery.role)
+    figure = new_figure(7.4, 4.2)
+    grid = figure.add_gridspec(max(len(index_S), 1), 2, width_ratios=(4.2, 1))
+    axes = figure.add_subplot(grid[:, 0])
+    axes.set(**scales, ylabel="norm of the gradient")
+    style_axes(axes)
+    for number, (index, margin, x_A, y_A) in enumerate(zip(index_S, margins_S, x_SA, y_SA, strict=True)):
+        colour = COLOURS[number]
+        axes.plot(x_A, y_A, color=colour, linewidth=1.8)
+        if marked_S is not None:
+            axes.plot(marked_S[number], np.interp(marked_S[number], x_A, y_A), "o", color=colour, markersize=6)
+        thumbnail = figure.add_subplot(grid[number, 1])
+        thumbnail.imshow(dataset.image(index).permute(1, 2, 0).numpy())
+        thumbnail.set(xticks=[], yticks=[])
+        thumbnail.spines[:].set(color=colour, linewidth=3)
+        name = dataset.class_names[run.gallery.labels[index]]
+        thumbnail.set_title(plain_text(f"{name}, margin {margin:.2g}"), fontsize=8)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    if not len(index_S):
+        axes.text(0.5, 0.5, NONE_OF_KIND[samples], transform=axes.transAxes, ha="center", color=NEUTRAL)
+    figure.suptitle(plain_text(f"{run.title}\n{run.gallery.description}: {KIND[samples]}"), fontsize=10)
+    write_png(figure, path)

@@ -20,7 +20,7 @@ from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.retrieval.outcomes import QueryOutcomes, query_outcomes
 from dml_core.figures.curves import plot_training_curves
-from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
+from dml_core.figures.gallery import plot_retrieval_gallery, retrieved_row
 from dml_core.figures.histograms import has_pairs, plot_similarity_histogram
 from dml_core.figures.maps import plot_map
 
@@ -157,7 +157,11 @@ def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, 
     """Draw some queries whose nearest neighbour is correct, then some with a wrong one, each with its neighbours."""
     is_found = retrieval.outcomes.is_found
     kinds = rows_to_draw(is_found, queries.labels[retrieval.queries], seed)
-    rows = [_row(queries, gallery, retrieval, number) for kind in kinds for number in kind]
+    rows = [
+        retrieved_row(queries.dataset, gallery.dataset, retrieval.queries[number], retrieval.outcomes, number)
+        for kind in kinds
+        for number in kind
+    ]
     right = int(is_found.sum())
     note = (
         f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
@@ -181,17 +185,6 @@ def draw_map(queries: Side, retrieval: Retrieval, metric: Metric, seed: int, pat
     names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
     about = f"PCA of {len(labels)} of {retrieval.num_scored} queries; {what}"
     plot_map(queries.embeddings[retrieval.queries], labels, path, f"{title}\n{about}", seed, names, metric)
-
-
-def _row(queries: Side, gallery: Side, retrieval: Retrieval, number: int) -> GalleryRow:
-    query, outcomes = retrieval.queries[number], retrieval.outcomes
-    neighbours = [
-        Neighbour(gallery.image(index), gallery.class_name(index), float(similarity), bool(is_right))
-        for index, similarity, is_right in zip(
-            outcomes.neighbours[number], outcomes.similarities[number], outcomes.is_right[number], strict=True
-        )
-    ]
-    return GalleryRow(queries.image(query), queries.class_name(query), neighbours)
 
 
 def _of_different_classes(numbers: NDArray[np.int64], labels: NDArray[Any]) -> NDArray[np.int64]:
