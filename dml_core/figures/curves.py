@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike, NDArray
 
-from dml_core.errors import EvaluationError
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, panel_grid, plain_text, style_axes, write_png
 
 MAX_COLUMNS = 3
 SMOOTHED_SHARE = 20  # the moving average spans one in so many steps of the run
@@ -26,24 +25,14 @@ def plot_training_curves(training: Series, path: Path, title: str, validation: S
     """Draw one panel for each named (epochs, values); return `path`.
 
     Args:
-        training: per step: (S,) epochs done, with fractions, and (S,) values; the loss first.
+        training: per step: (S,) epochs done, with fractions, and (S,) values; the loss first, of one series or more.
         validation: the same at each epoch's end, drawn as points.
-
-    Raises:
-        EvaluationError: nothing to draw.
     """
     panels = [(name, *series, False) for name, series in training.items()]
     panels += [(name, *series, True) for name, series in (validation or {}).items()]
-    if not panels:
-        raise EvaluationError("training curves need one series or more")
-    num_columns = min(len(panels), MAX_COLUMNS)
-    num_rows = -(-len(panels) // num_columns)
-    figure = new_figure(max(1.0 + 3.3 * num_columns, 5.6), 0.75 + 2.5 * num_rows)
-    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    figure, all_axes, _ = panel_grid(len(panels), MAX_COLUMNS, (3.3, 2.5), (1.0, 0.75))
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(panels))]
-    windows = [_draw_panel(axes, *panel, colour) for axes, panel, colour in zip(all_axes, panels, colours, strict=False)]
-    for axes in all_axes[len(panels) :]:
-        axes.remove()
+    windows = [_draw_panel(axes, *panel, colour) for axes, panel, colour in zip(all_axes, panels, colours, strict=True)]
     figure.suptitle(plain_text(title), fontsize=11)
     window = max(windows)
     smoothing = f"; line: mean of the {window} steps around each, faint: every step" if window > 1 else ""

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels
 from dml_core.evaluation.retrieval.geometry import as_points
@@ -31,19 +30,17 @@ def plot_map(
     named: Mapping[Any, str],
     metric: Metric = "cosine",
 ) -> Path:
-    """Draw embeddings (N, D) with labels (N,) as a 2-D map, projected with a seed; return `path`.
+    """Draw embeddings (N, D), N at least 3 and D at least 2, with labels (N,) as a 2-D map, projected with a seed; return `path`.
 
     Args:
         named: label -> its legend text, in the legend's order; all other classes are grey points.
         metric: cosine maps directions, euclidean the unchanged embeddings.
 
     Raises:
-        EvaluationError: fewer than three samples or two dimensions, embeddings and labels that do not fit, or a cosine of zeros.
+        EvaluationError: embeddings and labels that do not fit, or a cosine of zeros.
     """
     embeddings_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels, len(embeddings_ND))
-    if len(embeddings_ND) < 3 or embeddings_ND.shape[1] < 2:
-        raise EvaluationError(f"a map needs three samples of two dimensions or more, found {embeddings_ND.shape}")
     points_N2 = principal_components(embeddings_ND, metric, 2, seed)
     figure = new_figure(SIDE_INCHES + LEGEND_INCHES, SIDE_INCHES)
     axes = figure.add_subplot()

@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dml_core.errors import EvaluationError
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, panel_grid, plain_text, style_axes, write_png
 
 MAX_COLUMNS = 4
 PANEL_INCHES = (2.3, 1.75)
@@ -23,38 +22,26 @@ LINES = {"test": ("test images", COLOURS[0], "-"), "train": ("training images", 
 Curves = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
 
 
-def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epochs") -> Path:
+def plot_over_epochs(curves: Curves, path: Path, title: str) -> Path:
     """Draw means over seeds, with the seeds' range as a band; return `path`.
 
     Args:
-        curves: for each system and role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed. A system without a curve has
-            no panel.
-
-    Raises:
-        EvaluationError: no system has a curve.
+        curves: for each of one or more systems and each role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed.
     """
-    names = [name for name, roles in curves.items() if any(roles.values())]
-    if not names:
-        raise EvaluationError("a figure of Recall@1 over epochs needs one system or more with a curve")
-    num_columns = min(len(names), MAX_COLUMNS)
-    num_rows = -(-len(names) // num_columns)
-    figure = new_figure(max(PANEL_INCHES[0] * num_columns + 0.5, 5.6), PANEL_INCHES[1] * num_rows + 1.1)
-    all_axes = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).ravel()
-    scores = [score for name in names for curve in curves[name].values() for seeds in curve.values() for score in seeds]
+    figure, all_axes, num_columns = panel_grid(len(curves), MAX_COLUMNS, PANEL_INCHES, (0.5, 1.1), sharex=True, sharey=True)
+    scores = [score for roles in curves.values() for curve in roles.values() for seeds in curve.values() for score in seeds]
     lowest = 10 * max(0, math.ceil(10 * min(scores)) - 1)
-    for axes, name in zip(all_axes, names, strict=False):
-        for other in names:
-            _draw(axes, curves[other].get("test", {}), color=NEUTRAL, alpha=0.35, linewidth=0.7)
+    for axes, (name, roles) in zip(all_axes, curves.items(), strict=True):
+        for others in curves.values():
+            _draw(axes, others.get("test", {}), color=NEUTRAL, alpha=0.35, linewidth=0.7)
         for role, (label, colour, style) in LINES.items():
-            _draw(axes, curves[name].get(role, {}), band=True, color=colour, linestyle=style, linewidth=1.8, label=label)
+            _draw(axes, roles.get(role, {}), band=True, color=colour, linestyle=style, linewidth=1.8, label=label)
         axes.set_title(plain_text(name), fontsize=9)
         axes.set_ylim(lowest, 100)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(labelsize=8, length=2)
         style_axes(axes)
-    for axes in all_axes[len(names) :]:
-        axes.remove()
-    for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:
+    for axes in all_axes[-num_columns:]:
         axes.tick_params(labelbottom=True)
     figure.suptitle(f"{plain_text(title)}\n ", fontsize=11)  # the second line is for the legend
     figure.supxlabel("epochs; line: mean over seeds, band: all seeds, grey: test images of the other systems", fontsize=8, color=NEUTRAL)

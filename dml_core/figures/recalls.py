@@ -24,7 +24,7 @@ ROW_INCHES, PANEL_INCHES, NAME_INCHES = 0.27, 1.75, 1.7
 Recalls = Mapping[str, Mapping[int, Sequence[float]]]
 
 
-def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
+def plot_recalls(recalls: Recalls, path: Path, title: str) -> Path:
     """Draw mean, 95 % interval and single seeds of each system at each K; return `path`.
 
     Args:
