@@ -27,7 +27,7 @@ def plot_similarity_histogram(
 ) -> Path:
     """Draw the densities of the cosines, or negative distances, of random positive and negative pairs; return `path`.
 
-    `num_pairs` of each kind are drawn, with replacement, from the embeddings (N, D) with labels (N,); `has_pairs` says whether there are any.
+    `num_pairs` of each kind are drawn, with replacement, from the embeddings (N, D) with labels (N,), which have both (`has_pairs`).
     """
     points = as_points(checked_embeddings(embeddings), metric)
     codes_N = label_codes([checked_labels(labels, len(points))])[1][0]

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
@@ -62,8 +62,8 @@ def _legend(seeds: Sequence[int]) -> str:
 
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
     """Draw one K: rows from the top as given, the best mean's row highlighted."""
-    summaries = np.array([mean_and_half_width(values) for values in values_of], dtype=float)  # no interval is NaN, which is not drawn
-    means, half_widths = 100 * summaries.T
+    summaries = np.array([summarise_seeds(values) for values in values_of], dtype=float)  # no interval is NaN, which is not drawn
+    means, half_widths = 100 * summaries.T[:2]
     ranks = 1 + (means[:, None] < means - SAME).sum(axis=1)  # equal means share a rank, also those of the same values in another order
     for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):
         colour = COLOURS[1] if rank == 1 else COLOURS[0]

@@ -16,25 +16,14 @@ from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("drawn_unique_centres", "drawn_unique_centres_unregularised")
 NUM_CLASSES, NUM_MODES, DIM, BATCH_SIZE = 10, 3, 64, 32
-LEARNING_RATE = 0.01  # published, for Adam
+LEARNING_RATE, REGULARISER_WEIGHT = 0.01, 0.2  # published: for Adam, and tau
 NOISE = 0.7
+NUM_STEPS = 1_000  # of the centres; the embeddings are not trained
 
 
-class Options(Config):
-    """Options of the measurement.
-
-    Attributes:
-        num_steps: training steps of the centres; the embeddings are not trained.
-        regulariser_weight: tau; published 0.2.
-    """
-
-    num_steps: int = 1_000
-    regulariser_weight: float = 0.2
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the mean number of different centres per class, of the published ten, with tau and with tau = 0."""
-    counts = [num_centres(run.seed, weight, options.num_steps) for weight in (options.regulariser_weight, 0.0)]
+    counts = [num_centres(run.seed, weight, NUM_STEPS) for weight in (REGULARISER_WEIGHT, 0.0)]
     return dict(zip(METRICS, counts, strict=True))
 
 

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,39 +20,17 @@ from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("cost_exponent_in_classes", "cost_exponent_in_samples", "cost_exponent_in_samples_all_triplets")
 NUM_REPEATS = 5
-FIXED_SAMPLES, FIXED_CLASSES = 128, 1_000
+# Two numbers each, between which the cost grows: of classes with 128 samples, of samples with 1000 classes, and of samples in triplets.
+CLASSES, SAMPLES, TRIPLET_SAMPLES = (2_000, 16_000), (1_024, 4_096), (128, 320)
 
 
-def _check_range(numbers: tuple[int, int]) -> tuple[int, int]:
-    if not 1 < numbers[0] < numbers[1]:
-        raise ValueError(f"two numbers above 1, the smaller first, found {list(numbers)}")
-    return numbers
-
-
-Range = Annotated[tuple[int, int], AfterValidator(_check_range)]
-
-
-class Options(Config):
-    """Ranges over which the growth is measured: two numbers above 1, the smaller first.
-
-    Attributes:
-        classes: for the discriminative loss, with 128 samples.
-        samples: for the discriminative loss, with 1000 classes.
-        triplet_samples: for the sum over all triplets, with four classes.
-    """
-
-    classes: Range = (2_000, 16_000)
-    samples: Range = (1_024, 4_096)
-    triplet_samples: Range = (128, 320)
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the exponents of the CPU time: 1 is linear, 2 quadratic."""
     with one_torch_thread():
         exponents = (
-            exponent(options.classes, lambda number: discriminative_seconds(run.seed, FIXED_SAMPLES, number)),
-            exponent(options.samples, lambda number: discriminative_seconds(run.seed, number, FIXED_CLASSES)),
-            exponent(options.triplet_samples, lambda number: all_triplets_seconds(run.seed, number)),
+            exponent(CLASSES, lambda number: discriminative_seconds(run.seed, 128, number)),
+            exponent(SAMPLES, lambda number: discriminative_seconds(run.seed, number, 1_000)),
+            exponent(TRIPLET_SAMPLES, lambda number: all_triplets_seconds(run.seed, number)),
         )
     return dict(zip(METRICS, exponents, strict=True))
 

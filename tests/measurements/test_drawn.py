@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from dml_core.config import parse
-from dml_core.errors import ConfigError
 from dml_core.measurements import drawn_centres, drawn_gradients, loss_costs
 from dml_core.measurements.drawn_centres import num_centres
 from dml_core.measurements.drawn_gradients import gradient_norm
@@ -48,12 +46,6 @@ def test_an_exponent_is_that_of_a_known_cost() -> None:
     assert exponent((10, 40), lambda number: 5.0 * number) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("numbers", [[4, 4], [16, 4], [1, 4]])
-def test_a_growth_needs_two_different_sizes(numbers: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"^x: samples: two numbers above 1, the smaller first, found \["):
-        parse(loss_costs.Options, {"samples": numbers}, "x")
-
-
 def test_costs_are_measured_with_one_thread_which_is_given_back() -> None:
     before = torch.get_num_threads()
     with one_torch_thread():
@@ -63,6 +55,6 @@ def test_costs_are_measured_with_one_thread_which_is_given_back() -> None:
     assert all(math.isfinite(value) and value > 0 for value in seconds)
 
 
-def test_options_are_those_of_the_published_sizes() -> None:
-    assert drawn_centres.Options().regulariser_weight == 0.2
+def test_centres_are_trained_as_published() -> None:
+    assert drawn_centres.REGULARISER_WEIGHT == 0.2
     assert drawn_centres.LEARNING_RATE == 0.01
