@@ -5,10 +5,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from dml_core.data.prepare import pack
-from dml_core.data.store.info import MANIFEST_FILE, DatasetInfo, read_info, verify_files
+from dml_core.data.store.info import MANIFEST_FILE, read_info, verify_files
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Role, Row
 from dml_core.errors import DataError
+from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
@@ -26,19 +27,19 @@ def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
     source = read_info(packed)
     folder = project.state / "tuning" / "datasets" / source.fingerprint
     with alone(folder.parent / f".{source.fingerprint}.lock"):  # a search in another shell may need the same one
-        info = _packed_earlier(folder) or pack(source.name, source.options, _manifest(packed), folder)
-    counts = {role: entry.num_images for role, entry in info.roles.items()}
-    return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
+        if not _is_packed(folder):
+            pack(source.name, source.options, _manifest(packed), folder)
+    return read_packed(folder, name)
 
 
-def _packed_earlier(folder: Path) -> DatasetInfo | None:
-    """Return the dataset packed earlier if it is complete and its rows are all training rows; otherwise None."""
+def _is_packed(folder: Path) -> bool:
+    """Return whether a folder has a complete dataset, all of whose rows are training rows."""
     try:
         info = verify_files(folder)
         roles = set(pq.read_table(folder / MANIFEST_FILE, columns=["role"])["role"].to_pylist())
     except (OSError, DataError, ValueError):
-        return None
-    return info if roles == {ROLE} == set(info.roles) else None
+        return False
+    return roles == {ROLE} == set(info.roles)
 
 
 def _manifest(packed: Path) -> Manifest:
