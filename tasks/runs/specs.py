@@ -655,11 +655,7 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def _nested(setting: str) -> dict[str, Any]:
-    """Return a `--set` that has a path and a value as nested settings.
-
-    Raises:
-        ConfigError: the value is not readable as YAML.
-    """
+    """Return a `--set` that has a path and a value as nested settings."""
     path = _path_of(setting)
     nested: Any = _tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))
     for key in reversed(path.split(".")):

@@ -291,11 +291,7 @@ class Registry:
 
 
 def _if_exists(query: Callable[[str], Any], name: str) -> Any:
-    """Return what MLflow's client has by a name or id; None if there is nothing.
-
-    Raises:
-        MlflowException: any other error, which says nothing about it.
-    """
+    """Return what MLflow's client has by a name or id; None if there is nothing. Other errors of MLflow say nothing about it."""
     try:
         return query(name)
     except MlflowException as error:

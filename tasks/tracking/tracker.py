@@ -199,11 +199,7 @@ class Tracker:
         return run_id
 
     def _checked(self, report: RunReport) -> RunReport:
-        """Return the report with scores read again from the recorded file, after checking the files of all its steps.
-
-        Raises:
-            StoreError: a file differs from its record.
-        """
+        """Return the report with scores read again from the recorded file, after checking the files of all its steps."""
         for record, _ in child_run.artifact_steps(report):
             self._store.checked(record)
         return report.model_copy(update={"scores": read_scores(report.scores, self._store.pull(report.scores.key))})
@@ -246,11 +242,7 @@ class Tracker:
                 self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
 
     def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
-        """Log the network, described by the dataset's present files, and return the model's id; that of an earlier attempt if it has one.
-
-        Raises:
-            DataError: the dataset was prepared again with other content, or removed.
-        """
+        """Log the network, described by the dataset's present files, and return the model's id; an earlier attempt may have logged it."""
         from tasks.tracking.models import log_model
         from tasks.tracking.registered import find_model
 
@@ -331,9 +323,6 @@ class Tracker:
         """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location.
 
         If a user has deleted it, it is restored: MLflow allows no other experiment with its name.
-
-        Raises:
-            TrackingError: a local database would write to another folder, because the project was moved.
         """
         name = experiment_name(dataset)
         experiment = self._client.get_experiment_by_name(name)

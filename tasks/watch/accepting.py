@@ -104,11 +104,7 @@ def _lost_bands(reference: Reference, others: Sequence[Reference]) -> Iterator[s
 
 
 def _person(root: Path) -> str:
-    """Return name and address from git's configuration.
-
-    Raises:
-        ConfigError: one of them is missing.
-    """
+    """Return name and address from git's configuration."""
     name, email = (run_git(root, "config", key) for key in ("user.name", "user.email"))
     if not name or not email:
         raise ConfigError("results are named by a person, whom git does not know: git config user.name ...; git config user.email ...")
@@ -125,11 +121,7 @@ def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: 
 
 
 def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> dict[str, list[Evidence]]:
-    """Return row -> evidence of its last verification.
-
-    Raises:
-        ConfigError: a row was never verified, or with other code than the present.
-    """
+    """Return row -> evidence of its last verification, which must be of the present code."""
     last: dict[str, tuple[str, list[Evidence]]] = {}
     for verification in read_verifications(project.state, [name]):
         for row in {run.row for run in verification.trained}:
@@ -143,11 +135,7 @@ def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> 
 
 
 def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evidence], level: float) -> list[Evidence]:
-    """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band."""
     finished = candidate_evidence(project, runs, verified[0].environment)
     for one in verified:
         verdict = verdict_of(one, finished, level)

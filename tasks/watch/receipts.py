@@ -4,7 +4,6 @@ A receipt is JSON with its own SHA-256. The hash detects damage, but not a perso
 signature, which OpenSSH makes and verifies (`ssh-keygen -Y`). It is in the file with ".sig" added.
 """
 
-import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.errors import ConfigError, StoreError
+from dml_core.files import file_sha256
 from tasks.environment import Project
 from tasks.files import check_output
 from tasks.watch.accepting import verified_reference
@@ -108,7 +108,7 @@ def signer_of(path: Path, signers: Path | None = None) -> str | None:
 def lock_hash(root: Path) -> str | None:
     """Return the hash of a project's requirements.lock; None if it has none."""
     path = root / LOCK
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return file_sha256(path) if path.is_file() else None
 
 
 def read_receipts(project: Project, references: dict[str, Reference], level: float) -> list[Reproduced]:
@@ -142,11 +142,7 @@ def _signature(path: Path) -> Path:
 
 
 def _ssh_keygen(path: Path, action: str, *arguments: str) -> str:
-    """Run an action of `ssh-keygen -Y` with the receipt as its input; return what it prints.
-
-    Raises:
-        ConfigError: it is not installed, or it failed.
-    """
+    """Run an action of `ssh-keygen -Y` with the receipt as its input; return what it prints."""
     try:
         with path.open("rb") as content:  # signing takes the file's name and may ask for a passphrase
             ran = subprocess.run(

@@ -147,11 +147,7 @@ class _Verifier:
         return accepted
 
     def _from_store(self, name: str, rows: Sequence[str]) -> dict[str, dict[int, float]]:
-        """Return the finished rows of a name without a reference.
-
-        Raises:
-            ConfigError: no row is finished.
-        """
+        """Return the finished rows of a name without a reference, at least one."""
         finished = find_candidates(self.project, self.params, name, {row: self.specs[name][row] for row in rows}).finished
         if not finished:
             what = f"--dataset {name}" if name in self.params.comparison.datasets else name
@@ -183,11 +179,7 @@ class _Verifier:
         return self.request.keep or any(row.is_bad for rows in self.verdicts.values() for row in rows)
 
     def _plan(self) -> Night:
-        """Choose the runs.
-
-        Raises:
-            ConfigError: no row fits into the budget.
-        """
+        """Choose the runs, at least one of any rows."""
         past = [one for one in read_verifications(self.project.state) if one.started_at <= self.started_at]  # a clock may have been wrong
         turns = turns_of(self.accepted, past)
         if self.request.seeds:
