@@ -39,8 +39,7 @@ class StepLock:
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
         self._step, self._of, self._title, self._services = step, of, title, services
         self.anew = anew
-        self._path = services.store.step_lock(step.name, of.identity)
-        self._lock = FileLock(self._path)
+        self._lock = FileLock(services.store.step_lock(step.name, of.identity))
         self._has_said = False
         self.taken_over = False
 
@@ -86,13 +85,12 @@ class StepLock:
             raise
 
     def _wait(self) -> None:
-        """Wait until the lock is free; print this once."""
+        """Wait until the lock is free, without holding it: a turn comes first. Print this once."""
         if not self._has_said:
             what = f"another dml ({self._lock.holder()}) is {DOING[self._step.name]} {self._title}"
             self._services.display.say(f"{what}; waiting for it")
             self._has_said = True
-        probe = FileLock(self._path)
-        while not probe.acquire(wait=False):
+        while not self._lock.acquire(wait=False):
             self._services.check_going_on()
             time.sleep(POLL_SECONDS)
-        probe.release()
+        self._lock.release()
