@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from tasks.environment import Project, git_tags
 from tasks.locks import running
+from tasks.runs.specs import RunSpec
 from tasks.sealed import check_formats
 from tasks.storage import open_store
+from tasks.tracking.published import CurrentRuns, current_runs
 
 if TYPE_CHECKING:
     from tasks.tracking.tracker import Tracker
@@ -26,6 +28,7 @@ class Backends:
         self.store.check_writable()
         check_formats(project.state)
         self._running = running(self.store.locks)
+        self._published: dict[str, CurrentRuns] = {}
 
     @cached_property
     def tracker(self) -> "Tracker":
@@ -33,6 +36,12 @@ class Backends:
         from tasks.tracking.tracker import Tracker
 
         return Tracker(self.project.tracking_uri, self.project.state, self.store)
+
+    def published(self, spec: RunSpec) -> CurrentRuns:
+        """Return the runs of a run's comparison that MLflow had when this was first asked."""
+        if spec.comparison not in self._published:
+            self._published[spec.comparison] = current_runs(self.project.tracking_uri, spec.dataset, spec.comparison)
+        return self._published[spec.comparison]
 
     def close(self) -> None:
         """Let `dml gc` delete again."""

@@ -79,18 +79,19 @@ class Chain:
         self.must_train = planned.train.record is None and planned.train.of.identity not in services.submitted
         self.network_key = f"train/{planned.train.of.identity}"
         self._older_code, published_id = planned.older_code, planned.published_id
-        must_publish = services.must_publish(spec, planned.is_in) or bool(self._older_code)
+        must_publish = services.is_first_smoke(spec) if spec.is_smoke else not planned.is_in(services.published(spec), services.store)
         checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services)
         embeddings = self._submit(embed, planned.embed, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, planned.evaluate, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
-        self._publishing = []
-        if must_publish:
+        self._publishing: Any = None
+        if must_publish or self._older_code:
             key = f"publish {spec.comparison} / {spec.label} / {published_id}"
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
-            self._publishing.append(services.submitted[key])
-        self._futures = [future for future in (*self._steps.values(), *self._publishing) if not isinstance(future, StepRecord)]
+            self._publishing = services.submitted[key]
+        parts = (*self._steps.values(), self._publishing)
+        self._futures = [part for part in parts if part is not None and not isinstance(part, StepRecord)]
 
     def _submit(self, step: Any, planned: PlannedStep, *inputs: Any) -> Any:
         """Return a finished step's record; else submit it, whose lock is released when its record is stored, once in this flow."""
@@ -127,7 +128,7 @@ class Chain:
         """
         # not if it was done before, by another run of this flow, or by another process meanwhile
         ran = {step: step in self._locks and not self._locks[step].taken_over for step in self._steps}
-        delivered = all(future.result() is not None for future in self._publishing)
+        delivered = self._publishing is None or self._publishing.result() is not None
         records = [step if isinstance(step, StepRecord) else step.result() for step in self._steps.values()]
         return Outcome.of(self.spec, records, ran, delivered, self._services.store, self._digest, self._older_code)
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +17,6 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
-from tasks.storage import Store
-from tasks.tracking.published import CurrentRuns, current_runs
 from tasks.wording import counted
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
@@ -57,18 +54,13 @@ class Services(Backends):
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self._is_announced = False  # whether the start of Ray was announced
-        self._published: dict[str, CurrentRuns] = {}
         self._smoke_tables: set[str | None] = set()
 
-    def must_publish(self, spec: RunSpec, is_in: Callable[[CurrentRuns, Store], bool]) -> bool:
-        """Return whether a run has to be published, by its `RunSteps.is_in`; of a table's smoke runs only the first is."""
-        if spec.is_smoke:
-            is_first = spec.table not in self._smoke_tables
-            self._smoke_tables.add(spec.table)
-            return is_first
-        if spec.comparison not in self._published:
-            self._published[spec.comparison] = current_runs(self.project.tracking_uri, spec.dataset, spec.comparison)
-        return not is_in(self._published[spec.comparison], self.store)
+    def is_first_smoke(self, spec: RunSpec) -> bool:
+        """Return whether a smoke run is the first of its table in this flow: only that is published."""
+        is_first = spec.table not in self._smoke_tables
+        self._smoke_tables.add(spec.table)
+        return is_first
 
     def begin(self, spec: RunSpec, doing: str) -> None:
         """Show a run's step; each calls it first, except training, which shows more.

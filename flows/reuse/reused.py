@@ -17,7 +17,6 @@ from tasks.data import unchanged_dataset
 from tasks.environment import Project, prefect_server
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec
-from tasks.tracking.published import CurrentRuns, current_runs
 
 
 def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) -> list[Report] | None:
@@ -54,7 +53,6 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
         return None
     project, store = backends.project, backends.store
     datasets: dict[str, DatasetRecord] = {}
-    published: dict[str, CurrentRuns] = {}
     known: dict[str, Any] = {}
     outcomes = []
     for spec in runs:
@@ -63,11 +61,9 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
             if dataset is None:
                 return None
             datasets[spec.dataset] = dataset
-        if spec.comparison not in published:
-            published[spec.comparison] = current_runs(project.tracking_uri, spec.dataset, spec.comparison)
         dataset = datasets[spec.dataset]
         planned = plan_run(spec, dataset, project.state, store, known=known)
-        if planned.records is None or not planned.is_in(published[spec.comparison], store):
+        if planned.records is None or not planned.is_in(backends.published(spec), store):
             return None
         known |= {step.of.identity: step.record for step in planned.steps}
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)
