@@ -51,6 +51,18 @@ class Report:
     best: Outcome | None = None
     best_line: str = ""
 
+    @classmethod
+    def of_standing(
+        cls, outcomes: Sequence[Outcome], failures: Sequence[Failure], page: str, path: Path, num_undelivered: int = 0
+    ) -> "Report":
+        """Return the report of the standing comparison's runs on one dataset, whose page is written."""
+        runs = {(outcome.spec.variant, outcome.spec.seed): outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics}
+        scores = scores_by_seed((*place, outcome.scores.metrics[VALIDATION]) for place, outcome in runs.items())
+        found, spec = best_run(scores), outcomes[0].spec
+        best = None if found is None else runs[found.variant, found.seed]
+        key = artifact_key("comparison", spec.dataset)
+        return cls(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, said_best(scores))
+
     @property
     def line(self) -> str:
         """The report as one line."""
@@ -206,14 +218,4 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         is_one_protocol=today.is_one_protocol,
     )
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (backends.tracker.publish(summary) is None)
-    return standing_report(outcomes, failures, page, folder / REPORT_FILE, num_undelivered)
-
-
-def standing_report(outcomes: Sequence[Outcome], failures: Sequence[Failure], page: str, path: Path, num_undelivered: int = 0) -> Report:
-    """Return the report of the standing comparison's runs on one dataset, whose page is written."""
-    runs = {(outcome.spec.variant, outcome.spec.seed): outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics}
-    scores = scores_by_seed((*place, outcome.scores.metrics[VALIDATION]) for place, outcome in runs.items())
-    found, spec = best_run(scores), outcomes[0].spec
-    best = None if found is None else runs[found.variant, found.seed]
-    key = artifact_key("comparison", spec.dataset)
-    return Report(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, said_best(scores))
+    return Report.of_standing(outcomes, failures, page, folder / REPORT_FILE, num_undelivered)

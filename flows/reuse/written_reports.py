@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from flows.backends import Backends
 from flows.outcomes import Outcome
-from flows.reports import Report, standing_report
+from flows.reports import Report
 from tasks.environment import Project
 from tasks.files import hash_of_states
 from tasks.runs.records import Record
@@ -60,7 +60,7 @@ def written_reports(outcomes: Sequence[Outcome], params: Params, backends: Backe
     reports = []
     for page in written.reports:
         of_page = [outcome for outcome in outcomes if outcome.spec.comparison == page.title]
-        reports.append(standing_report(of_page, (), page.path.read_text(encoding="utf-8"), page.path))
+        reports.append(Report.of_standing(of_page, (), page.path.read_text(encoding="utf-8"), page.path))
     return reports
 
 

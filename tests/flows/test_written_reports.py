@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.outcomes import Failure, Outcome
-from flows.reports import Report, standing_report
+from flows.reports import Report
 from flows.reuse import written_reports
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION
@@ -37,7 +37,7 @@ class Backends:
     @property
     def report(self) -> Report:
         path = self.files[-1]
-        return standing_report(self.outcomes, (), path.read_text(), path)
+        return Report.of_standing(self.outcomes, (), path.read_text(), path)
 
 
 def outcome(spec: Any, recall: float) -> Outcome:
