@@ -23,11 +23,11 @@ from flows.resolving import run_until_resolved
 from flows.reuse.step_cache import forget_failure
 from flows.reuse.written_reports import record_reports
 from flows.services import Services
-from tasks.checks import bring_weights, check_before, check_devices, check_parts, check_settings, is_at_hand
+from tasks.checks import bring_weights, check_devices, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
+from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.file import load_table
 from tasks.tables.judging import compared_columns, compared_epoch
 from tasks.tables.runs import paper_protocol
@@ -180,9 +180,8 @@ def run(
         code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
-    params = load_params(project.params_file, overrides or ())
-    runs = standing_runs(params, [dataset], [variant], [seed], overrides or ())[dataset]
-    check_parts(runs, check_before(project, params, runs))
+    request = Request(datasets=(dataset,), variants=(variant,), seeds=(seed,), overrides=tuple(overrides or ()), force=force, code=code)
+    params, runs = requested_runs(project, request, logger.info)
     with closing(Services(project, params.scale, force, code=code)) as services:
         outcomes, failures = run_chains(runs, _prepare_all(runs, params, services), services)
     _say_times(outcomes, services)
