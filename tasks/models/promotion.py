@@ -87,8 +87,8 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
     registry = Registry(project.tracking_uri)
     network = _published(project, registry, text)
     name = registered_name(network.data["name"], str(network.parameters["evaluation"]["role"]))
-    with tempfile.TemporaryDirectory() as folder, registry.promoting(name):
-        recalls = class_recalls(registry, network, Path(folder) / "new")
+    with registry.promoting(name):
+        recalls = class_recalls(registry, network)
         holder = registry.holder(name, alias)
         if holder is not None and holder.model_id == network.model_id:
             return Promotion(holder, f"{text} is the {alias} of {name} already (version {holder.number})")
@@ -96,8 +96,8 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
             reason = f"forced, without comparison: {forced_because}"
         else:
             min_gain = load_params(project.params_file).promotion.min_gain
-            gained = _fine_tuned(registry, network, recalls, Path(folder) / "frozen")
-            reason = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old") + gained
+            gained = _fine_tuned(registry, network, recalls)
+            reason = _compared(registry, network, recalls, holder, alias, min_gain) + gained
         card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, reason, _reader(project, network))
         return Promotion(registry.promote(name, alias, network, reason, card), reason)
 
@@ -128,24 +128,25 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
     return Gain(float(differences.mean()), deviation, len(differences))
 
 
-def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> ClassRecalls:
+def class_recalls(registry: Registry, network: LoggedNetwork) -> ClassRecalls:
     """Return Recall@1 of each test class that has a query with a positive, by label, from the run's embeddings."""
-    folder.mkdir()
-    embeddings = registry.embeddings(network, folder)
-    query_role, gallery_role = query_and_gallery(embeddings)
     config = parse(EvaluationConfig, network.parameters["evaluation"], "the published run").model_copy(update={"device": "cpu"})
 
     def shard(role: str) -> EmbeddingShard:
         rows, labels = load_embeddings(embeddings, role)
         return EmbeddingShard(lambda: rows, np.asarray(labels))
 
+    with tempfile.TemporaryDirectory() as folder:
+        embeddings = registry.embeddings(network, Path(folder))
+        query_role, gallery_role = query_and_gallery(embeddings)
+        queries, gallery = None if query_role == gallery_role else shard(query_role), shard(gallery_role)
     try:
-        return recall_by_class(shard(gallery_role), config, None if query_role == gallery_role else shard(query_role))
+        return recall_by_class(gallery, config, queries)
     except EvaluationError as error:
         raise ConfigError(f"the run's embeddings cannot be compared: {error}") from None
 
 
-def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecalls, folder: Path) -> str:
+def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecalls) -> str:
     """Return what a network's training gained over its pretrained weights, as the end of a line; empty if it had none, or no training.
 
     Raises:
@@ -161,7 +162,7 @@ def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecall
             f"unknown; dml reproduce --dataset {network.data['name']} --variant {FROZEN}, or a table's row of that name, with the same "
             "--set; or --force with --reason"
         )
-    gain = gain_by_class(recalls, class_recalls(registry, frozen, folder))
+    gain = gain_by_class(recalls, class_recalls(registry, frozen))
     reason = f"{gain.describe(LEVEL)}, against the pretrained network without training"
     if gain.at_least(LEVEL) <= 0:
         raise ConfigError(f"training is not known to have gained anything: {reason}; --force with --reason promotes it anyway")
@@ -169,13 +170,7 @@ def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecall
 
 
 def _compared(
-    registry: Registry,
-    network: LoggedNetwork,
-    recalls: ClassRecalls,
-    holder: Version | None,
-    alias: str,
-    min_gain: float,
-    folder: Path,
+    registry: Registry, network: LoggedNetwork, recalls: ClassRecalls, holder: Version | None, alias: str, min_gain: float
 ) -> str:
     """Return why the network may replace the current one; if it may not, a ConfigError has the reason."""
     if holder is None:
@@ -189,7 +184,7 @@ def _compared(
             raise ConfigError(
                 f"{what} was tested on other {where} ({old}, this one {new}); run its variant on these, or --force with --reason"
             )
-    gain = gain_by_class(recalls, class_recalls(registry, current, folder))
+    gain = gain_by_class(recalls, class_recalls(registry, current))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
     system = f"{current.tags[VARIANT_TAG]}, seed {current.tags[SEED_TAG]}"

@@ -71,7 +71,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
             "q": dict.fromkeys(range(12), ClassRecall(0.5, num_queries)),
         }
         monkeypatch.setattr(promotion, "Registry", lambda uri: registry)
-        monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: recalls[network.run_id])
+        monkeypatch.setattr(promotion, "class_recalls", lambda registry, network: recalls[network.run_id])
         monkeypatch.setattr(promotion, "_reader", lambda project, network: None)
         params = SimpleNamespace(promotion=SimpleNamespace(min_gain=0.5))
         monkeypatch.setattr(promotion, "load_params", lambda file: params)
@@ -264,14 +264,14 @@ def test_recalls_are_of_the_run_s_own_embeddings(tmp_path: Path) -> None:
     test = write_embeddings(tmp_path / "a", test=([EAST, EAST, NORTH, NORTH, NORTH_EAST, NORTH_EAST], [0, 0, 1, 1, 0, 1]))
     registry = type("Registry", (), {"embeddings": lambda self, network, folder: test})()
     # the two north-east images are nearest to each other and of different classes
-    assert class_recalls(registry, NEW, tmp_path / "b") == {0: (pytest.approx(2 / 3), 3), 1: (pytest.approx(2 / 3), 3)}
+    assert class_recalls(registry, NEW) == {0: (pytest.approx(2 / 3), 3), 1: (pytest.approx(2 / 3), 3)}
     shop = write_embeddings(tmp_path / "c", query=([EAST, NORTH], [0, 1]), gallery=([EAST, NORTH_EAST], [0, 0]))
     registry = type("Registry", (), {"embeddings": lambda self, network, folder: shop})()
-    assert class_recalls(registry, NEW, tmp_path / "d") == {0: (1.0, 1)}, "class 1 has no image in the gallery"
+    assert class_recalls(registry, NEW) == {0: (1.0, 1)}, "class 1 has no image in the gallery"
 
 
 def test_embeddings_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
     endless = write_embeddings(tmp_path / "a", test=([EAST, [float("inf"), 0.0]], [0, 0]))
     registry = type("Registry", (), {"embeddings": lambda self, network, folder: endless})()
     with pytest.raises(ConfigError, match=r"^the run's embeddings cannot be compared: [^\n]+$"):
-        class_recalls(registry, NEW, tmp_path / "b")
+        class_recalls(registry, NEW)
