@@ -9,7 +9,6 @@ The embeddings are generated: Gaussian classes of unequal sizes, wide enough tha
 """
 
 import argparse
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -19,7 +18,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
-from measuring import gaussian_classes, mebibytes
+from measuring import forget_peak, gaussian_classes, mebibytes
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
@@ -66,21 +65,12 @@ def main() -> None:
 
 def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result and the seconds of `work`; print them with the peak resident memory above the initial one."""
-    before, peak, is_done = mebibytes("VmRSS"), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not is_done.wait(0.02):
-            peak[0] = max(peak[0], mebibytes("VmRSS"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    start, start_cpu = time.perf_counter(), time.process_time()
+    forget_peak()
+    before, start, start_cpu = mebibytes("VmRSS"), time.perf_counter(), time.process_time()
     result = work()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
-    is_done.set()
-    watcher.join()
-    peak_mebibytes = max(peak[0] - before, 0)
-    print(f"{name}: {seconds:.2f} s ({cpu_seconds:.2f} s of CPU), peak memory {peak_mebibytes:.0f} MiB beyond the embeddings", flush=True)
+    peak = mebibytes("VmHWM") - before
+    print(f"{name}: {seconds:.2f} s ({cpu_seconds:.2f} s of CPU), peak memory {peak:.0f} MiB beyond the embeddings", flush=True)
     return result, seconds
 
 

@@ -272,18 +272,12 @@ def sample(processes: list[psutil.Process], usage: Usage, cpu: dict[psutil.Proce
     all_bytes = 0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
-            times, memory = process.cpu_times(), process.memory_info()
+            times, memory = process.cpu_times(), process.memory_full_info()
             cpu[process] = times.user + times.system
-            all_bytes += proportional_bytes(process.pid)
+            all_bytes += memory.pss
             if process.name().startswith("ray::RayTrainWorker"):
                 usage.training_bytes = max(usage.training_bytes, memory.rss - memory.shared)
     usage.all_bytes = max(usage.all_bytes, all_bytes)
-
-
-def proportional_bytes(pid: int) -> int:
-    """Return a process's resident memory, with 1/n of each page shared by n processes."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import requests
 import torch
 import yaml
 from measuring import ROOT, address_in, copy_project, environment_of
@@ -251,11 +251,7 @@ def measure_serve(project: Path) -> float:
     with start_command(project, "serve", f"synthetic/{VARIANT}", "--port", "0") as service:
         assert service.stdout is not None
         try:
-            url = address_in(service.stdout)
-            head = b'--part\r\nContent-Disposition: form-data; name="image"; filename="one.jpg"\r\n\r\n'
-            form = {"Content-Type": "multipart/form-data; boundary=part"}
-            with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/embed", head + image + b"\r\n--part--\r\n", form)) as answer:
-                answer.read()
+            requests.post(f"{address_in(service.stdout)}/v1/embed", files={"image": image}, timeout=60).raise_for_status()
             return time.perf_counter() - began
         finally:
             service.terminate()
