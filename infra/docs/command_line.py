@@ -32,7 +32,7 @@ def page() -> str:
         if not hasattr(command, "commands"):
             parts += _section(command, f"dml {verb}", "##")
             continue
-        parts += [f"\n## dml {verb}\n", _text(command.help)]
+        parts += [f"\n## dml {verb}\n", escaped(command.help)]
         if isinstance(command, FirstByDefault):
             first = next(iter(command.commands))
             parts.append(f"\n`{first}` is the default verb: `dml {verb} ...` is `dml {verb} {first} ...`.")
@@ -45,7 +45,7 @@ def _section(command: Any, title: str, level: str) -> Iterator[str]:
     context = Context(command, info_name=title)
     yield f"\n{level} {title}\n"
     yield f"```text\n{title} {' '.join(command.collect_usage_pieces(context))}\n```\n"
-    yield _text(command.help)
+    yield escaped(command.help)
     records = [(parameter, parameter.get_help_record(context)) for parameter in command.get_params(context)]
     for kind in ("argument", "option"):
         rows = [record for parameter, record in records if parameter.param_type_name == kind and record and record[0] != "--help"]
@@ -74,19 +74,18 @@ def _row(names: str, meaning: str) -> str:
             default = "required"
         elif part:
             limits.append(f"`{part}`")
-    return f"| `{_cell(names)}` | {_cell(_text(text))}{f' ({_cell(limits[0])})' if limits else ''} | {_cell(default)} |"
+    return f"| `{_cell(names)}` | {_cell(escaped(text))}{f' ({_cell(limits[0])})' if limits else ''} | {_cell(default)} |"
 
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _text(text: str | None) -> str:
-    """Return plain help as Markdown: outside of code, characters that Markdown or HTML would take for markup are escaped."""
-    parts = re.split(r"(`[^`]*`)", text or "")
+def escaped(text: str) -> str:
+    """Return plain text as Markdown: outside of code, characters that Markdown or HTML would take for markup are escaped."""
+    parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def _exit_codes() -> str:
-    table = [line for line in str(exit_codes.__doc__).splitlines() if line.startswith("|")]
-    return "\n".join(table) + "\n"
+    return "".join(f"{line}\n" for line in str(exit_codes.__doc__).splitlines() if line.startswith("|"))

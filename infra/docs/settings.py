@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from dml_core.training.config import TrainingConfig
 from infra.docs import environment_variables
+from infra.docs.command_line import escaped
 from tasks.environment import Project, set_environment
 from tasks.runs.specs import DatasetSpec, Params
 
@@ -167,8 +168,7 @@ def _yaml(value: Any) -> str:
 def _text(text: str) -> str:
     """Return a docstring's text as Markdown, with YAML's values for Python's."""
     text = re.sub(r"\b(None|True|False)\b", lambda found: {"None": "`null`", "True": "`true`", "False": "`false`"}[found[0]], text)
-    parts = re.split(r"(`[^`]*`)", (text[:1].upper() + text[1:]).replace("|", "\\|"))
-    return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
+    return escaped((text[:1].upper() + text[1:]).replace("|", "\\|"))
 
 
 def _anchor(path: str) -> str:
