@@ -13,9 +13,8 @@ import numpy as np
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
-from dml_core.evaluation.statistics.over_seeds import says_seeds, summarise_seeds
+from dml_core.evaluation.statistics.over_seeds import Summary, says_seeds, summarise_seeds
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, difference_over_classes
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs

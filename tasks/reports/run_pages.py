@@ -20,7 +20,7 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.outcomes import confused_pairs, sample_queries
 from dml_core.evaluation.statistics.comparing import BOLD
-from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.over_seeds import Summary
 from dml_core.files import replace_folder
 from tasks.environment import Project
 from tasks.reports.album import CELLS, COLUMNS, Album

@@ -9,7 +9,7 @@ from math import floor, log10
 from dml_core.epochs import EPOCHS, Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import tested_on
-from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
 from tasks.runs.tuned import STANDING
@@ -279,7 +279,7 @@ def _cell(
     if not measured:
         return None
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
-    mean, half_width = mean_and_half_width(list(values.values()))
+    mean, half_width, _ = summarise_seeds(list(values.values()))
     tolerance = table.tolerance_of(row, column)
     tested = tested_on(measured[0].scores)
     cell = ShownCell(values=values, mean=mean, half_width=half_width, same_as=same_as.get(column.dataset), **tested)

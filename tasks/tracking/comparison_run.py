@@ -12,7 +12,7 @@ from mlflow.entities import Metric
 
 from dml_core.evaluation.metric_info import TABLE_METRICS
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison, Scores
-from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.over_seeds import Summary
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today

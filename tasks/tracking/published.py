@@ -8,8 +8,7 @@ from functools import partial
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary
-from dml_core.evaluation.statistics.over_seeds import summarise_seeds
+from dml_core.evaluation.statistics.over_seeds import Summary, summarise_seeds
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.runs.finished import made_by_older_code

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.evaluation.statistics.over_seeds import mean_and_half_width
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.reports.table_pages import INDEX, index_page
 from tasks.reports.table_text import as_markdown
 from tasks.runs.tuned import STANDING
@@ -59,7 +59,7 @@ def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: st
     shown = page(name)
     lines = [line for row in shown.rows for line in row.lines]
     for cell in (cell for line in lines for cell in line.cells if cell is not None):
-        mean, half_width = mean_and_half_width(list(cell.values.values()))
+        mean, half_width, _ = summarise_seeds(list(cell.values.values()))
         assert cell.mean == pytest.approx(mean), AGAIN.format(name)
         assert cell.half_width == (None if half_width is None else pytest.approx(half_width)), AGAIN.format(name)
     said = [

@@ -1,13 +1,11 @@
-"""Confidence intervals of a mean over queries and classes, and the summary of one over seeds (`over_seeds`).
+"""Confidence intervals of a mean over queries, and over classes, whose queries succeed and fail together.
 
-Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which omits each unit once. The
-interval is Student's t on the logit, with one degree of freedom less than units. A bootstrap's percentile intervals are too narrow for few
-units: with 4 classes its 95 % intervals contain the truth 8 times in 10 (tests/evaluation/test_coverage.py).
+The standard error is the jackknife's, which omits each unit once. The interval is Student's t on the logit, with one degree of freedom less
+than units. A bootstrap's percentile intervals are too narrow for few units: with 4 classes its 95 % intervals contain the truth 8 times in
+10 (tests/evaluation/test_coverage.py).
 
 Shapes: Q queries or other units, M metrics, U units.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +37,3 @@ def interval_over_units(
     varying_M = np.where(error_M > SAME, means_M, np.nan)
     half_M = float(stdtrit(num_units - 1, (1 + confidence) / 2)) * error_M / (varying_M * (1 - varying_M))
     return expit(logit(varying_M) - half_M), expit(logit(varying_M) + half_M)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); None if there are too few seeds."""
-
-    mean: float
-    half_width: float | None
-    num_seeds: int
-
-    def __str__(self) -> str:
-        spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
-        return f"{100 * self.mean:.1f}{spread}"

@@ -1,30 +1,38 @@
 """A metric over the seeds of one system: its mean and, for enough seeds, its 95 % interval."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
-from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 TOO_FEW = f"too few to decide, at least {MIN_SEEDS} are needed"
 
 
-def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean of runs, and half of its 95 % interval (Student's t); None for fewer than MIN_SEEDS runs.
+class Summary(NamedTuple):
+    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); None if there are too few seeds."""
 
-    Two values may be equal, or far apart, by chance: with the same spread, their interval is 3.6 times as wide as that of three.
-    """
-    mean = float(np.mean(values))
-    if len(values) < MIN_SEEDS:
-        return mean, None
-    return mean, float(stdtrit(len(values) - 1, 0.975)) * (float(np.std(values, ddof=1)) / len(values) ** 0.5)
+    mean: float
+    half_width: float | None
+    num_seeds: int
+
+    def __str__(self) -> str:
+        spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
+        return f"{100 * self.mean:.1f}{spread}"
 
 
 def summarise_seeds(values: Sequence[float]) -> Summary:
-    """Return mean and interval as a `Summary`; no interval for fewer than MIN_SEEDS runs."""
-    return Summary(*mean_and_half_width(values), len(values))
+    """Return the mean of runs and half of its 95 % interval, None for fewer than MIN_SEEDS runs.
+
+    Two values may be equal, or far apart, by chance: with the same spread, their interval is 3.6 times as wide as that of three.
+    """
+    mean, num_seeds = float(np.mean(values)), len(values)
+    if num_seeds < MIN_SEEDS:
+        return Summary(mean, None, num_seeds)
+    half_width = float(stdtrit(num_seeds - 1, 0.975)) * (float(np.std(values, ddof=1)) / num_seeds**0.5)
+    return Summary(mean, half_width, num_seeds)
 
 
 def says_seeds(numbers: Collection[int]) -> str:
