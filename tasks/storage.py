@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -29,8 +29,11 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE, READS_AT_ONCE = 8, 32  # requests for hashes in a call; requests for byte ranges, of a process
-FIRST = {"read_timeout": 10, "retries": {"total_max_attempts": 3}}  # of a command's first request: half a minute at most
-SOON = {"read_timeout": 15}  # five times less than the time after which silent workers are replaced; boto3's 60 s are for copies
+WAITS: dict[str, dict[str, Any]] = {
+    "first": {"read_timeout": 10, "retries": {"total_max_attempts": 3}},  # of a command's first request: half a minute at most
+    "soon": {"read_timeout": 15},  # of lists, hashes and byte ranges: five times less than after which silent workers are replaced
+    "long": {},  # boto3's 60 s are for copies
+}
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
 SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
 _CREATION = Lock()
@@ -54,6 +57,7 @@ class Store:
         self.is_remote = address.startswith("s3://")  # files must be pushed for other machines to see them
         self.locks = self.folder(".locks")  # of steps and flows on this machine
         self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
+        self._clients: dict[str, Any] = {}  # of boto3, by the name of their WAITS
         self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
         self._object_hashes: dict[tuple[str, str, bool], str] = {}  # (object key, ETag, `reads` of `_object_hash`) -> SHA-256
 
@@ -72,8 +76,8 @@ class Store:
             StoreError: the store is not writable; raised before any work is done.
         """
         if self.is_remote:
-            self._call("put_object", ".writable", "_first_client", Body=b"")
-            self._call("delete_object", ".writable", "_first_client")
+            self._call("put_object", ".writable", "first", Body=b"")
+            self._call("delete_object", ".writable", "first")
             return
         try:
             Path(self.address).mkdir(parents=True, exist_ok=True)
@@ -163,18 +167,11 @@ class Store:
             self._file_hashes[version] = sha256
         return sha256
 
-    @cached_property
-    def _client(self) -> Any:
-        return _new_client({})
-
-    @cached_property
-    def _first_client(self) -> Any:
-        return _new_client(FIRST)
-
-    @cached_property
-    def _quick_client(self) -> Any:
-        """Client of requests that are answered soon: for lists, hashes and byte ranges."""
-        return _new_client(SOON)
+    def _client(self, waits: str) -> Any:
+        """Return the client with these of the WAITS, which is created on first use, so that a new store can be sent to other machines."""
+        if waits not in self._clients:
+            self._clients[waits] = _new_client(waits)
+        return self._clients[waits]
 
     def _object_key(self, key: str) -> str:
         return "/".join(part for part in (self._prefix.strip("/"), key) if part)
@@ -193,16 +190,16 @@ class Store:
             remedy = "check the bucket, AWS_ENDPOINT_URL and credentials"
             raise StoreError(f"store {self.address}: {operation} failed ({reason}); {remedy}") from None
 
-    def _call(self, operation: str, key: str, client: str = "_client", **arguments: Any) -> Any:
-        """Call a method of one of this store's clients for one object."""
+    def _call(self, operation: str, key: str, waits: str = "long", **arguments: Any) -> Any:
+        """Call a method of a client for one object."""
         with self._one_line(operation):
-            return getattr(getattr(self, client), operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
+            return getattr(self._client(waits), operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
     def list_objects(self, key: str = "") -> dict[str, str]:
         """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
-            pages = self._quick_client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            pages = self._client("soon").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
@@ -212,7 +209,7 @@ class Store:
         Raises:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
-        etag, total = map(self._call("head_object", key, "_quick_client").get, ("ETag", "ContentLength"))
+        etag, total = map(self._call("head_object", key, "soon").get, ("ETag", "ContentLength"))
         received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
         received.parent.mkdir(parents=True, exist_ok=True)
         with received.open("ab") as file, self._one_line("get_object"):
@@ -240,7 +237,7 @@ class Store:
         Raises:
             StoreError: it cannot be read.
         """
-        head = self._call("head_object", key, "_quick_client")
+        head = self._call("head_object", key, "soon")
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
     def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
@@ -263,7 +260,7 @@ class Store:
         from botocore.exceptions import BotoCoreError, ClientError
 
         with self._one_line("get_object"):
-            get = partial(self._quick_client.get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
+            get = partial(self._client("soon").get_object, Bucket=self._bucket, Key=self._object_key(key), **given)
             try:
                 body = get()["Body"]
                 with suppress(BotoCoreError):  # boto3 retries a request, but not a body that ends early
@@ -332,13 +329,13 @@ def open_store(project: Project) -> Store:
     return Store(project.store, project.state / "cache")
 
 
-def _new_client(waits: dict[str, Any], **given: Any) -> Any:
-    """Return boto3's client with these settings of botocore's `Config`."""
+def _new_client(waits: str, **given: Any) -> Any:
+    """Return boto3's client with these of the WAITS, settings of botocore's `Config`."""
     import boto3
     from botocore.config import Config
 
     with _CREATION:  # boto3 makes no clients in several threads at once
-        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, **waits), **given)
+        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, **WAITS[waits]), **given)
 
 
 def _transfers() -> Any:
@@ -384,7 +381,7 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
         StoreError: the server does not create it.
     """
     with Store(f"s3://{name}", Path())._one_line("create_bucket"):
-        client = _new_client(FIRST, region_name="us-east-1", **login)
+        client = _new_client("first", region_name="us-east-1", **login)
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=name)
 

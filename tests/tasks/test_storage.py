@@ -228,7 +228,7 @@ def requests_of(store: Store) -> Counter[str]:
     def count(model: Any, **_: Any) -> None:
         operations[model.name] += 1
 
-    for client in (store._client, store._quick_client):
+    for client in map(store._client, ("long", "soon")):
         client.meta.events.register("before-call.s3", count)
     return operations
 
@@ -386,9 +386,9 @@ def test_an_address_that_is_none_is_one_line(endpoint: str, tmp_path: Path, monk
 
 def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after boto3's five attempts of 60 seconds."""
-    assert [waits["read_timeout"] for waits in (tasks.storage.FIRST, tasks.storage.SOON)] == [10, 15]
-    for waits in (tasks.storage.FIRST, tasks.storage.SOON):
-        monkeypatch.setitem(waits, "read_timeout", 0.2)
+    assert [tasks.storage.WAITS[waits]["read_timeout"] for waits in ("first", "soon")] == [10, 15]
+    for waits in ("first", "soon"):
+        monkeypatch.setitem(tasks.storage.WAITS[waits], "read_timeout", 0.2)
     login = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
