@@ -244,7 +244,8 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
     lines, first_with = [], dict[tuple[str, str | None], str]()  # (dataset, settings) -> first variant with them
     for variant, epoch in sorted(by_line, key=lambda line: (variants.index(line[0]), EPOCHS.index(line[1]))):
         of_line = by_line[variant, epoch]
-        first = {dataset: first_with.setdefault((dataset, settings), variant) for dataset, settings in _settings(of_line)}
+        one_of_each = {run.dataset: run for run in of_line}  # the runs of a line share their settings on each dataset
+        first = {dataset: first_with.setdefault((dataset, run.facts.settings), variant) for dataset, run in one_of_each.items()}
         same_as = {dataset: other for dataset, other in first.items() if other != variant}
         # published values apply neither to the common track nor to other epochs
         printed = row.published if variant != COMMON and epoch == paper_protocol(name).prints else (None,) * len(row.published)
@@ -264,11 +265,6 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
 def _shown_run(run: MeasuredRun) -> ShownRun:
     has_other_code = run.is_imported and is_of_other_code(run)
     return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=has_other_code)
-
-
-def _settings(runs: Sequence[MeasuredRun]) -> list[tuple[str, str | None]]:
-    """Return (dataset, settings identity) of a line's runs, which share their settings on each dataset."""
-    return [(dataset, run.facts.settings) for dataset, run in {run.dataset: run for run in runs}.items()]
 
 
 def _cell(
