@@ -124,13 +124,6 @@ def _description(loss: type[Loss]) -> str:
 
 def _signature(config: type[LossConfig]) -> inspect.Signature:
     sizes = [inspect.Parameter(size, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int) for size in SIZES]
-    options = [
-        inspect.Parameter(
-            option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True),
-            annotation=field.annotation,
-        )
-        for option, field in config.model_fields.items()
-    ]
-    return inspect.Signature([*sizes, *options])
+    options = inspect.signature(config).parameters  # annotated with each option's limits, too
+    plain = [parameter.replace(annotation=config.model_fields[option].annotation) for option, parameter in options.items()]
+    return inspect.Signature([*sizes, *plain])
