@@ -46,12 +46,6 @@ class QueryOutcomes:
         found: NDArray[np.bool_] = self.scores.is_scored & (self.scores.first_rank == 1)
         return found
 
-    @property
-    def is_missed(self) -> NDArray[np.bool_]:
-        """(Q,) scored queries whose nearest item has another class."""
-        missed: NDArray[np.bool_] = self.scores.is_scored & (self.scores.first_rank > 1)
-        return missed
-
 
 @dataclass(frozen=True)
 class ConfusedPair:
@@ -118,7 +112,7 @@ def query_outcomes(
 
 def confused_pairs(outcomes: QueryOutcomes, labels: NDArray[np.int64], query_labels: NDArray[np.int64]) -> list[ConfusedPair]:
     """Return the confused class pairs, counted over the missed queries' nearest neighbours; most frequent first, then by label."""
-    missed = np.flatnonzero(outcomes.is_missed & ~outcomes.is_right[:, 0])
+    missed = np.flatnonzero(outcomes.scores.is_scored & ~outcomes.is_found & ~outcomes.is_right[:, 0])
     missed = missed[np.argsort(-outcomes.similarities[missed, 0], kind="stable")]
     if not len(missed):
         return []
