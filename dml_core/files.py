@@ -45,7 +45,12 @@ def read_regular(path: Path) -> bytes:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a regular file in hexadecimal.
+
+    Raises:
+        OSError: the file is missing, unreadable or not regular.
+    """
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

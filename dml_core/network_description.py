@@ -13,7 +13,7 @@ from torch import Tensor
 from dml_core.config import Config, parse
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError, StoreError
-from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
+from dml_core.files import file_sha256, read_regular, sealed, unsealed
 from dml_core.models.config import ModelConfig
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
@@ -109,7 +109,6 @@ def check_file(folder: Path, description: NetworkDescription) -> None:
     """
     path = folder / description.file
     try:
-        check_regular(path)
         actual = file_sha256(path)
     except FileNotFoundError:
         raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None

@@ -135,7 +135,7 @@ class PackedDataset:
 
     def box(self, index: int) -> Box | None:
         """Return the box (left, top, right, bottom) in pixels, or None if the dataset has no boxes."""
-        box = self._boxes[int(index)].as_py() if self._has_boxes else None
+        box = self._boxes[int(index)].as_py()
         return None if box is None else (box[0], box[1], box[2], box[3])
 
     @cached_property
@@ -171,10 +171,6 @@ class PackedDataset:
     @cached_property
     def _boxes(self) -> Any:
         return self._rows["box"]  # a million tuples would take 180 MB in each process
-
-    @cached_property
-    def _has_boxes(self) -> bool:
-        return bool(self._boxes.null_count < len(self._boxes))
 
     @cached_property
     def _images(self) -> Any:
