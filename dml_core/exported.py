@@ -198,14 +198,11 @@ def _quantise(path: Path, views: Sequence[Tensor]) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Batches(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.batches: Iterator[dict[str, NDArray[np.uint8]]] = (
-                {INPUT: torch.stack(batch).permute(0, 2, 3, 1).contiguous().numpy()} for batch in _calibration_batches(views)
-            )
+    batches = ({INPUT: torch.stack(batch).permute(0, 2, 3, 1).contiguous().numpy()} for batch in _calibration_batches(views))
 
+    class Batches(CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
-            return next(self.batches, None)
+            return next(batches, None)
 
     prepared = path.with_suffix(".prepared.onnx")
     quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)

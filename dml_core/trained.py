@@ -26,7 +26,7 @@ from torch import Tensor
 from dml_core.config import parse
 from dml_core.data.store.decode import decode_upright, orientation, upright
 from dml_core.data.store.rows import Box
-from dml_core.data.views.transform_config import TransformConfig
+from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError, first_line
 from dml_core.files import file_sha256, read_regular, replace_folder, write_errors
@@ -190,15 +190,21 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     """
     folder = _network_folder(str(source))
     description = read_description(folder)
-    if description.graph is not None:
+    if description.graph is None:
+        forward = _on_device(load_network(folder, description), description.transform.scaling, device)
+    else:
         from dml_core.exported import open_graph
 
         check_file(folder, description)
-        identity = description.identity or _file_identity(folder / description.file)
-        if description.graph.precision != "fp32":
-            identity += f"-{description.graph.precision}"
-        return TrainedModel(description, identity, open_graph(folder, description.graph, device))
-    network = load_network(folder, description)
+        forward = open_graph(folder, description.graph, device)
+    identity = description.identity or file_sha256(folder / description.file)[:32]  # of a network written before identities were saved
+    if description.graph is not None and description.graph.precision != "fp32":
+        identity += f"-{description.graph.precision}"
+    return TrainedModel(description, identity, forward)
+
+
+def _on_device(network: Embedder, scaling: Scaling, device: str | torch.device | None) -> Forward:
+    """Return a network on a device as a function of test views, computed as in the run's own evaluation."""
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         network.to(chosen)
@@ -206,11 +212,11 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
         raise ConfigError(f"device '{device}' cannot be used ({first_line(error)}); name one that is here, as 'cpu'") from None
 
     def forward(pixels: Tensor) -> NDArray[np.float32]:
-        with torch.no_grad(), without_tf32():  # as in the run's own evaluation
-            rows: NDArray[np.float32] = network.embed(scale(pixels.to(chosen), description.transform.scaling)).float().cpu().numpy()
+        with torch.no_grad(), without_tf32():
+            rows: NDArray[np.float32] = network.embed(scale(pixels.to(chosen), scaling)).float().cpu().numpy()
         return rows
 
-    return TrainedModel(description, description.identity or _file_identity(folder / WEIGHTS_FILE), forward)
+    return forward
 
 
 def load_network(folder: Path, description: NetworkDescription) -> Embedder:
@@ -309,11 +315,6 @@ def _network_folder(text: str) -> Path:
     raise ConfigError(
         f"{source}: no {DESCRIPTION_FILE} there, so it is no network's folder; `dml models` lists the runs and where their networks are"
     )
-
-
-def _file_identity(path: Path) -> str:
-    """Return the hash of the weights, as identity of a network written before identities were saved."""
-    return file_sha256(path)[:32]
 
 
 def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | None] | None) -> Iterator[tuple[AnyImage, Box | None]]:
