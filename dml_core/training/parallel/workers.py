@@ -39,17 +39,13 @@ def from_rank_zero(read: Callable[[], T]) -> T:
     Raises:
         Exception: an error of `read` on rank 0, on every worker.
     """
-    answer: list[Any] = [None, None]
-    own: Exception | None = None
+    failures, answer = Failures(), list[Any]([None])
     if rank() == 0:
-        try:
-            answer = [read(), None]
-        except Exception as error:  # noqa: BLE001 - raised below, on every worker
-            own, answer = error, [None, _portable(error)]
+        with failures.kept():
+            answer = [read()]
+    failures.raise_together()
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise own or answer[1]
     value: T = answer[0]
     return value
 
