@@ -70,19 +70,14 @@ class _Result:
 
 
 class Replica:
-    """One copy of the network, with the index mapped into memory.
+    """One copy of the network, with the index mapped into memory, which is known to be of this network.
 
     Args:
         num_threads: decoder threads; network and search use OMP_NUM_THREADS.
         max_batch: maximum number of images per forward pass.
-
-    Raises:
-        ConfigError: the index is of another network.
     """
 
     def __init__(self, model: TrainedModel, index: Index | None, num_threads: int, max_batch: int) -> None:
-        if index is not None:
-            index.check_model(model.identity, model.weights_sha256)
         self._model = model
         self._index = index
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
