@@ -53,7 +53,7 @@ def plan(
     from tasks.tables.seeds_auto import FIRST_SEEDS
 
     names, priced = chosen_tables(tables), read_prices(prices) if prices else None
-    request = request_of(tables, seed, seeds, variant, track, rows=row, datasets=dataset)
+    request = request_of(tables, seed, seeds, variant, track=track, rows=row, datasets=dataset)
     is_auto = request.until is not None
     if is_auto:
         request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))

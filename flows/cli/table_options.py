@@ -54,16 +54,9 @@ TrackName = Annotated[
 
 
 def request_of(
-    tables: Sequence[str] | None,
-    seeds: Sequence[int] | None,
-    num_seeds: str | None,
-    variants: Sequence[str] | None,
-    track: str | None = None,
-    resolve: float | None = None,
-    max_seeds: int | None = None,
-    **others: Any,
+    tables: Sequence[str] | None, seeds: Sequence[int] | None, num_seeds: str | None, variants: Sequence[str] | None, **others: Any
 ) -> "Request":
-    """Return the request that a command's options form; `others` are fields of `Request`, with None for options that are not given.
+    """Return the request that a command's options form; `others` are fields of `Request`. None stands for an option that is not given.
 
     Raises:
         ConfigError: options conflict, or a value is invalid.
@@ -73,10 +66,10 @@ def request_of(
     from tasks.tables.seeds_auto import DEFAULT_POINTS
 
     is_standing = not tables or list(tables) == [STANDING]
-    if num_seeds != AUTO and (resolve is not None or max_seeds is not None):
-        raise ConfigError(NEEDS_AUTO)
     if num_seeds == AUTO:
-        resolve = DEFAULT_POINTS if resolve is None else resolve
+        others["resolve"] = DEFAULT_POINTS if others.get("resolve") is None else others["resolve"]
+    elif others.get("resolve") is not None:
+        raise ConfigError(NEEDS_AUTO)
     elif num_seeds is not None:
         if not num_seeds.isdecimal() or len(num_seeds) > len(str(MAX_SEEDS)) or not 1 <= int(num_seeds) <= MAX_SEEDS:
             raise ConfigError(f"--seeds {num_seeds}: expected a number from 1 to {MAX_SEEDS}, or auto")
@@ -86,12 +79,12 @@ def request_of(
             raise ConfigError(
                 f"--seed cannot be combined with --seeds {num_seeds}, which means seeds 0 to {int(num_seeds) - 1}; give one of them"
             )
-        seeds = list(range(int(num_seeds)))
+        seeds = range(int(num_seeds))
     if is_standing:
-        others |= {"variants": variants}
+        others["variants"] = variants
     elif variants and len(variants) > 1:
         raise ConfigError(f"--variant: a table runs in one variant at a time, for example as_released; {len(variants)} were given")
     elif variants:
-        others |= {"variant": variants[0]}
-    options = {"tables": tables, "seeds": seeds, "track": track, "resolve": resolve, "max_seeds": max_seeds, **others}
+        others["variant"] = variants[0]
+    options = {"tables": tables, "seeds": seeds, **others}
     return REQUEST.validate_python({name: value for name, value in options.items() if value is not None})
