@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from dml_core.errors import ConfigError, StoreError
-from dml_core.files import read_regular
+from dml_core.files import read_regular, write_errors
 
 STACK_ENV = Path("stack") / "env"
 STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."
@@ -353,12 +353,9 @@ def set_environment(project: Project) -> None:
         defaults["HOME"] = str(project.state / "home")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    try:
-        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
-    except OSError as error:
-        raise StoreError(
-            f"{os.environ['PREFECT_HOME']}: cannot be written ({error.strerror}); set DML_STATE or PREFECT_HOME to a writable folder"
-        ) from None
+    home = Path(os.environ["PREFECT_HOME"])
+    with write_errors(f"{home}:", "set DML_STATE or PREFECT_HOME to a writable folder"):
+        home.mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
 
 
 def _ray_on_this_machine() -> dict[str, str]:

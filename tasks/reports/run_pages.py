@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import numpy as np
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.outcomes import confused_pairs, sample_queries
 from dml_core.evaluation.statistics.comparing import BOLD
 from dml_core.evaluation.statistics.over_seeds import Summary
-from dml_core.files import replace_folder
+from dml_core.files import replace_folder, write_errors
 from tasks.environment import Project
 from tasks.reports.album import CELLS, COLUMNS, Album
 from tasks.reports.compare import Summaries, compare_runs, summarise_runs
@@ -58,14 +58,13 @@ def write_look(project: Project, selected: SelectedRuns, reference: str | None, 
     place = folder.resolve()  # "." has no name
     beside = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
-        beside.mkdir(parents=True)
-        _write_all(selected, reference, images, runs, beside)
-        say(f"drawing {len(images.album)} thumbnails")
-        images.album.write(beside)
-        _check_place(folder)  # the folder may have changed while drawing
-        replace_folder(beside, place)
-    except OSError as error:
-        raise StoreError(f"{folder}: pages cannot be written ({error.strerror or error}); free space or choose another folder") from None
+        with write_errors(f"{folder}: pages", "free space or choose another folder"):
+            beside.mkdir(parents=True)
+            _write_all(selected, reference, images, runs, beside)
+            say(f"drawing {len(images.album)} thumbnails")
+            images.album.write(beside)
+            _check_place(folder)  # the folder may have changed while drawing
+            replace_folder(beside, place)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder / INDEX
