@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.evaluation.retrieval.outcomes import query_outcomes
 from tests.evaluation.oracles import slow_scores
 
@@ -184,7 +183,6 @@ def test_what_is_no_embedding_is_refused_in_one_line_by_every_reader(case: str) 
     for call in (
         lambda: evaluate(given_ND, labels, CONFIG),
         lambda: evaluate(np.ones((8, 2)), labels, CONFIG, given_ND, labels),
-        lambda: nearest(given_ND, given_ND, 2),
     ):
         with pytest.raises(EvaluationError) as refusal:
             call()

@@ -108,7 +108,8 @@ def test_searches_beyond_faiss_s_limit_on_a_gpu_use_the_cpu(monkeypatch: pytest.
     monkeypatch.setattr("faiss.get_num_gpus", lambda: 1)
     monkeypatch.setattr("faiss.GpuMultipleClonerOptions", lambda: type("Options", (), {})(), raising=False)
     monkeypatch.setattr("faiss.index_cpu_to_all_gpus", lambda index, _: moved.append(index) or index, raising=False)
-    points = np.random.default_rng(0).standard_normal((3000, 4)).astype(np.float32)
-    found = neighbours.nearest(points, points[:9], num_neighbours, device="cuda")
+    embeddings = np.random.default_rng(0).standard_normal((3000, 4)).astype(np.float32)
+    gallery, queries = as_points(embeddings, "cosine"), as_points(embeddings[:9], "cosine")
+    found = neighbours.nearest(gallery, queries, num_neighbours, "cuda")
     assert bool(moved) == on_gpu
-    np.testing.assert_array_equal(found[0], neighbours.nearest(points, points[:9], num_neighbours)[0])
+    np.testing.assert_array_equal(found[0], neighbours.nearest(gallery, queries, num_neighbours)[0])

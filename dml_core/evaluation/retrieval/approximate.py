@@ -189,7 +189,7 @@ def index_recall(
     for shard, first in _numbered(gallery):
         points = load_points(shard, asked.metric)
         num_wanted = min(len(points), max(widths) + (self_index_S is not None))
-        indices, similarities = nearest(points.raw, asked.raw, num_wanted, asked.metric)
+        indices, similarities = nearest(points, asked, num_wanted)
         if self_index_S is not None:
             similarities[indices + first == self_index_S[:, None]] = -np.inf
         nearest_Sk = -np.sort(-np.concatenate([nearest_Sk, similarities], axis=1), axis=1)[:, : max(widths)]

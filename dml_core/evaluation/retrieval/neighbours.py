@@ -11,15 +11,13 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.config import Device, Metric
-from dml_core.evaluation.inputs import checked_embeddings
+from dml_core.evaluation.config import Device
 from dml_core.evaluation.retrieval.geometry import (
     Points,
     around_mean,
-    as_points,
     as_similarities,
     blocks,
     bracketed,
@@ -36,32 +34,23 @@ MOST_GPU_CANDIDATES = 2048  # of a query, FAISS's limit on GPUs
 NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # in a search of the whole gallery
 
 
-def nearest(
-    gallery: ArrayLike, queries: ArrayLike, k: int, metric: Metric = "cosine", device: Device = "cpu"
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def nearest(gallery: Points, queries: Points, k: int, device: Device = "cpu") -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the `k` nearest gallery items of each query, nearest first, ties by index.
 
     Args:
         gallery: (N, D).
-        queries: (Q, D).
-        k: number of neighbours.
-        metric: similarities are cosines, or negative distances for "euclidean".
+        queries: (Q, D), of the same metric.
+        k: number of neighbours, 1 to N.
         device: where FAISS searches; "cuda" shards the gallery over all GPUs, and searches on the CPU for more than 2,040 neighbours.
 
     Returns:
-        indices (Q, k) and similarities (Q, k).
+        indices (Q, k) and similarities (Q, k): cosines, or negative distances for "euclidean".
 
     Raises:
-        EvaluationError: fewer than k items to choose from, embeddings that cannot be compared, or no GPU.
+        EvaluationError: no GPU.
     """
-    gallery_points = as_points(checked_embeddings(gallery, "gallery"), metric)
-    query_points = as_points(checked_embeddings(queries, "queries"), metric)
-    if gallery_points.raw.shape[1] != query_points.raw.shape[1]:
-        raise EvaluationError(f"gallery has {gallery_points.raw.shape[1]} dimensions but queries {query_points.raw.shape[1]}")
-    if not 1 <= k <= len(gallery_points):
-        raise EvaluationError(f"k = {k} neighbours were asked for; this gallery offers 1 to {len(gallery_points)}")
-    with one_thread(not is_large(gallery_points.raw.size * len(query_points))):
-        return _search(gallery_points, query_points, k, device)
+    with one_thread(not is_large(gallery.raw.size * len(queries))):
+        return _search(gallery, queries, k, device)
 
 
 def _search(gallery: Points, queries: Points, k: int, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

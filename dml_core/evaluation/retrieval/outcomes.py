@@ -98,7 +98,7 @@ def query_outcomes(
     scores = score_queries([Shard(lambda: points, codes_N, 0)], query_points, codes_Q, self_index_Q, config.max_block_bytes, device)
     num_listed = min(num_neighbours, len(labels) - is_self)
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
-    neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at + is_self, config.metric, config.device)
+    neighbours, similarities = nearest(points, query_points, num_looked_at + is_self, config.device)
     if is_self:
         is_other = neighbours != which[:, None]
         is_other[is_other.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
