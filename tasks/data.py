@@ -104,6 +104,15 @@ def read_dataset(project: Project, name: str) -> DatasetRecord:
     return read_packed(project.packed(name), name)
 
 
+def dataset_if_prepared(project: Project, name: str) -> DatasetRecord | None:
+    """Return the record of a dataset, or None if it is not prepared.
+
+    Raises:
+        DataError: it is prepared, but damaged.
+    """
+    return read_dataset(project, name) if (project.packed(name) / INFO_FILE).is_file() else None
+
+
 def read_packed(folder: Path, name: str) -> DatasetRecord:
     """Return the record of the prepared dataset in a folder.
 

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from dml_core.errors import ConfigError, DataError, StoreError
-from tasks.data import read_dataset
+from dml_core.errors import ConfigError, StoreError
+from tasks.data import dataset_if_prepared
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
@@ -79,6 +79,7 @@ def find_unused(project: Project, days: float) -> Usage:
 
     Raises:
         ConfigError: the store is not in the state folder, or the parameters are wrong.
+        DataError: a prepared dataset is damaged.
         StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
     _check_own(project)
@@ -210,14 +211,15 @@ def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
 
 
 def _of_today(project: Project) -> set[str]:
-    """Return every step of the standing comparison and of all tables, for the current code, settings and datasets."""
+    """Return every step of the standing comparison and of all tables, for the current code, settings and datasets.
+
+    Raises:
+        DataError: a prepared dataset is damaged, so the steps that read it are unknown.
+    """
     params = load_params(project.params_file)
+    prepared = {name: record for name in params.datasets if (record := dataset_if_prepared(project, name)) is not None}
     plans = plan_tables(LocalState(project, params), [name for name in table_names() if name != STANDING], Choice(), alone=True)
     identities = [run.identities for plan in plans for run in plan.runs]
-    for dataset in params.comparison.datasets:
-        try:
-            record = read_dataset(project, dataset)
-        except DataError:
-            continue  # not prepared: its steps have no identity
-        identities += [step_identities(spec, record) for spec in runnable_runs(params, dataset)]
+    for dataset in prepared.keys() & params.comparison.datasets.keys():
+        identities += [step_identities(spec, prepared[dataset]) for spec in runnable_runs(params, dataset)]
     return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dml_core.config import unknown_name
-from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import DmlError
-from tasks.data import read_dataset
+from tasks.data import dataset_if_prepared
 from tasks.environment import Project
 from tasks.plans.results import load_result
 from tasks.runs.finished import finished_identities, finished_scores
@@ -69,10 +68,8 @@ def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
 
 def _readable(project: Project, dataset: str) -> DatasetRecord | None:
     """Return the record of a dataset; None if it is not prepared, or with a warning if it is damaged: others are still listed."""
-    if not (project.packed(dataset) / INFO_FILE).is_file():
-        return None
     try:
-        return read_dataset(project, dataset)
+        return dataset_if_prepared(project, dataset)
     except DmlError as error:
         logger.warning("%s; its runs are left out", error)
         return None

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.data.store.info import INFO_FILE
+from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import set_aside
 from tasks.environment import Project, find_project, finished_records
 from tasks.files import write_whole
@@ -233,6 +234,13 @@ def test_a_damaged_result_stops_it_until_the_person_removes_what_was_set_aside(p
     if how == "flip":
         aside.unlink()
         assert unused(project) == run_of("r1") | run_of("r2") | run_of("r3")
+
+
+def test_a_damaged_dataset_stops_it(project: Project) -> None:
+    """It was taken for one that is not prepared, so its runs of the standing comparison were unused."""
+    write_whole(project.packed("synthetic") / INFO_FILE, "{")
+    with pytest.raises(DataError, match=r"synthetic/dataset\.json: damaged"):
+        find_unused(project, 7.0)
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
