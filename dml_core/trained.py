@@ -58,32 +58,20 @@ class TrainedModel:
             by `-fp16` or `-int8` if the network is exported in that precision: their embeddings differ, and indexes refuse those of
             another identity.
         forward: maps test views, uint8 (N, 3, H, W), to embeddings (N, D).
+
+    Attributes:
+        num_dimensions: embedding dimension D.
+        metric: metric with which the run compares embeddings.
+        title: display name.
+        weights_sha256: SHA-256 of the file with the weights; None for an exported graph and for older descriptions.
     """
 
     def __init__(self, description: NetworkDescription, identity: str, forward: Forward) -> None:
         self.description = description
         self.identity = identity
+        self.num_dimensions, self.metric, self.title = description.embedding_dim, description.metric, description.title
+        self.weights_sha256 = description.file_sha256 if description.graph is None else None
         self._forward = forward
-
-    @property
-    def num_dimensions(self) -> int:
-        """Embedding dimension D."""
-        return self.description.embedding_dim
-
-    @property
-    def metric(self) -> Metric:
-        """Metric with which the run compares embeddings."""
-        return self.description.metric
-
-    @property
-    def title(self) -> str:
-        """Display name."""
-        return self.description.title
-
-    @property
-    def weights_sha256(self) -> str | None:
-        """SHA-256 of the file with the weights; None for an exported graph and for older descriptions."""
-        return self.description.file_sha256 if self.description.graph is None else None
 
     def embed(
         self, images: AnyImage | Iterable[AnyImage], batch_size: int = 64, boxes: Iterable[Box | None] | None = None

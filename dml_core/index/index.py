@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import ConfigError, StoreError, first_line
-from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
 from dml_core.evaluation.retrieval.neighbours import NUM_SPARE_CANDIDATES, in_order
 from dml_core.index.items import Item, open_items
-from dml_core.index.layout import APPROXIMATE, ITEMS, REMEDY, VECTORS, IndexInfo, Kind, read_info, verify
+from dml_core.index.layout import APPROXIMATE, ITEMS, REMEDY, VECTORS, IndexInfo, read_info, verify
 
 NUM_CANDIDATES = 8  # candidates of compressed vectors per requested neighbour, reordered by the whole vectors
 NUM_ATTEMPTS = 5
@@ -30,13 +29,20 @@ NUM_ATTEMPTS = 5
 class Index:
     """An index in a folder with verified files (see `open`). Thread-safe for searching; later changes are not visible.
 
+    Attributes:
+        model_identity: identity of the embeddings' network, as `TrainedModel` has it.
+        num_items, num_dimensions: N and the embedding dimension D.
+        metric: metric of the search.
+        kind: "exact", or the kind of approximation.
+
     Raises:
         StoreError: the files do not fit `info`, the folder's `index.json`.
     """
 
     def __init__(self, folder: Path, info: IndexInfo) -> None:
-        self.folder = folder
-        self.info = info
+        self.folder, self.info = folder, info
+        self.model_identity, self.metric, self.kind = info.model_identity, info.metric, info.kind
+        self.num_items, self.num_dimensions = info.num_items, info.num_dimensions
         self.vectors_ND = mapped_vectors(folder, info)
         self.items = open_items(info.path(folder, ITEMS))
         if self.items.num_rows != info.num_items:
@@ -62,31 +68,6 @@ class Index:
             except FileNotFoundError as error:
                 missing = error  # or the index was changed after `index.json` was read
         raise StoreError(f"{missing.filename or folder}: a file of the index is missing; {REMEDY}")
-
-    @property
-    def model_identity(self) -> str:
-        """Identity of the embeddings' network, as `TrainedModel` has it."""
-        return self.info.model_identity
-
-    @property
-    def num_items(self) -> int:
-        """Number of items N."""
-        return self.info.num_items
-
-    @property
-    def num_dimensions(self) -> int:
-        """Embedding dimension D."""
-        return self.info.num_dimensions
-
-    @property
-    def metric(self) -> Metric:
-        """Metric of the search."""
-        return self.info.metric
-
-    @property
-    def kind(self) -> Kind:
-        """Exact, or the kind of approximation."""
-        return self.info.kind
 
     def check_model(self, identity: str, weights_sha256: str | None = None) -> None:
         """Reject embeddings of another model.

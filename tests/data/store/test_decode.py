@@ -260,7 +260,9 @@ def test_a_damaged_tag_that_leads_pillow_to_any_error_is_refused(kind: int) -> N
             decode(damaged)
     with pytest.raises(DataError, match="a: not an image, damaged"):
         thumbnail(damaged, "a")
-    model = TrainedModel(NetworkDescription.model_construct(transform=TransformConfig()), "", lambda views: np.zeros((len(views), 1)))
+    model = TrainedModel(
+        NetworkDescription.model_construct(transform=TransformConfig(), embedding_dim=1), "", lambda views: np.zeros((len(views), 1))
+    )
     with pytest.raises(DataError, match="a: cannot be decoded"):
         model.view(Image.open(io.BytesIO(damaged)), name="a")
 
