@@ -72,7 +72,14 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         partial.mkdir(parents=True)
         _write_images(manifest, partial / IMAGES_FILE, _salvaged_batches(interrupted), progress)
         _write_manifest(manifest.rows, partial / MANIFEST_FILE)
-        info = _describe(dataset_name, options, manifest.rows, partial)
+        info = DatasetInfo(
+            name=dataset_name,
+            options=options,
+            roles=role_counts(manifest.rows),
+            num_classes=len({row.label for row in manifest.rows}),
+            images_sha256=file_sha256(partial / IMAGES_FILE),
+            manifest_sha256=file_sha256(partial / MANIFEST_FILE),
+        )
         write_info(info, partial)
         if not _is_whole(out, info):
             _publish(partial, out)
@@ -144,17 +151,6 @@ def _write_manifest(rows: list[Row], path: Path) -> None:
         "box": [row.box for row in rows],
     }
     pq.write_table(pa.table(columns, schema=MANIFEST_SCHEMA), path)
-
-
-def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path) -> DatasetInfo:
-    return DatasetInfo(
-        name=name,
-        options=options,
-        roles=role_counts(rows),
-        num_classes=len({row.label for row in rows}),
-        images_sha256=file_sha256(folder / IMAGES_FILE),
-        manifest_sha256=file_sha256(folder / MANIFEST_FILE),
-    )
 
 
 def _is_whole(out: Path, info: DatasetInfo) -> bool:
