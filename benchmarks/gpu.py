@@ -645,7 +645,7 @@ def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -
 
 def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
     """Run the evaluator's own sweep, without the module that imports FAISS."""
-    shard, max_block_bytes = Shard(lambda: points, labels_N, 0), EvaluationConfig().max_block_bytes
+    shard, max_block_bytes = Shard(lambda: points, labels_N), EvaluationConfig().max_block_bytes
     scores = score_queries([shard], points, labels_N, np.arange(len(labels_N)), max_block_bytes, device)
     return {name: float(values.mean()) for name, values in per_query_metrics(scores, RECALL_AT).items()}
 

@@ -233,7 +233,7 @@ class HeldOutRecall:
             gallery, queries = (as_points(checked_embeddings(rows), config.metric) for rows in (gallery_GD, queries_QD))
             mine_Q = np.array_split(np.arange(len(labels_Q)), world_size())[rank()]
             own = replace(queries, raw=queries.raw[mine_Q], divisors=queries.divisors[mine_Q])
-            shard, self_index_Q = Shard(lambda: gallery, labels_G, 0), mine_Q if self.gallery is None else None
+            shard, self_index_Q = Shard(lambda: gallery, labels_G), mine_Q if self.gallery is None else None
             if len(mine_Q):
                 scores = score_queries([shard], own, labels_Q[mine_Q], self_index_Q, config.max_block_bytes, device)
                 hits_and_scored += torch.tensor([np.sum(scores.first_rank[scores.is_scored] == 1), scores.is_scored.sum()])

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 def as_shards(gallery: NDArray[np.float32], codes: NDArray[np.int64], metric: Metric, num_shards: int) -> list[Shard]:
     cuts = np.array_split(np.arange(len(codes)), num_shards)
-    return [Shard(lambda rows=rows: as_points(gallery[rows], metric), codes[rows], int(rows[0])) for rows in cuts if len(rows)]
+    return [Shard(lambda rows=rows: as_points(gallery[rows], metric), codes[rows]) for rows in cuts if len(rows)]
 
 
 def self_retrieval(

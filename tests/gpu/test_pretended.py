@@ -48,7 +48,7 @@ def test_the_pretended_gpu_refuses_what_a_gpu_refuses() -> None:
 def test_retrieval_on_a_gpu_has_the_ranks_of_the_cpu(kind: str, metric: Metric, max_block_bytes: int) -> None:
     embeddings, labels = make_inputs(kind)
     points, codes, index = as_points(embeddings, metric), np.unique(labels, return_inverse=True)[1], np.arange(len(labels))
-    shards = [Shard(lambda: points, codes, 0)]
+    shards = [Shard(lambda: points, codes)]
     expected = score_queries(shards, points, codes, index, 2**26, CPU)
     with pretended_gpu() as gpu:
         found = score_queries(shards, points, codes, index, max_block_bytes, gpu)

@@ -95,7 +95,7 @@ def query_outcomes(
     points, query_points = (as_points(checked_embeddings(rows), config.metric) for rows in (embeddings, queries_QD))
     _, (codes_N, codes_Q) = label_codes([checked_labels(labels, len(points)), checked_labels(labels_Q, len(query_points))])
     self_index_Q, device = which if is_self else None, usable_device(config.device)
-    scores = score_queries([Shard(lambda: points, codes_N, 0)], query_points, codes_Q, self_index_Q, config.max_block_bytes, device)
+    scores = score_queries([Shard(lambda: points, codes_N)], query_points, codes_Q, self_index_Q, config.max_block_bytes, device)
     num_listed = min(num_neighbours, len(labels) - is_self)
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
     neighbours, similarities = nearest(points, query_points, num_looked_at + is_self, config.device)

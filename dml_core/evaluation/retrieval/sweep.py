@@ -68,11 +68,10 @@ LARGE_SHARE = 1 / 16  # positives of a query on average, relative to the gallery
 
 
 class Shard(NamedTuple):
-    """A part of the gallery: a function that loads its points, the classes of its items, and the gallery index of its first item."""
+    """A part of the gallery: a function that loads its points, and the classes of its items."""
 
     load: Callable[[], Points]
     codes: NDArray[np.int64]
-    first_index: int
 
 
 def retrieve(
@@ -87,15 +86,12 @@ def retrieve(
     """
     device = usable_device(config.device)
     names, gallery_codes, query_codes = shard_codes(gallery, queries)
-    first_indices = np.cumsum([0, *map(len, gallery_codes)]).tolist()
-    shards = [
-        Shard(partial(load_points, shard, config.metric), codes, first)
-        for shard, codes, first in zip(gallery, gallery_codes, first_indices, strict=False)
-    ]
-    scores = []
-    for number, (shard, codes_Q) in enumerate(zip(gallery if queries is None else queries, query_codes, strict=True)):
+    shards = [Shard(partial(load_points, shard, config.metric), codes) for shard, codes in zip(gallery, gallery_codes, strict=True)]
+    scores, first = [], 0
+    for shard, codes_Q in zip(gallery if queries is None else queries, query_codes, strict=True):
         points = load_points(shard, config.metric)
-        self_index_Q = first_indices[number] + np.arange(len(points)) if queries is None else None
+        self_index_Q = np.arange(first, first + len(points)) if queries is None else None
+        first += len(points)
         scores.append(score_queries(shards, points, codes_Q, self_index_Q, config.max_block_bytes, device))
     return concatenate(scores), np.concatenate(query_codes), names
 
@@ -206,17 +202,18 @@ def _positive_distances(
     sizes_Q = np.maximum(class_sizes[queries.codes], 1)
     starts = np.concatenate([[0], np.cumsum(sizes_Q)])
     distances = np.full(starts[-1], np.inf, dtype=np.float32)
-    num_filled = np.zeros_like(class_sizes)
+    num_filled, first = np.zeros_like(class_sizes), 0
     for shard in gallery:
         points, order = shard.load(), np.argsort(shard.codes, kind="stable")
         _check_dimensions(queries.points, points)
         for code, rows, columns in common_classes(queries.codes, shard.codes[order]):
             block = all_squared_distances(queries.points, queries.index[rows], points, order[columns])
             if self_index_Q is not None:
-                block[self_index_Q[rows, None] == shard.first_index + order[columns]] = np.inf
+                block[self_index_Q[rows, None] == first + order[columns]] = np.inf
             of_class = distances[starts[rows.start] : starts[rows.stop]].reshape(len(block), -1)
             of_class[:, num_filled[code] : num_filled[code] + block.shape[1]] = block
             num_filled[code] += block.shape[1]
+        first += len(shard.codes)
     for _, rows, _ in common_classes(queries.codes, queries.codes):
         distances[starts[rows.start] : starts[rows.stop]].reshape(rows.stop - rows.start, -1).sort(axis=1)
     distances[starts[:-1][np.isinf(distances[starts[:-1]])]] = 0
