@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dml_core.errors import DmlError, TrainingError
-from tasks.runs.costs import Cost
+from tasks.runs.costs import Cost, costs_of
 from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
@@ -58,9 +58,9 @@ class Outcome:
         trained, embedded, scored = records
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
-        costs = {record.step: cost for record in records if (cost := Cost.of(record)) is not None}
         metrics = read_scores(scored, store.pull(scored.key))
         network, figures = (str(store.folder(record.key)) for record in (trained, scored))
+        costs = costs_of(records)
         return cls(spec, metrics, ran, delivered, network, figures, seconds, older_code, trained.facts.get("seconds"), digest, costs)
 
     @property

@@ -10,8 +10,9 @@ from dml_core.config import parse
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.confidence import interval_over_units
 from dml_core.training.config import TrainingConfig
-from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_name
+from tasks.tracking.child_run import plain_name
 from tasks.tracking.registered import LoggedNetwork
+from tasks.tracking.tags import Tag
 
 NOT_KNOWN = "not known"
 # Licences stated by the publishers, by the reader's name.
@@ -41,9 +42,9 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         data=network.data,
         evaluation=network.parameters["evaluation"],
         training=training,
-        variant=network.tags[VARIANT_TAG],
-        seed=network.tags[SEED_TAG],
-        trained=network.tags.get(TRAINED_TAG, NOT_KNOWN),
+        variant=network.tags[Tag.VARIANT],
+        seed=network.tags[Tag.SEED],
+        trained=network.tags.get(Tag.TRAINED, NOT_KNOWN),
         commit=network.tags.get("dml.git_commit", NOT_KNOWN),
         dimensions=training.model.head.embedding_dim,
         start=STARTS.get(weights, f"`{weights}`"),

@@ -34,8 +34,8 @@ from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.identity import NETWORK_IDENTITY
 from tasks.runs.specs import FROZEN, load_params
-from tasks.tracking.child_run import DIGEST_TAG, IDENTITY_TAG, SEED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import BEST, LoggedNetwork, Registry
+from tasks.tracking.tags import Tag
 from tasks.tracking.versions import Version, registered_name
 from tasks.wording import significant
 
@@ -187,7 +187,7 @@ def _compared(
     gain = gain_by_class(recalls, class_recalls(registry, current))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
-    system = f"{current.tags[VARIANT_TAG]}, seed {current.tags[SEED_TAG]}"
+    system = f"{current.tags[Tag.VARIANT]}, seed {current.tags[Tag.SEED]}"
     how = f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
     reason = f"{gain.describe(level)} {how}"
     if 100 * gain.at_least(level) <= min_gain:
@@ -198,10 +198,10 @@ def _compared(
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
     match = NETWORK_IDENTITY.fullmatch(text)
     if match:
-        network = registry.logged(TRAINED_TAG, match[1])
+        network = registry.logged(Tag.TRAINED, match[1])
     else:
         run = find_run(project, text)
-        network = None if run.scored is None else registry.logged(IDENTITY_TAG, run.scored, run.spec.dataset)
+        network = None if run.scored is None else registry.logged(Tag.IDENTITY, run.scored, run.spec.dataset)
     if network is None:
         raise ConfigError(f"{text}: MLflow at {registry.uri} has no such run with a network; dml reproduce publishes it, or dml sync")
     return network
@@ -213,4 +213,4 @@ def _reader(project: Project, network: LoggedNetwork) -> str | None:
         record = read_dataset(project, network.data["name"])
     except DataError:
         return None
-    return record.source if record.digest == network.tags.get(DIGEST_TAG) else None
+    return record.source if record.digest == network.tags.get(Tag.DIGEST) else None

@@ -17,7 +17,7 @@ from tasks.files import check_output
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.comparable import present_digest
-from tasks.runs.costs import Cost
+from tasks.runs.costs import costs_of
 from tasks.runs.finished import intact_record, run_identities
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
@@ -321,6 +321,6 @@ def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> Measure
         except DmlError:
             continue
         seconds = None if trained is None else trained.facts.get("seconds")
-        costs = {step.step: cost for step in (trained, embedded, scored) if step is not None and (cost := Cost.of(step)) is not None}
+        costs = costs_of(filter(None, (trained, embedded, scored)))
         return MeasuredRun.of(spec, scores, record.digest, seconds, run.older_code, costs)
     return None

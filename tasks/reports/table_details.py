@@ -19,8 +19,9 @@ from tasks.tables.file import Row, TableFile
 from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import row_protocol
-from tasks.tracking.child_run import VARIANT_TAG, current_tags
+from tasks.tracking.child_run import current_tags
 from tasks.tracking.connection import tag_filter
+from tasks.tracking.tags import Tag
 
 LineKey = tuple[str, str, Epoch]
 Difference = tuple[str, str, str]  # setting, value in the run, value in the other settings; "-" if missing
@@ -58,7 +59,7 @@ class Details:
     @property
     def search(self) -> str:
         """Search that finds the line's runs in MLflow."""
-        return tag_filter(current_tags(self.comparison) | {VARIANT_TAG: self.label})
+        return tag_filter(current_tags(self.comparison) | {Tag.VARIANT: self.label})
 
 
 def line_details(

@@ -6,7 +6,7 @@ Every mean, interval and comparison of runs takes its values from `scores_by_see
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -185,6 +185,10 @@ def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | Non
     return None if fact.settings == settings else "measured with other settings"
 
 
-def _line(dataset: str, system: str, why: str, seeds: Sequence[int]) -> str:
-    which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
-    return f"{'shown' if why == FORMER else 'left out'}: {system} on {dataset}, {which}: {why}"
+def _line(dataset: str, system: str, why: str, seeds: Collection[int]) -> str:
+    return f"{'shown' if why == FORMER else 'left out'}: {system} on {dataset}, {named_seeds(seeds)}: {why}"
+
+
+def named_seeds(seeds: Collection[int]) -> str:
+    """Return `seed 0`, or `seeds 0, 2`."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"

@@ -65,10 +65,10 @@ class Cost(Record):
             values[name] = sum(known) if known else None
         return Cost(**values)
 
-    @classmethod
-    def of(cls, record: StepRecord) -> "Cost | None":
-        """Return the cost that a step recorded; None for steps that were made before costs were recorded."""
-        return cls.model_validate(record.facts[FACT]) if FACT in record.facts else None
+
+def costs_of(records: Iterable[StepRecord]) -> dict[str, Cost]:
+    """Return step -> the cost that it recorded, without steps that were made before costs were recorded."""
+    return {record.step: Cost.model_validate(record.facts[FACT]) for record in records if FACT in record.facts}
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:

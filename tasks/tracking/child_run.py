@@ -32,24 +32,12 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.training.config import TrainingConfig
 from tasks.runs.comparable import Facts, settings_identity
-from tasks.runs.costs import FACT, Cost, total_cost
+from tasks.runs.costs import FACT, costs_of, total_cost
 from tasks.runs.records import RunReport, StepRecord
 from tasks.tracking.connection import EXPERIMENT_PREFIX
+from tasks.tracking.tags import Tag
 
 MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an object, some ten thousand a run without this limit
-COMPARISON_TAG = "dml.comparison"  # of a parent run: its title
-PART_TAG = "dml.part_of"  # title of the parent run
-PARENT_TAG = "mlflow.parentRunId"
-IDENTITY_TAG = "dml.identity"  # identity of the published run
-TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
-VARIANT_TAG, SEED_TAG = "dml.variant", "dml.seed"
-SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # which runs may be averaged and compared (`tasks.runs.comparable`)
-PUBLISHED_TAG = "dml.published"  # "true": complete and current
-PROCESS_TAG = "dml.process"  # the process that trains it
-EPOCH_TAG = "dml.epoch"  # epoch of the scored weights
-OLDER_CODE_TAG = "dml.older_code"
-DEFAULTS_TAG = "dml.defaults"
-NOTE_TAG = "mlflow.note.content"
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
 DETAIL = "detail/"  # prefix of metrics that explain the others
 ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
@@ -78,12 +66,12 @@ class PublishedRun:
     @property
     def variant(self) -> str:
         """Variant of the comparison."""
-        return self.tags[VARIANT_TAG]
+        return self.tags[Tag.VARIANT]
 
     @property
     def seed(self) -> int:
         """Seed of the run."""
-        return int(self.tags[SEED_TAG])
+        return int(self.tags[Tag.SEED])
 
     def has_scores(self, metrics: Mapping[str, float]) -> bool:
         """Return whether no score differs from the run's in MLflow; names that only one of them has do not count."""
@@ -93,7 +81,7 @@ class PublishedRun:
 
     def facts(self, dataset: str) -> Facts:
         """Return the facts that decide which other runs on the dataset it may be averaged and compared with."""
-        return Facts(dataset, self.variant, self.seed, self.tags.get(DIGEST_TAG), self.tags.get(SETTINGS_TAG))
+        return Facts(dataset, self.variant, self.seed, self.tags.get(Tag.DIGEST), self.tags.get(Tag.SETTINGS))
 
 
 # ---------------------------------------------------------------- names
@@ -131,7 +119,7 @@ def plain_name(name: str) -> str:
 
 def current_tags(comparison: str) -> dict[str, str]:
     """Return the tags of the comparison's complete runs; superseded runs are deleted in MLflow and not found."""
-    return {PART_TAG: comparison, PUBLISHED_TAG: "true"}
+    return {Tag.PART: comparison, Tag.PUBLISHED: "true"}
 
 
 # ---------------------------------------------------------------- tags and parameters
@@ -142,9 +130,9 @@ def first_tags(parent: str, comparison: str, identity: str, variant: str, seed: 
 
     The settings with their default value are one tag, searchable with `LIKE '%sampler.kind=shuffled;%'`: fifty would clutter the page.
     """
-    places = {PARENT_TAG: parent, PART_TAG: comparison, IDENTITY_TAG: identity, VARIANT_TAG: variant, SEED_TAG: str(seed)}
+    places = {Tag.PARENT: parent, Tag.PART: comparison, Tag.IDENTITY: identity, Tag.VARIANT: variant, Tag.SEED: str(seed)}
     one_line = " ".join(f"{name}={value};" for name, value in defaults.items())
-    return places | {DEFAULTS_TAG: one_line, PROCESS_TAG: process_tag()} | mlflow_tags(source_tags())
+    return places | {Tag.DEFAULTS: one_line, Tag.PROCESS: process_tag()} | mlflow_tags(source_tags())
 
 
 def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -174,10 +162,10 @@ def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
     fields = report.tags | facts | {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
     digest, settings = report.dataset.digest, report.parameters
     return {f"dml.{name}": str(value) for name, value in fields.items() if name not in ("command", "user")} | {
-        TRAINED_TAG: report.checkpoint.identity,
-        DIGEST_TAG: digest,
-        SETTINGS_TAG: settings_identity(settings["training"], settings["evaluation"], digest, settings.get("measurements", {})),
-        NOTE_TAG: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
+        Tag.TRAINED: report.checkpoint.identity,
+        Tag.DIGEST: digest,
+        Tag.SETTINGS: settings_identity(settings["training"], settings["evaluation"], digest, settings.get("measurements", {})),
+        Tag.NOTE: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
         **mlflow_tags(report.tags),
     }
 
@@ -219,7 +207,7 @@ def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch:
         f"part of the [{dataset} comparison]({parent_link}).\n\n"
         "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
         "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "
-        f"`{DEFAULTS_TAG}`."
+        f"`{Tag.DEFAULTS}`."
     )
 
 
@@ -259,8 +247,7 @@ def score_metrics(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[
 
 def cost_metrics(report: RunReport) -> dict[str, float]:
     """Return what a run cost, as `cost_total/wall_seconds`, `cost_train/wall_seconds`; they are no scores, and no list compares them."""
-    records = (report.checkpoint, report.embeddings, report.scores)
-    costs = {record.step: cost for record in records if (cost := Cost.of(record)) is not None}
+    costs = costs_of((report.checkpoint, report.embeddings, report.scores))
     shown = ({"total": total_cost(costs.values())} | costs) if costs else {}
     return {f"cost_{step}/{name}": float(value) for step, cost in shown.items() for name, value in cost if value is not None}
 

@@ -18,12 +18,8 @@ from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title
-from tasks.tracking.alarm_marks import ALARM_LETTERS, ALARM_TAG, MOST_LETTERS, with_alarm
+from tasks.tracking.alarm_marks import ALARM_LETTERS, MOST_LETTERS, with_alarm
 from tasks.tracking.child_run import (
-    NOTE_TAG,
-    PART_TAG,
-    PROCESS_TAG,
-    VARIANT_TAG,
     VIEW,
     WORKFLOW,
     PublishedRun,
@@ -39,14 +35,15 @@ from tasks.tracking.connection import log_metrics, runs_in, set_tags, tag_filter
 from tasks.tracking.published import (
     comparable_runs,
     compare_published,
+    comparison_rows,
     in_order,
     older_code_lines,
     summarise_published,
     validation_scores,
 )
+from tasks.tracking.tags import Tag
 from tasks.tracking.versions import registered_name
 
-SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
 NOTE_LETTERS = MOST_LETTERS - ALARM_LETTERS - 100  # of a description: an alarm may come before it
 RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
@@ -82,7 +79,7 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         _publish_variants(client, experiment, report.comparison, summaries)
         links = run_link(experiment, parent), view_link(experiment)
         note = describe_experiment(*links, summaries, said_best(validation), comparison)
-        for tag, value in {NOTE_TAG: note, **experiment_tags(report.comparison)}.items():
+        for tag, value in {Tag.NOTE: note, **experiment_tags(report.comparison)}.items():
             client.set_experiment_tag(experiment, tag, value)
 
 
@@ -96,13 +93,13 @@ def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> No
 
 def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
     """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-    shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in runs_in(client, [experiment], {SUMMARY_TAG: comparison})}
+    shown = {run.data.tags[Tag.VARIANT]: run.info.run_id for run in runs_in(client, [experiment], {Tag.SUMMARY: comparison})}
     for variant in shown.keys() - summaries.keys():
         client.delete_run(shown[variant])
     for variant, metrics in summaries.items():
         run_id = shown.get(variant)
         if run_id is None:
-            tags = {SUMMARY_TAG: comparison, VARIANT_TAG: variant}
+            tags = {Tag.SUMMARY: comparison, Tag.VARIANT: variant}
             run_id = client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
             client.set_terminated(run_id, "FINISHED")
         num_seeds = max(summary.num_seeds for summary in metrics.values())
@@ -112,10 +109,10 @@ def _publish_variants(client: MlflowClient, experiment: str, comparison: str, su
 def _describe_parent(client: MlflowClient, parent: str, report: ComparisonReport, note: str) -> None:
     """Set description, tags and files of a parent run; its alarm stays."""
     run = client.get_run(parent)
-    note = with_alarm(note, run.data.tags.get(ALARM_TAG, ""))
+    note = with_alarm(note, run.data.tags.get(Tag.ALARM, ""))
     named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
-    if run.data.tags.get(NOTE_TAG) != note or not named.items() <= run.data.tags.items():
-        set_tags(client, parent, mlflow_tags(report.tags) | named | {NOTE_TAG: note})
+    if run.data.tags.get(Tag.NOTE) != note or not named.items() <= run.data.tags.items():
+        set_tags(client, parent, mlflow_tags(report.tags) | named | {Tag.NOTE: note})
     if report.folder is not None and Path(report.folder).is_dir():
         client.log_artifacts(parent, report.folder)
     for path in report.files:
@@ -144,8 +141,8 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
 
 def _mark_killed(client: MlflowClient, experiment: str, comparison: str) -> None:
     """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
-    for run in runs_in(client, [experiment], {PART_TAG: comparison}):
-        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(PROCESS_TAG, "")):
+    for run in runs_in(client, [experiment], {Tag.PART: comparison}):
+        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(Tag.PROCESS, "")):
             client.set_terminated(run.info.run_id, "KILLED")
 
 
@@ -168,16 +165,15 @@ def describe_comparison(
     variants, links to the report and the model, and remarks: on omitted runs, and those that older code made.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
-    names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    head = ["variant", *map(plain_name, names), "seeds", "run"]
+    (_, _, *names), *rows = comparison_rows(runs)
+    head = ["variant", *names, "seeds", "run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
-    for variant, metrics in summaries.items():
-        seeds = {run.seed: run for run in runs if run.variant == variant}
-        seed = best_seed(seeds, validation.get(variant, {}))
-        link = f"[seed {seed}]({run_link(experiment_id, seeds[seed].run_id)})"
+    for variant, num_seeds, *scores in rows:
+        run_ids = {run.seed: run.run_id for run in runs if run.variant == variant}
+        seed = best_seed(run_ids, validation.get(variant, {}))
+        link = f"[seed {seed}]({run_link(experiment_id, run_ids[seed])})"
         name = f"**{variant}**" if variant in bold else variant
-        scores = [str(metrics[metric]) if metric in metrics else "-" for metric in names]
-        lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
+        lines.append(f"| {' | '.join([name, *scores, num_seeds, link])} |")
     best, stop, others = say_best(report.role, summaries, comparison).partition(". ") if report.about is None else (report.about, "", "")
     caption = f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval"
     bold_says = f" {BOLD}" if bold else ""
@@ -222,7 +218,7 @@ def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summ
 def experiment_tags(comparison: str) -> dict[str, str]:
     """Return the tags of an experiment's page: its kind, its first metric, and a saved view of variants side by side.
 
-    The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
+    The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`Tag.SUMMARY`). MLflow
     itself averages only the 100 runs that its page has loaded, and those of every comparison.
 
     MLflow's table shows no metric by default, sorts columns by name and keeps their choice in the browser; its charts begin with metrics
@@ -235,7 +231,7 @@ def experiment_tags(comparison: str) -> dict[str, str]:
         "selectedColumns": columns,
         "columnOrder": [RUN_NAME, *columns],
         "columnWidths": {RUN_NAME: 260} | dict.fromkeys(columns, 120),
-        "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
+        "searchFilter": tag_filter({Tag.SUMMARY: comparison}),
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,
         "isAccordionReordered": True,

@@ -38,11 +38,11 @@ from dml_core.training.config import TrainingConfig
 from tasks.runs.identity import network_identity, source_files
 from tasks.runs.records import RunReport
 from tasks.tracking import packaged_model
-from tasks.tracking.child_run import MLFLOW_TAGS, NOTE_TAG, run_title
+from tasks.tracking.child_run import MLFLOW_TAGS, run_title
 from tasks.tracking.registered import NETWORK
+from tasks.tracking.tags import Tag
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
-CONTENT_TAG = "dml.content"  # of a logged model: hash of its network, code and requirements
 USAGE = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
 
 
@@ -99,7 +99,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
             ),
             input_example=pd.DataFrame({packaged_model.COLUMN: [example]}),
             model_type="embedding",
-            tags=_tags(report) | {CONTENT_TAG: content},
+            tags=_tags(report) | {Tag.CONTENT: content},
             step=num_steps,
         )
     return str(info.model_id)
@@ -120,7 +120,7 @@ def _link(client: MlflowClient, run_id: str, content: str, network: Path, num_st
     """
     sizes = {path.name: path.stat().st_size for path in network.iterdir()}
     experiment = client.get_run(run_id).info.experiment_id
-    for model in client.search_logged_models([experiment], filter_string=f"tags.`{CONTENT_TAG}` = '{content}'"):
+    for model in client.search_logged_models([experiment], filter_string=f"tags.`{Tag.CONTENT}` = '{content}'"):
         files = mlflow.artifacts.list_artifacts(artifact_uri=f"{model.artifact_location}/{NETWORK}")
         if model.status == LoggedModelStatus.READY and {PurePosixPath(file.path).name: file.file_size for file in files} == sizes:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, num_steps)])
@@ -132,7 +132,7 @@ def _tags(report: RunReport) -> dict[str, str]:
     """Return description and source of a logged model."""
     note = f"Embedding network as a pyfunc: {USAGE}. The code that it needs travels with it."
     source = {MLFLOW_TAGS["command"]: report.tags["command"]} if "command" in report.tags else {}
-    return {NOTE_TAG: note, "mlflow.source.type": "LOCAL", **source}
+    return {Tag.NOTE: note, "mlflow.source.type": "LOCAL", **source}
 
 
 def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:

@@ -10,23 +10,12 @@ from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.statistics.over_seeds import Summary, summarise_seeds
 from tasks.runs.best import VALIDATION
-from tasks.runs.comparable import Selection, Today, scores_by_seed, select
+from tasks.runs.comparable import Selection, Today, named_seeds, scores_by_seed, select
 from tasks.runs.finished import made_by_older_code
-from tasks.tracking.child_run import (
-    DETAIL,
-    IDENTITY_TAG,
-    NOTE_TAG,
-    OLDER_CODE_TAG,
-    PART_TAG,
-    PUBLISHED_TAG,
-    PublishedRun,
-    current_tags,
-    experiment_name,
-    metric_name,
-    plain_name,
-)
+from tasks.tracking.child_run import DETAIL, PublishedRun, current_tags, experiment_name, metric_name, plain_name
 from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, runs_in, tag_filter
 from tasks.tracking.queries import available_way, query_database, query_server
+from tasks.tracking.tags import Tag
 
 CurrentRuns = dict[tuple[str, str], PublishedRun]  # by identity and variant
 DATABASE_RUNS = """
@@ -64,7 +53,7 @@ def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:
         runs = published_runs(uri, dataset, comparison)
     except TrackingError:
         return {}  # publishing tries again and reports it
-    return {(run.tags[IDENTITY_TAG], run.variant): run for run in runs if OLDER_CODE_TAG not in run.tags}
+    return {(run.tags[Tag.IDENTITY], run.variant): run for run in runs if Tag.OLDER_CODE not in run.tags}
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
@@ -88,7 +77,7 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
         from mlflow import MlflowClient
 
         tags = [run.data.tags for run in project_runs(MlflowClient(uri), {})]
-    return {run[IDENTITY_TAG] for run in tags if IDENTITY_TAG in run}, {run[PART_TAG] for run in tags if PART_TAG in run}
+    return {run[Tag.IDENTITY] for run in tags if Tag.IDENTITY in run}, {run[Tag.PART] for run in tags if Tag.PART in run}
 
 
 def standing_comparisons(uri: str) -> dict[str, str]:
@@ -99,17 +88,17 @@ def standing_comparisons(uri: str) -> dict[str, str]:
     """
     way = available_way(uri)
     if way == "database":
-        names = dict(query_database(uri, DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", NOTE_TAG)))
+        names = dict(query_database(uri, DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", Tag.NOTE)))
     elif way == "server":
         experiments = query_server(uri, "experiments/search", "experiments", filter=PROJECT_EXPERIMENTS)
-        described = [entry for entry in experiments if NOTE_TAG in {tag["key"] for tag in entry.get("tags", [])}]
+        described = [entry for entry in experiments if Tag.NOTE in {tag["key"] for tag in entry.get("tags", [])}]
         names = {entry["name"]: entry["experiment_id"] for entry in described}
     else:
         with one_line_errors(uri):
             from mlflow import MlflowClient
 
             all_experiments = all_pages(partial(MlflowClient(uri).search_experiments, filter_string=PROJECT_EXPERIMENTS))
-        names = {entry.name: entry.experiment_id for entry in all_experiments if NOTE_TAG in entry.tags}
+        names = {entry.name: entry.experiment_id for entry in all_experiments if Tag.NOTE in entry.tags}
     return {name.removeprefix(EXPERIMENT_PREFIX): str(number) for name, number in names.items()}
 
 
@@ -120,11 +109,10 @@ def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
 
 def _read_database(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
     runs: dict[str, PublishedRun] = {}
-    values = (PART_TAG, comparison, PUBLISHED_TAG, experiment_name(dataset))
-    experiments = dict(query_database(uri, "SELECT name, experiment_id FROM experiments"))
-    experiment = str(experiments.get(experiment_name(dataset), ""))
-    for run_id, key, value in query_database(uri, f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN ({DATABASE_RUNS})", values):
-        runs.setdefault(run_id, PublishedRun(run_id, experiment_id=experiment)).tags[key] = value
+    values = (Tag.PART, comparison, Tag.PUBLISHED, experiment_name(dataset))
+    tags = f"SELECT run_uuid, experiment_id, key, value FROM tags JOIN runs USING (run_uuid) WHERE run_uuid IN ({DATABASE_RUNS})"
+    for run_id, experiment, key, value in query_database(uri, tags, values):
+        runs.setdefault(run_id, PublishedRun(run_id, experiment_id=str(experiment))).tags[key] = value
     scores = f"SELECT run_uuid, key, value FROM latest_metrics WHERE NOT is_nan AND run_uuid IN ({DATABASE_RUNS})"
     for run_id, key, value in query_database(uri, scores, values):
         if run_id in runs:  # else published since the first query
@@ -169,12 +157,10 @@ def older_code_lines(dataset: str, runs: Sequence[PublishedRun]) -> list[str]:
     """Return a line for each variant with runs that older code made (`--code keep`): their seeds, and the files that differ."""
     lines = []
     for variant in dict.fromkeys(run.variant for run in runs):
-        older = {run.seed: run.tags[OLDER_CODE_TAG].split(", ") for run in runs if run.variant == variant and OLDER_CODE_TAG in run.tags}
+        older = {run.seed: run.tags[Tag.OLDER_CODE].split(", ") for run in runs if run.variant == variant and Tag.OLDER_CODE in run.tags}
         if older:
-            seeds = f"seed{'s' if len(older) > 1 else ''} {', '.join(map(str, sorted(older)))}"
-            lines.append(
-                f"{variant} on {dataset}, {seeds}: {made_by_older_code(sorted({file for files in older.values() for file in files}))}"
-            )
+            files = sorted({file for of_seed in older.values() for file in of_seed})
+            lines.append(f"{variant} on {dataset}, {named_seeds(older)}: {made_by_older_code(files)}")
     return lines
 
 
@@ -221,12 +207,11 @@ def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None 
 
     With a `comparison` that has a confidence set of the best, the last column has differences.
     """
-    summaries = summarise_published(runs)
-    names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
+    names = _columns(runs)
     compared = comparison if comparison is not None and comparison.best_set else None
     heading = [compared.heading] if compared is not None else []
     rows = [["variant", "seeds", *map(plain_name, names), *heading]]
-    for variant, metrics in summaries.items():
+    for variant, metrics in summarise_published(runs).items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
         differences = [compared.beside(variant)] if compared is not None else []

@@ -32,15 +32,14 @@ from tasks.locks import alone
 from tasks.runs.best import RULE
 from tasks.runs.identity import network_identity
 from tasks.runs.specs import FROZEN
-from tasks.tracking.child_run import DIGEST_TAG, EPOCH_TAG, PUBLISHED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
-from tasks.tracking.versions import GATE_TAG, LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
+from tasks.tracking.tags import Tag
+from tasks.tracking.versions import LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 BEST = "best"
-LOCK_TAG, HOLDER_TAG = "dml.locked_until", "dml.locked_by"
 LOCK_MINUTES, LOOK_SECONDS = 10, 0.5
-CARD_FILE, ATTEMPTS_TAG = "model_card.md", "dml.attempts"
+CARD_FILE = "model_card.md"
 EMBEDDINGS = "steps/embed"
 TEST_VIEW = ("crop_to_box", "test_resize", "interpolation", "crop_size", "scaling", "decoder")  # settings of a transform's test views
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
@@ -69,7 +68,7 @@ class LoggedNetwork:
     @property
     def digest(self) -> str:
         """Digest of the dataset's content; MLflow's of its input for a run without the tag."""
-        return self.tags.get(DIGEST_TAG) or str(self.data.get("digest", ""))
+        return self.tags.get(Tag.DIGEST) or str(self.data.get("digest", ""))
 
     @property
     def held_out(self) -> dict[str, Any] | None:
@@ -111,7 +110,7 @@ class Registry:
         """
         trained = identity.partition("-")[0]
         with one_line_errors(self.uri):
-            runs = [run for run in self._runs(TRAINED_TAG, trained) if identity in (trained, _network_of(run))]
+            runs = [run for run in self._runs(Tag.TRAINED, trained) if identity in (trained, _network_of(run))]
             model_id = next(filter(None, (find_model(self._client, run) for run in runs)), None)
             return self._fetch(model_id, cache) if model_id is not None else None
 
@@ -160,7 +159,7 @@ class Registry:
     def logged(self, tag: str, value: str, dataset: str | None = None) -> LoggedNetwork | None:
         """Return the complete run with this identity, of its training or as published, with its network; None if MLflow has none.
 
-        The tag is `IDENTITY_TAG` or `TRAINED_TAG`. The dataset matters, as two names of the same images have runs with equal identities;
+        The tag is `Tag.IDENTITY` or `Tag.TRAINED`. The dataset matters, as two names of the same images have runs with equal identities;
         None is any.
         """
         with one_line_errors(self.uri):
@@ -174,8 +173,8 @@ class Registry:
     def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
         """Return a run of a network's pretrained backbone without training, scored on the same views of the same images, or None."""
         with one_line_errors(self.uri):
-            for run in self._runs(DIGEST_TAG, network.tags.get(DIGEST_TAG, "")):
-                model_id = find_model(self._client, run) if run.data.tags[VARIANT_TAG].split()[0] == FROZEN else None
+            for run in self._runs(Tag.DIGEST, network.tags.get(Tag.DIGEST, "")):
+                model_id = find_model(self._client, run) if run.data.tags[Tag.VARIANT].split()[0] == FROZEN else None
                 candidate = self._logged(run, model_id) if model_id is not None else None
                 if candidate is not None and _is_without_training(candidate, network):
                     return candidate
@@ -201,7 +200,7 @@ class Registry:
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
-        return project_runs(self._client, {tag: value, PUBLISHED_TAG: "true"})
+        return project_runs(self._client, {tag: value, Tag.PUBLISHED: "true"})
 
     # ------------------------------------------------------------ versions
 
@@ -226,14 +225,14 @@ class Registry:
                 raise TrackingError(f"{name}: {limit}; nothing was promoted; run it again")
             number = register(client, name, network.run_id, network.model_id)
             client.update_model_version(name, number, description=card)
-            client.set_model_version_tag(name, number, GATE_TAG, gate)
+            client.set_model_version_tag(name, number, Tag.GATE, gate)
             client.log_text(network.run_id, card, CARD_FILE)
             client.set_registered_model_alias(name, alias, number)
             return Version(name, number, (alias,), network.model_id, network.run_id, gate)
 
     def count_attempt(self, name: str, alias: str) -> int:
         """Return the number of this attempt at an alias, from 1, stored with the registered model. Call it only inside `promoting`."""
-        tag = f"{ATTEMPTS_TAG}.{alias}"
+        tag = f"{Tag.ATTEMPTS}.{alias}"
         with one_line_errors(self.uri):
             attempt = int(self._client.get_registered_model(name).tags.get(tag, "0")) + 1
             self._client.set_registered_model_tag(name, tag, str(attempt))
@@ -266,7 +265,7 @@ class Registry:
         try:
             self._client.create_registered_model(
                 lock,
-                tags={LOCK_TAG: str(time.time() + 60 * LOCK_MINUTES), HOLDER_TAG: self._holder},
+                tags={Tag.LOCKED_UNTIL: str(time.time() + 60 * LOCK_MINUTES), Tag.LOCKED_BY: self._holder},
                 description="A promotion is under way; this goes with its end.",
             )
         except MlflowException as error:
@@ -279,11 +278,11 @@ class Registry:
     def _holds(self, lock: str) -> bool:
         """Return whether a lock exists and was taken by this object."""
         model = _if_exists(self._client.get_registered_model, lock)
-        return model is not None and bool(model.tags.get(HOLDER_TAG) == self._holder)
+        return model is not None and bool(model.tags.get(Tag.LOCKED_BY) == self._holder)
 
     def _break_if_old(self, lock: str) -> None:
         try:
-            until = float(self._client.get_registered_model(lock).tags.get(LOCK_TAG, "inf"))
+            until = float(self._client.get_registered_model(lock).tags.get(Tag.LOCKED_UNTIL, "inf"))
             if not 0 <= until - time.time() <= 2 * 60 * LOCK_MINUTES:  # old, or written while a clock was wrong
                 self._client.delete_registered_model(lock)
         except MlflowException:
@@ -344,7 +343,7 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
 def _network_of(run: Any) -> str | None:
     """Return the identity of the network that an MLflow run scores, or None if it has no training."""
     tags = run.data.tags
-    return network_identity(tags[TRAINED_TAG], tags.get(EPOCH_TAG, "last")) if TRAINED_TAG in tags else None
+    return network_identity(tags[Tag.TRAINED], tags.get(Tag.EPOCH, "last")) if Tag.TRAINED in tags else None
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:

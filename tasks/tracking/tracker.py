@@ -32,25 +32,14 @@ from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, rea
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
-from tasks.tracking.child_run import (
-    COMPARISON_TAG,
-    IDENTITY_TAG,
-    OLDER_CODE_TAG,
-    PARENT_TAG,
-    PART_TAG,
-    PROCESS_TAG,
-    PUBLISHED_TAG,
-    SEED_TAG,
-    VARIANT_TAG,
-    PublishedRun,
-    experiment_name,
-)
+from tasks.tracking.child_run import PublishedRun, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
+from tasks.tracking.tags import Tag
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
-SUPERSEDED = "superseded"  # a deleted run's PUBLISHED_TAG, so that it is completed and made current when it is restored
+SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
 
@@ -177,7 +166,7 @@ class Tracker:
                 report.scores.metrics,
             )
         run_id = str(run.info.run_id)
-        if run.data.tags.get(PUBLISHED_TAG) == "true":
+        if run.data.tags.get(Tag.PUBLISHED) == "true":
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
             report = self._checked(report)
@@ -190,12 +179,12 @@ class Tracker:
             self._log_files(run_id, report)
             self._supersede_others(run, report)
             self._client.set_terminated(run_id, "FINISHED")
-            self._client.delete_tag(run_id, PROCESS_TAG)
-            self._client.set_tag(run_id, PUBLISHED_TAG, "true")
+            self._client.delete_tag(run_id, Tag.PROCESS)
+            self._client.set_tag(run_id, Tag.PUBLISHED, "true")
         if "older_code" in report.tags:  # source files that differ from those that made it
-            self._client.set_tag(run_id, OLDER_CODE_TAG, report.tags["older_code"])
-        elif OLDER_CODE_TAG in run.data.tags:
-            self._client.delete_tag(run_id, OLDER_CODE_TAG)
+            self._client.set_tag(run_id, Tag.OLDER_CODE, report.tags["older_code"])
+        elif Tag.OLDER_CODE in run.data.tags:
+            self._client.delete_tag(run_id, Tag.OLDER_CODE)
         return run_id
 
     def _checked(self, report: RunReport) -> RunReport:
@@ -206,7 +195,7 @@ class Tracker:
 
     def _log_facts(self, run: Run, report: RunReport) -> None:
         """Log tags, description and dataset."""
-        parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])
+        parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[Tag.PARENT])
         set_tags(self._client, run.info.run_id, child_run.published_tags(report, parent_link))
         dataset = Dataset(**child_run.dataset_input(report))
         self._client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
@@ -256,13 +245,13 @@ class Tracker:
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
         """Keep the last published run of one variant and seed in a comparison; delete the others."""
-        place = {PART_TAG: report.comparison, VARIANT_TAG: report.variant, SEED_TAG: str(report.seed)}
+        place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
         for other in runs_in(self._client, [run.info.experiment_id], place):
             if other.info.run_id == run.info.run_id:
                 continue
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
-            self._client.set_tag(other.info.run_id, PUBLISHED_TAG, SUPERSEDED)
+            self._client.set_tag(other.info.run_id, Tag.PUBLISHED, SUPERSEDED)
             self._client.delete_run(other.info.run_id)
 
     # ------------------------------------------------------------ finding and creating
@@ -284,15 +273,15 @@ class Tracker:
         """
         parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
         experiment = self._experiment(dataset)
-        run: Run | None = self._find(experiment, {IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant}, scores)
+        run: Run | None = self._find(experiment, {Tag.IDENTITY: identity, Tag.PART: comparison, Tag.VARIANT: variant}, scores)
         if run is None:
             parent = self._find_or_create_parent(comparison, experiment)
             tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
             run = self._client.create_run(experiment, run_name=child_run.run_title(dataset, variant, seed), tags=tags)
             self._log_parameters(run.info.run_id, parameters)
-        elif run.data.tags.get(PUBLISHED_TAG) != "true":
+        elif run.data.tags.get(Tag.PUBLISHED) != "true":
             self._client.update_run(run.info.run_id, "RUNNING")
-            self._client.set_tag(run.info.run_id, PROCESS_TAG, child_run.process_tag())
+            self._client.set_tag(run.info.run_id, Tag.PROCESS, child_run.process_tag())
             self._log_parameters(run.info.run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
         return run
 
@@ -300,9 +289,9 @@ class Tracker:
         self._client.log_batch(run_id, params=[Param(name, value) for name, value in parameters.items()])
 
     def _find_or_create_parent(self, comparison: str, experiment: str) -> str:
-        run = self._find(experiment, {COMPARISON_TAG: comparison})
+        run = self._find(experiment, {Tag.COMPARISON: comparison})
         if run is None:
-            run = self._client.create_run(experiment, run_name=comparison, tags={COMPARISON_TAG: comparison})
+            run = self._client.create_run(experiment, run_name=comparison, tags={Tag.COMPARISON: comparison})
         if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
@@ -335,7 +324,7 @@ class Tracker:
             connection.check_place(self.uri, experiment, folder)
         if experiment.lifecycle_stage == LifecycleStage.DELETED:
             self._client.restore_experiment(experiment.experiment_id)
-            for run in runs_in(self._client, [experiment.experiment_id], {PUBLISHED_TAG: SUPERSEDED}):  # restored with the others
+            for run in runs_in(self._client, [experiment.experiment_id], {Tag.PUBLISHED: SUPERSEDED}):  # restored with the others
                 self._client.delete_run(run.info.run_id)
         return str(experiment.experiment_id)
 

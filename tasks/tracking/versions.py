@@ -7,11 +7,11 @@ from typing import Any
 
 from tasks.tracking.connection import all_pages, one_line_errors
 from tasks.tracking.queries import available_way, query_database, query_server
+from tasks.tracking.tags import Tag
 
 REGISTRY_PREFIX = "models:/"
 MODEL_PREFIX = "dml-"  # of this project's registered models
 LOCK_SUFFIX = ".promotion"  # of the registered models that are locks (`Registry.promoting`)
-GATE_TAG = "dml.gate"
 DATABASE_VERSIONS = """
     SELECT name, version, source, run_id, value FROM model_versions
     LEFT JOIN (SELECT name, version, value FROM model_version_tags WHERE key = ?) USING (name, version)
@@ -64,7 +64,7 @@ def _read_database(uri: str, prefix: str) -> Iterator[Version]:
     aliases: dict[str, dict[str, Any]] = {}
     for name, alias, number in query_database(uri, "SELECT name, alias, version FROM registered_model_aliases"):
         aliases.setdefault(name, {})[alias] = number
-    for name, number, source, run_id, gate in query_database(uri, DATABASE_VERSIONS, (GATE_TAG,)):
+    for name, number, source, run_id, gate in query_database(uri, DATABASE_VERSIONS, (Tag.GATE,)):
         yield _version(name, number, source, run_id, gate, aliases.get(name, {}))
 
 
@@ -74,7 +74,7 @@ def _query_server(uri: str, prefix: str) -> Iterator[Version]:
         aliases = {entry["alias"]: entry["version"] for entry in model.get("aliases", [])}
         for version in query_server(uri, "model-versions/search", "model_versions", "GET", filter=f"name = '{name}'"):
             tags = {entry["key"]: entry["value"] for entry in version.get("tags", [])}
-            yield _version(name, version["version"], version["source"], version.get("run_id"), tags.get(GATE_TAG), aliases)
+            yield _version(name, version["version"], version["source"], version.get("run_id"), tags.get(Tag.GATE), aliases)
 
 
 def _query_client(uri: str, prefix: str) -> Iterator[Version]:
@@ -84,7 +84,7 @@ def _query_client(uri: str, prefix: str) -> Iterator[Version]:
         client = MlflowClient(uri, registry_uri=uri)
         for model in all_pages(partial(client.search_registered_models, filter_string=f"name LIKE '{prefix}%'")):
             for version in all_pages(partial(client.search_model_versions, filter_string=f"name = '{model.name}'")):
-                yield _version(model.name, version.version, version.source, version.run_id, version.tags.get(GATE_TAG), model.aliases)
+                yield _version(model.name, version.version, version.source, version.run_id, version.tags.get(Tag.GATE), model.aliases)
 
 
 def _version(name: str, number: Any, source: Any, run_id: str | None, gate: str | None, aliases: Mapping[str, Any]) -> Version:

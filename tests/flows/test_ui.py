@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from dml_core.errors import ConfigError, TrackingError
 from flows.cli import tracking
 from flows.cli.app import app
-from tasks.tracking.child_run import NOTE_TAG
+from tasks.tracking.tags import Tag
 from tests.conftest import ROOT
 
 
@@ -62,7 +62,7 @@ def test_the_results_are_shown_to_this_machine_alone_and_a_browser_opens_at_a_te
     database = tmp_path / "state" / "mlflow.db"
     database.parent.mkdir()
     client = MlflowClient(f"sqlite:///{database}")
-    experiment = client.create_experiment("dml-repro/fashion-mnist", tags={NOTE_TAG: "Best mean"})
+    experiment = client.create_experiment("dml-repro/fashion-mnist", tags={Tag.NOTE: "Best mean"})
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_"))}
     environment = kept | opener(tmp_path) | {"PYTHONPATH": str(ROOT)}
     terminal, output = os.openpty()

@@ -8,8 +8,8 @@ import pytest
 
 from dml_core.data.registry import DATASETS
 from tasks.models.card import DATA_LICENCES, model_card
-from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork
+from tasks.tracking.tags import Tag
 from tests.conftest import small_training
 
 TRAINING = small_training().model_dump(mode="json")
@@ -17,7 +17,7 @@ NETWORK = LoggedNetwork(
     run_id="r",
     model_id="m",
     parameters={"training": TRAINING, "evaluation": {"role": "test", "metric": "cosine"}},
-    tags={VARIANT_TAG: "good", SEED_TAG: "3", TRAINED_TAG: "abc", "dml.git_commit": "c0ffee"},
+    tags={Tag.VARIANT: "good", Tag.SEED: "3", Tag.TRAINED: "abc", "dml.git_commit": "c0ffee"},
     metrics={"recall_at_1": 0.625, "nmi": 0.5},
     data={"name": "own", "digest": "d1", "counts": {"train": 36, "test": 30}},
 )
@@ -87,7 +87,7 @@ def test_weights_that_it_started_from_have_no_known_licence(weights: str, start:
 
 
 def test_what_is_not_known_is_called_so() -> None:
-    text = card(replace(NETWORK, tags={VARIANT_TAG: "good", SEED_TAG: "3"}), reader=None)
+    text = card(replace(NETWORK, tags={Tag.VARIANT: "good", Tag.SEED: "3"}), reader=None)
     assert "- identity of the training: `not known`; code at git commit not known\n" in text
     assert "- licence of the images: not known\n" in text
 

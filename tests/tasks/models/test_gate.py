@@ -16,14 +16,14 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.evaluator import ClassRecall
 from tasks.models import promotion
 from tasks.models.promotion import Gain, class_recalls, gain_by_class, promote
-from tasks.tracking.child_run import DIGEST_TAG, VARIANT_TAG
 from tasks.tracking.registered import TEST_VIEW, LoggedNetwork, _is_without_training
+from tasks.tracking.tags import Tag
 from tasks.tracking.versions import Version
 from tests.tasks.models.test_card import NETWORK
 
-TAGS = {VARIANT_TAG: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}
+TAGS = {Tag.VARIANT: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}
 NEW = replace(NETWORK, tags=TAGS)
-OLD = replace(NETWORK, model_id="old", run_id="q", tags=TAGS | {VARIANT_TAG: "bad"})
+OLD = replace(NETWORK, model_id="old", run_id="q", tags=TAGS | {Tag.VARIANT: "bad"})
 HOLDER = Version("dml-own", "1", ("champion",), "old", "q", None)
 MANY = 1000  # queries per class, so many that the floor of the standard deviation is below the observed one
 
@@ -163,7 +163,7 @@ def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
     ("old", "message"),
     [
         (None, "version 1 of dml-own: its run is no longer in MLflow"),
-        (replace(OLD, tags=OLD.tags | {DIGEST_TAG: "d2"}), r"was tested on other images \(d2, this one d1\)"),
+        (replace(OLD, tags=OLD.tags | {Tag.DIGEST: "d2"}), r"was tested on other images \(d2, this one d1\)"),
         (replace(OLD, tags={}, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
     ],
 )

@@ -38,8 +38,8 @@ from tasks.runs.embeddings import load_embeddings
 from tasks.runs.records import RunReport
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking.child_run import TRAINED_TAG
-from tasks.tracking.registered import HOLDER_TAG, LOCK_TAG, Registry
+from tasks.tracking.registered import Registry
+from tasks.tracking.tags import Tag
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import make_run
@@ -242,7 +242,7 @@ def test_a_downloaded_network_that_was_damaged_is_downloaded_again(fresh: Projec
 @pytest.mark.parametrize("seconds", [-1, 10**8], ids=["old", "of a clock that was wrong"])
 def test_the_lock_of_one_that_was_killed_is_taken_away(seconds: float, fresh: Project, caplog: pytest.LogCaptureFixture) -> None:
     client = MlflowClient(fresh.tracking_uri)
-    client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() + seconds)})
+    client.create_registered_model(f"{NAME}.promotion", tags={Tag.LOCKED_UNTIL: str(time.time() + seconds)})
     assert promote(fresh, "own/good/0").version.number == "1"
     waited = [record.getMessage() for record in caplog.records if record.name == "tasks.tracking.registered"]
     assert waited == [f"{NAME}: another promotion is under way; this one waits for it, at most 10 minutes if it was killed"]
@@ -258,7 +258,7 @@ def test_a_promotion_whose_lock_was_taken_away_changes_no_alias_and_leaves_the_n
 
     def slow(*arguments: Any) -> promotion.ClassRecalls:
         client.delete_registered_model(lock)
-        client.create_registered_model(lock, tags={LOCK_TAG: str(time.time() + 600), HOLDER_TAG: "another"})
+        client.create_registered_model(lock, tags={Tag.LOCKED_UNTIL: str(time.time() + 600), Tag.LOCKED_BY: "another"})
         return compute(*arguments)
 
     monkeypatch.setattr(promotion, "class_recalls", slow)
@@ -267,7 +267,7 @@ def test_a_promotion_whose_lock_was_taken_away_changes_no_alias_and_leaves_the_n
         match=f"^{NAME}: the comparison took longer than 10 minutes, so its lock was removed; nothing was promoted; run it again$",
     ):
         promote(fresh, "own/good/0")
-    assert client.get_registered_model(lock).tags[HOLDER_TAG] == "another"
+    assert client.get_registered_model(lock).tags[Tag.LOCKED_BY] == "another"
     assert [model.name for model in client.search_registered_models()] == [lock], "nothing else was written"
 
 
@@ -395,7 +395,7 @@ def test_a_candidate_a_night_for_a_year_is_promoted_without_a_true_gain_in_5_of_
 def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """`promote` refuses a second network with the champion's answers to all queries."""
     promote(fresh, "own/good/0")
-    champion = Registry(fresh.tracking_uri).logged(TRAINED_TAG, find_run(fresh, "own/good/0").trained)
+    champion = Registry(fresh.tracking_uri).logged(Tag.TRAINED, find_run(fresh, "own/good/0").trained)
     assert champion is not None
     fetch = Registry.embeddings
     monkeypatch.setattr(Registry, "embeddings", lambda self, network, folder: fetch(self, champion, folder))

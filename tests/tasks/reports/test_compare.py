@@ -11,8 +11,9 @@ from tasks.reports import compare, kit
 from tasks.reports.compare import write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
-from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.child_run import PublishedRun
 from tasks.tracking.published import compare_published, comparison_rows
+from tasks.tracking.tags import Tag
 from tests.conftest import small_training
 
 
@@ -208,7 +209,7 @@ def test_one_seed_compares_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
 
 
 def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
-    return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
+    return PublishedRun(f"{variant}{seed}", metrics, {Tag.VARIANT: variant, Tag.SEED: str(seed)})
 
 
 def test_the_rows_of_a_comparison_have_each_variant_and_the_best_first() -> None:

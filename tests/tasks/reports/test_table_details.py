@@ -15,8 +15,9 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.result import RESULT, MeasuredRun, TableResult, save_result
 from tasks.tables.runs import runs_of
-from tasks.tracking.child_run import VARIANT_TAG, current_tags
+from tasks.tracking.child_run import current_tags
 from tasks.tracking.connection import tag_filter
+from tasks.tracking.tags import Tag
 from tests.conftest import ROOT
 from tests.tasks.reports.conftest import read
 
@@ -70,6 +71,6 @@ def test_the_search_of_a_line_finds_its_runs_in_mlflow(tmp_path: Path) -> None:
     for name, specs in runs.items():
         measured = [MeasuredRun.of(spec, SCORES, "digest") for spec in specs]
         lines = line_details(params, name, load_table(name), TableResult(name=name, runs=tuple(measured)), store, PictureCache()).values()
-        tags = [current_tags(spec.comparison) | {VARIANT_TAG: spec.label} for spec in specs]
+        tags = [current_tags(spec.comparison) | {Tag.VARIANT: spec.label} for spec in specs]
         assert [detail.search for (detail,) in lines] == [tag_filter(expected) for expected in tags]
     assert tag_filter(tags[0]).startswith("tags.`dml.part_of` = 'comparison on synthetic' and ")

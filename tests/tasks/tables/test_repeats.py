@@ -24,8 +24,9 @@ from tasks.tables.judging import judge_claims
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import runs_of_tables
 from tasks.tables.view import shown_table
-from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.child_run import PublishedRun
 from tasks.tracking.published import comparable_runs, compare_published, summarise_published
+from tasks.tracking.tags import Tag
 from tasks.tuning.search import checked_searches
 from tests.conftest import ROOT, small_training
 from tests.tasks.tables.test_claims import run as measured_run
@@ -79,7 +80,7 @@ def _metrics(variant: str, seed: int, changed: float = 0.0) -> tuple[RunSpec, di
 
 
 def _published(variant: str, seed: int, changed: float = 0.0) -> PublishedRun:
-    return PublishedRun(f"{variant}{seed}", {"recall_at_1": SCORE[seed] + changed}, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
+    return PublishedRun(f"{variant}{seed}", {"recall_at_1": SCORE[seed] + changed}, {Tag.VARIANT: variant, Tag.SEED: str(seed)})
 
 
 def _measured(row: str, seed: int, changed: float = 0.0) -> MeasuredRun:

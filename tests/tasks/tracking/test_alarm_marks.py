@@ -13,9 +13,9 @@ from tasks.locks import alone
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_title, table_comparison
 from tasks.tracking import alarm_marks, connection
-from tasks.tracking.alarm_marks import ALARM_TAG, mark_comparisons
-from tasks.tracking.child_run import COMPARISON_TAG, NOTE_TAG, PART_TAG, SEED_TAG
+from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.tracking.connection import EXPERIMENT_PREFIX, LOCKS
+from tasks.tracking.tags import Tag
 
 TEXT = "softmax, seed 0: drifted: recall@1 0.30 is below its band."
 
@@ -26,10 +26,10 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
     client = MlflowClient(uri)
     experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
     titles = (comparison_title("synthetic", "test"), table_comparison("softtriple/table1", "synthetic"), comparison_title("icons", "test"))
-    runs = [client.create_run(experiment, tags={COMPARISON_TAG: title, NOTE_TAG: "Best: a.\n\nMore."}).info.run_id for title in titles]
+    runs = [client.create_run(experiment, tags={Tag.COMPARISON: title, Tag.NOTE: "Best: a.\n\nMore."}).info.run_id for title in titles]
 
     for seed in range(3):
-        client.create_run(experiment, tags={PART_TAG: titles[0], SEED_TAG: str(seed)})
+        client.create_run(experiment, tags={Tag.PART: titles[0], Tag.SEED: str(seed)})
     read: list[str] = []
 
     def project_runs(*arguments: Any) -> list[Any]:
@@ -41,7 +41,7 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
 
     def shown() -> list[tuple[str | None, str]]:
         tags = [client.get_run(run).data.tags for run in runs]
-        return [(of_run.get(ALARM_TAG), of_run[NOTE_TAG]) for of_run in tags]
+        return [(of_run.get(Tag.ALARM), of_run[Tag.NOTE]) for of_run in tags]
 
     before = shown()
     assert mark_comparisons(uri, tmp_path, "synthetic", [TEXT]) == 1
@@ -65,7 +65,7 @@ def test_a_description_that_is_published_meanwhile_stays(tmp_path: Path, monkeyp
     uri, title = f"sqlite:///{tmp_path}/mlflow.db", comparison_title("synthetic", "test")
     client = MlflowClient(uri)
     experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
-    run = client.create_run(experiment, tags={COMPARISON_TAG: title, NOTE_TAG: "Best: a."}).info.run_id
+    run = client.create_run(experiment, tags={Tag.COMPARISON: title, Tag.NOTE: "Best: a."}).info.run_id
     waiting = threading.Event()
 
     def runs_then_wait(*_: object) -> list[object]:
@@ -79,9 +79,9 @@ def test_a_description_that_is_published_meanwhile_stays(tmp_path: Path, monkeyp
         with alone(tmp_path / LOCKS / report.outbox_name):  # a flow publishes the comparison (`Tracker.publish`)
             marking = pool.submit(mark_comparisons, uri, tmp_path, "synthetic", [TEXT])
             assert waiting.wait(60)
-            client.set_tag(run, NOTE_TAG, "Best: b.")
+            client.set_tag(run, Tag.NOTE, "Best: b.")
         assert marking.result(60) == 1
-    assert client.get_run(run).data.tags[NOTE_TAG] == f"Not reproduced: {TEXT}\n\nBest: b."
+    assert client.get_run(run).data.tags[Tag.NOTE] == f"Not reproduced: {TEXT}\n\nBest: b."
 
 
 def test_a_missing_database_is_created_whole_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.records import ComparisonReport
 from tasks.tracking import comparison_run
-from tasks.tracking.child_run import OLDER_CODE_TAG, SEED_TAG, VARIANT_TAG, PublishedRun, view_link
+from tasks.tracking.child_run import PublishedRun, view_link
 from tasks.tracking.published import compare_published, older_code_lines, summarise_published
+from tasks.tracking.tags import Tag
 
 SCORES = {"a": (0.625, 0.65, 0.6), "b": (0.375, 0.35, 0.4)}  # mean 0.625, standard deviation 0.025: 4.303 * 0.025 / sqrt(3) = 0.062
 RUNS = [
-    PublishedRun(f"{variant}{seed}", {"recall_at_1": value}, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
+    PublishedRun(f"{variant}{seed}", {"recall_at_1": value}, {Tag.VARIANT: variant, Tag.SEED: str(seed)})
     for variant, values in SCORES.items()
     for seed, value in enumerate(values)
 ]
@@ -49,7 +50,7 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
 def test_runs_of_older_code_are_named_with_the_files_that_differ() -> None:
     files = {("a", 0): "x.py, y.py", ("a", 2): "x.py, z.py", ("b", 1): "x.py"}
     runs = [
-        replace(run, tags=run.tags | ({OLDER_CODE_TAG: files[place]} if (place := (run.variant, run.seed)) in files else {}))
+        replace(run, tags=run.tags | ({Tag.OLDER_CODE: files[place]} if (place := (run.variant, run.seed)) in files else {}))
         for run in RUNS
     ]
     assert older_code_lines("d", RUNS) == []
@@ -61,7 +62,7 @@ def test_runs_of_older_code_are_named_with_the_files_that_differ() -> None:
 
 def test_of_many_variants_the_best_are_listed_and_what_follows_is_whole() -> None:
     runs = [
-        PublishedRun("0" * 32, {"recall_at_1": 0.9 - seed / 100 - variant / 1000}, {VARIANT_TAG: f"v{variant}", SEED_TAG: str(seed)})
+        PublishedRun("0" * 32, {"recall_at_1": 0.9 - seed / 100 - variant / 1000}, {Tag.VARIANT: f"v{variant}", Tag.SEED: str(seed)})
         for variant in range(100)
         for seed in range(3)
     ]
@@ -75,7 +76,7 @@ def test_of_many_variants_the_best_are_listed_and_what_follows_is_whole() -> Non
 
 
 def test_a_table_s_page_begins_with_its_description_and_has_its_runs() -> None:
-    runs = [*RUNS, PublishedRun("c0", {"nmi": 0.5}, {VARIANT_TAG: "c", SEED_TAG: "0"})]
+    runs = [*RUNS, PublishedRun("c0", {"nmi": 0.5}, {Tag.VARIANT: "c", Tag.SEED: "0"})]
     table = REPORT.model_copy(update={"comparison": "t", "about": "A table."})
     lines = comparison_run.describe_comparison(table, "1", "p", runs, summarise_published(runs), None, {}, "Model", []).splitlines()
     assert lines[:3] == ["A table.", "", "| variant | recall@1 | nmi | seeds | run |"]

@@ -11,9 +11,9 @@ import pytest
 
 from dml_core.errors import TrackingError
 from tasks.tracking import queries
-from tasks.tracking.child_run import PART_TAG, PUBLISHED_TAG, SEED_TAG, VARIANT_TAG
 from tasks.tracking.connection import all_pages
 from tasks.tracking.published import published_runs
+from tasks.tracking.tags import Tag
 
 NUM_RUNS, PAGE = 132, 50
 METRICS = [{"key": "recall_at_1", "value": 0.5}, {"key": "nmi", "value": "NaN"}]
@@ -52,7 +52,7 @@ def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pyt
 
 
 def _run(seed: int) -> dict[str, Any]:
-    tags = [{"key": VARIANT_TAG, "value": "a"}, {"key": SEED_TAG, "value": str(seed)}]
+    tags = [{"key": Tag.VARIANT, "value": "a"}, {"key": Tag.SEED, "value": str(seed)}]
     return {"info": {"run_id": f"r{seed}", "experiment_id": "1"}, "data": {"metrics": METRICS, "tags": tags}}
 
 
@@ -79,7 +79,7 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
     with closing(sqlite3.connect(path)) as database, database:
         database.executescript(SCHEMA)
         for run, (experiment, stage, comparison, whole) in runs.items():
-            tags = {PART_TAG: comparison, PUBLISHED_TAG: whole, VARIANT_TAG: "a", SEED_TAG: "2" if run == "late" else "1"}
+            tags = {Tag.PART: comparison, Tag.PUBLISHED: whole, Tag.VARIANT: "a", Tag.SEED: "2" if run == "late" else "1"}
             database.execute("INSERT INTO runs VALUES (?, ?, ?)", (run, experiment, stage))
             database.executemany("INSERT INTO tags VALUES (?, ?, ?)", [(run, *tag) for tag in tags.items()])
             database.executemany("INSERT INTO latest_metrics VALUES (?, ?, ?, ?)", [(run, "nmi", 0.5, 0), (run, "gone", 0.0, 1)])

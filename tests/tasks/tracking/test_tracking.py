@@ -55,16 +55,7 @@ from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
 from tasks.tracking.alarm_marks import mark_comparisons
-from tasks.tracking.child_run import (
-    COMPARISON_TAG,
-    IDENTITY_TAG,
-    NOTE_TAG,
-    PARENT_TAG,
-    PROCESS_TAG,
-    VARIANT_TAG,
-    PublishedRun,
-    experiment_name,
-)
+from tasks.tracking.child_run import PublishedRun, experiment_name
 from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
@@ -76,6 +67,7 @@ from tasks.tracking.published import (
     standing_comparisons,
 )
 from tasks.tracking.registered import Registry, find_model, register_best
+from tasks.tracking.tags import Tag
 from tasks.tracking.tracker import LiveCurves, Tracker
 from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
@@ -180,7 +172,7 @@ def comparison(folder: Path | None = None) -> ComparisonReport:
 def parent_of(tracker: Tracker) -> mlflow.entities.Run:
     client = client_of(tracker)
     experiment = client.get_experiment_by_name(experiment_name("d"))
-    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{COMPARISON_TAG}` = '{COMPARISON}'")
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{Tag.COMPARISON}` = '{COMPARISON}'")
     return run
 
 
@@ -196,12 +188,12 @@ def test_a_published_run_holds_everything_once(
     run = client.get_run(run_id)
     assert client.get_experiment(run.info.experiment_id).name == "dml-repro/d"
     assert run.info.run_name == "d / softtriple / seed 0"
-    assert client.get_run(run.data.tags[PARENT_TAG]).info.run_name == COMPARISON
+    assert client.get_run(run.data.tags[Tag.PARENT]).info.run_name == COMPARISON
     assert run.data.params["loss.name"] == "softtriple"
     assert run.data.params["optimiser.groups.loss.learning_rate"] == "0.5"
     assert run.data.tags["dml.git_commit"] == run.data.tags["mlflow.source.git.commit"] == "abc"
     assert run.data.tags["dml.train.device"] == "cpu"
-    assert run.data.tags[IDENTITY_TAG] == "identity-of-x"
+    assert run.data.tags[Tag.IDENTITY] == "identity-of-x"
     assert run.data.tags["mlflow.user"]
     assert run.data.tags["mlflow.source.name"] == "dml reproduce"
     assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
@@ -322,7 +314,7 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     (running,) = [run for run in all_runs(tracker) if run.info.status == "RUNNING"]
     ended = subprocess.Popen(["true"])
     ended.wait()
-    client.set_tag(running.info.run_id, PROCESS_TAG, f"{socket.gethostname()}:{ended.pid}")
+    client.set_tag(running.info.run_id, Tag.PROCESS, f"{socket.gethostname()}:{ended.pid}")
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "KILLED"
     run_id = tracker.publish(report)
@@ -459,7 +451,7 @@ def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(track
 
     def publish_again() -> None:
         assert tracker.publish(report.model_copy(update={"identity": "identity-of-y"})) == second
-        assert tracker.publish(comparison()) == parent == client.get_run(second).data.tags[PARENT_TAG]
+        assert tracker.publish(comparison()) == parent == client.get_run(second).data.tags[Tag.PARENT]
         assert not list(tracker.outbox.glob("*.json"))
         assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
         assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]  # superseded
@@ -484,13 +476,13 @@ def test_a_deleted_run_whose_settings_are_used_again_supersedes_its_successor(tr
 
 def test_an_alarm_stays_in_the_description_when_the_comparison_is_published_again(tracker: Tracker, tmp_path: Path) -> None:
     tracker.publish(comparison())
-    plain = parent_of(tracker).data.tags[NOTE_TAG]
+    plain = parent_of(tracker).data.tags[Tag.NOTE]
     mark_comparisons(tracker.uri, tmp_path, "d", ["drifted."])
     tracker.publish(comparison())
-    assert parent_of(tracker).data.tags[NOTE_TAG] == f"Not reproduced: drifted.\n\n{plain}"
+    assert parent_of(tracker).data.tags[Tag.NOTE] == f"Not reproduced: drifted.\n\n{plain}"
     mark_comparisons(tracker.uri, tmp_path, "d", [])
     tracker.publish(comparison())
-    assert parent_of(tracker).data.tags[NOTE_TAG] == plain
+    assert parent_of(tracker).data.tags[Tag.NOTE] == plain
 
 
 def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
@@ -662,8 +654,8 @@ def variants_in_view(tracker: Tracker) -> dict[str, dict[str, float]]:
     state = json.loads(json.loads(experiment.tags["mlflow.sharedViewState.variants"])["state"])
     assert "groupBy" not in state, "MLflow would average the 100 runs that its page has loaded"
     found = client.search_runs([experiment.experiment_id], state["searchFilter"])
-    assert len(found) == len({run.data.tags[VARIANT_TAG] for run in found})
-    return {run.data.tags[VARIANT_TAG]: run.data.metrics for run in found}
+    assert len(found) == len({run.data.tags[Tag.VARIANT] for run in found})
+    return {run.data.tags[Tag.VARIANT]: run.data.metrics for run in found}
 
 
 def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparisons(tracker: Tracker, report: RunReport) -> None:
