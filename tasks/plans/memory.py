@@ -67,7 +67,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     batch = -(-first_batch_size(config.sampler, num_images, num_classes) // num_workers)
     batch = min(batch, config.embed_at_once or batch)
     try:
-        network, activations = _network(config.without_weights().model.model_dump_json(), size, batch, num_classes)
+        network, activations = _network(config.without_weights().model, size, batch, num_classes)
         with torch.device("meta"):
             loss = build_loss(config.loss.name, config.loss.options, num_classes, network.head.output_dim)
     except (NotImplementedError, RuntimeError):
@@ -135,9 +135,8 @@ def activation_bytes(network: Embedder, images: Tensor) -> int:
 
 
 @cache
-def _network(model: str, size: int, num_images: int, num_classes: int) -> tuple[Embedder, int]:
-    """Return the network of a configuration in JSON, without values, and the bytes of a batch's activations."""
-    config = ModelConfig.model_validate_json(model)
+def _network(config: ModelConfig, size: int, num_images: int, num_classes: int) -> tuple[Embedder, int]:
+    """Return the network of a configuration, without values, and the bytes of a batch's activations."""
     with torch.device("meta"):
         network = Embedder(config, num_classes).train()
         images = torch.empty(num_images, 3, size, size)

@@ -34,9 +34,9 @@ class Need:
 
 def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
     """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
-    backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
+    backbones = dict.fromkeys(spec.training.model.backbone for spec in runs)
     needs = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
-    needs += [weights_need(backbone) for backbone in backbones.values()]
+    needs += [weights_need(backbone) for backbone in backbones]
     return list(dict.fromkeys(need for need in needs if need is not None))
 
 

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from dml_core.errors import DataError
-from tasks.checks import prepared_folder
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.own_images.published import published_dataset
-from tasks.plans.needs import Need, needs_of
+from tasks.plans.needs import Need, is_prepared, needs_of
 from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
 from tasks.runs.comparable import Facts
 from tasks.runs.identity import step_identities
@@ -49,11 +47,8 @@ class LocalState:
 
     def _dataset(self, dataset: str, options: tuple[tuple[str, Any], ...]) -> DatasetRecord:
         name = named_dataset(self.params, dataset, dict(options))
-        try:
-            if name is not None and prepared_folder(self.project, self.params, name) is not None:
-                return read_dataset(self.project, name)
-        except DataError:
-            pass  # its raw files are missing: `dataset_need` reports it
+        if name is not None and is_prepared(self.project, self.params, name):
+            return read_dataset(self.project, name)
         kind = published_dataset(dataset)
         counts = {} if kind is None else {role: part.num_images for role, part in kind.published.items()}
         return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)

@@ -39,9 +39,12 @@ def find_candidates(project: Project, params: Params, name: str, specs: Mapping[
     seeds = params.comparison.seeds if is_standing else sorted({run.seed for run in load_result(project, name).runs})
     finished: dict[str, dict[int, float]] = {}
     for row, spec in specs.items():
-        dataset = _dataset(project, spec.dataset)
+        try:
+            dataset = read_dataset(project, spec.dataset)
+        except (ConfigError, DataError):
+            continue  # not prepared
         for seed in seeds:
-            seconds = None if dataset is None else _finished_seconds(spec.model_copy(update={"seed": seed}), dataset)
+            seconds = _finished_seconds(spec.model_copy(update={"seed": seed}), dataset)
             if seconds is not None:
                 finished.setdefault(row, {})[seed] = seconds
     used = sorted({seed for by_seed in finished.values() for seed in by_seed})
@@ -59,13 +62,6 @@ def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: E
     store, records = open_store(project), finished_records()
     collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
     return [evidence for evidence in collected if evidence is not None]
-
-
-def _dataset(project: Project, name: str) -> DatasetRecord | None:
-    try:
-        return read_dataset(project, name)
-    except (ConfigError, DataError):
-        return None  # not prepared
 
 
 def _finished_seconds(spec: RunSpec, dataset: DatasetRecord) -> float | None:

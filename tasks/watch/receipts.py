@@ -4,7 +4,6 @@ A receipt is JSON with its own SHA-256. The hash detects damage, but not a perso
 signature, which OpenSSH makes and verifies (`ssh-keygen -Y`). It is in the file with ".sig" added.
 """
 
-import json
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def read_receipt(path: Path) -> Receipt:
         content = read_evidence(path)
         if content.pop("sha256", None) != content_hash(content):
             raise StoreError(f"{path}: altered or damaged: its content does not fit its hash")
-        return Receipt.model_validate_json(json.dumps(content))
+        return Receipt.model_validate(content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError:

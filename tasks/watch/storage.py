@@ -53,7 +53,7 @@ def read_reference(project: Project, name: str) -> Reference | None:
     if not path.is_file():
         return None
     try:
-        return Reference.model_validate_json(json.dumps(read_evidence(path)))
+        return Reference.model_validate(read_evidence(path))
     except (OSError, ValueError):
         raise StoreError(f"{path}: damaged; restore it with git, or accept again: dml accept {name} --why ...") from None
 
