@@ -50,7 +50,8 @@ def _of_paper(paper: str | None) -> list[str]:
         ConfigError: there is no such paper.
     """
     from dml_core.config import unknown_name
-    from tasks.tables.file import STANDING, paper_tables, table_names
+    from tasks.runs.tuned import STANDING
+    from tasks.tables.file import paper_tables, table_names
 
     if paper is None:
         return paper_tables()

@@ -22,8 +22,7 @@ from dml_core.search_space import Search
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant
 from tasks.runs.specs import Params, load_params, row_name, variants_on
-from tasks.runs.tuned import STANDING as STANDING
-from tasks.runs.tuned import TUNED
+from tasks.runs.tuned import STANDING, TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
 
 STANDING_VARIANT = "standing"  # of each row of the standing comparison

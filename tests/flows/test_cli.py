@@ -24,7 +24,8 @@ from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
 from flows.cli.app import app
 from tasks.runs.embeddings import SINGLE_FILES
-from tasks.tables.file import STANDING, table_names
+from tasks.runs.tuned import STANDING
+from tasks.tables.file import table_names
 from tests import forked
 from tests.conftest import ROOT
 

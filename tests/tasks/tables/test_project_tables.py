@@ -14,8 +14,9 @@ from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params, variants_on
+from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
+from tasks.tables.file import load_table, paper_tables, standing_table, table_names
 from tasks.tables.result import TableResult
 from tasks.tables.runs import at_scale, chosen_runs, named_dataset, run_together
 from tasks.tables.view import shown_table
