@@ -28,7 +28,7 @@ from flows.reuse.planned import PlannedStep, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
-from tasks.checks import bring_weights
+from tasks.checks import prepare_machine
 from tasks.data import dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, num_cores, prefect_server
 from tasks.locks import alone
@@ -139,7 +139,7 @@ def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], s
     Raises:
         ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
     """
-    bring_weights(runs_to_train(runs, prepared, services), services.display.say)
+    prepare_machine(runs_to_train(runs, prepared, services), services.scale, services.display.say)
     chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services)

@@ -23,7 +23,7 @@ from flows.resolving import run_until_resolved
 from flows.reuse.step_cache import forget_failure
 from flows.reuse.written_reports import record_reports
 from flows.services import Services
-from tasks.checks import bring_weights, check_devices, check_parts, check_settings, is_at_hand
+from tasks.checks import check_parts, check_settings, is_at_hand, prepare_machine
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
@@ -129,8 +129,7 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
     with services.meter.phase("prepare"):
         to_train = runs_to_train(runs, prepared_before(runs, services), services)
         services.workers.expect(len(to_train))
-        check_devices(to_train, services.scale)
-        bring_weights(to_train, services.display.say)
+        prepare_machine(to_train, services.scale, services.display.say)
         by_dataset: dict[str, list[RunSpec]] = {}
         for spec in runs:
             by_dataset.setdefault(spec.dataset, []).append(spec)

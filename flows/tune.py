@@ -23,7 +23,7 @@ from flows.reports import artifact_key
 from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services
-from tasks.checks import bring_weights, check_devices
+from tasks.checks import prepare_machine
 from tasks.environment import Project, open_project
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
@@ -142,8 +142,7 @@ class Scores:
         finished = {spec.variant: self._finished(spec) for spec in runs}
         missing = [spec for spec in runs if finished[spec.variant] is None]
         to_train = runs_to_train(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
-        check_devices(to_train, self._services.scale)
-        bring_weights(to_train, self._services.display.say)
+        prepare_machine(to_train, self._services.scale, self._services.display.say)
         chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))

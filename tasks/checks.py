@@ -164,11 +164,14 @@ def is_at_hand(project: Project, params: Params, name: str) -> bool:
     return spec.reader == DRAWN or _has_files(project.root / spec.raw) or prepared_folder(project, params, name) is not None
 
 
-def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
-    """Check that this machine has the GPU that runs need. On a cluster its workers do so.
+def prepare_machine(to_train: Sequence[RunSpec], scale: ScaleSpec, say: Callable[[str], None]) -> None:
+    """Check that this machine has the GPU that runs need, fetch their weights, and build each network once with them.
+
+    On a cluster its workers do so.
 
     Raises:
-        ConfigError: there is none, or `scale.device` excludes it.
+        ConfigError: there is no GPU, or `scale.device` excludes it; or weights are missing, cannot be downloaded, are damaged, or are those
+            of another network.
     """
     if ray_cluster() is not None:
         return
@@ -180,16 +183,6 @@ def check_devices(to_train: Iterable[RunSpec], scale: ScaleSpec) -> None:
             needs_decoder = ("transform.decoder: nvjpeg", "decoder: cpu")
             setting, remedy = needs_decoder if decoder == "nvjpeg" else ("scale.device: cuda", "device: auto")
             raise ConfigError(f"{run.where}: {setting} needs a GPU, and torch finds none; check nvidia-smi, or set {remedy}")
-
-
-def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:
-    """Fetch the weights from which runs start, and build each network once with them. On a cluster each node does so itself.
-
-    Raises:
-        ConfigError: weights are missing, cannot be downloaded, are damaged, or are those of another network.
-    """
-    if ray_cluster() is not None:
-        return
     for run in to_train:
         backbone = run.training.model.backbone
         if backbone.weights == "imagenet" and backbone.name in PUBLISHED and not is_kept(PUBLISHED[backbone.name]):

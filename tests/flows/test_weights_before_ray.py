@@ -152,4 +152,4 @@ def test_a_missing_gpu_ends_a_flow_before_ray_starts(decoder, device, says, spec
         reproduce._prepare_all([spec], None, services)
     assert done == []
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    checks.check_devices([spec], services.scale)
+    checks.prepare_machine([spec], services.scale, print)
