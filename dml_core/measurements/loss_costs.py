@@ -6,8 +6,7 @@ samples, D dimensions.
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dml_core.config import Config
+from dml_core.evaluation.threads import one_thread
 from dml_core.losses.registry import build_loss
 from dml_core.measurements.contract import FinishedRun
 
@@ -26,7 +26,7 @@ CLASSES, SAMPLES, TRIPLET_SAMPLES = (2_000, 16_000), (1_024, 4_096), (128, 320)
 
 def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the exponents of the CPU time: 1 is linear, 2 quadratic."""
-    with one_torch_thread():
+    with one_thread():  # whose CPU time is measured
         exponents = (
             exponent(CLASSES, lambda number: discriminative_seconds(run.seed, 128, number)),
             exponent(SAMPLES, lambda number: discriminative_seconds(run.seed, number, 1_000)),
@@ -59,17 +59,6 @@ def all_triplets_seconds(seed: int, num_samples: int) -> float:
         torch.autograd.grad((distance_NN[:, :, None] - distance_NN[:, None, :])[valid_NNN].sum(), embeddings_ND)
 
     return _cpu_seconds(every_triplet)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Compute only in this thread, whose CPU time is measured."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _batch(seed: int, num_samples: int, num_classes: int, num_dimensions: int) -> tuple[Tensor, Tensor]:
