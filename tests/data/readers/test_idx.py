@@ -12,7 +12,7 @@ from PIL import Image
 from dml_core.data.prepare import prepare
 from dml_core.data.readers.fashion_mnist import FashionMnist
 from dml_core.data.readers.mnist import Mnist
-from dml_core.data.readers.shared.idx import read_idx
+from dml_core.data.readers.shared.idx_dataset import read_idx
 from dml_core.data.registry import materialise, parse_dataset
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, DataError

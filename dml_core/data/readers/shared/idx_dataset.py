@@ -2,12 +2,17 @@
 
 By class, the publisher's classification split is pooled; classes 0 to 4 train, 5 to 9 test. By image, for papers' maps of all ten digits,
 the publisher's parts are the roles, and both have every class.
+
+An IDX file has two zero bytes, a type byte (8: unsigned bytes), the number of dimensions, one big-endian 32-bit size per dimension, then
+bytes in row-major order; it may be gzipped.
 """
 
+import gzip
 import hashlib
 import io
 import shutil
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +23,6 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
-from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
 from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_package
 from dml_core.data.store.rows import Role, Row
 from dml_core.errors import DataError, first_line
@@ -27,6 +31,7 @@ from dml_core.files import writing
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _STEMS = {part: (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")}
 _NUM_TRAIN_CLASSES = 5
+_UNSIGNED_BYTES = 8
 
 
 class IdxDataset(DatasetConfig):
@@ -207,3 +212,38 @@ def _png(pixels: Bytes) -> bytes:
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "PNG")
     return encoded.getvalue()
+
+
+def find_idx(folder: Path, stem: str) -> Path | None:
+    """Return `stem` or `stem.gz` in `folder`, or None."""
+    return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
+
+
+def idx_bytes(path: Path) -> bytes:
+    """Return the bytes of one IDX file, decompressed if gzipped.
+
+    Raises:
+        DataError: the file is unreadable or damaged.
+    """
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
+        raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
+
+
+def read_idx(path: Path) -> Bytes:
+    """Return the array of one IDX file of unsigned bytes.
+
+    Raises:
+        DataError: the file is damaged, not IDX of unsigned bytes, or its length does not match its sizes.
+    """
+    data = idx_bytes(path)
+    header_end = 4 + 4 * data[3] if len(data) > 4 else 0
+    if not 4 < header_end <= len(data) or data[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
+        raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch the file again")
+    shape = tuple(int(size) for size in np.frombuffer(data[4:header_end], dtype=">u4"))
+    if len(data) != header_end + int(np.prod(shape)):
+        raise DataError(f"{path}: has {len(data) - header_end} bytes where {shape} are announced; fetch the file again")
+    return np.frombuffer(data, dtype=np.uint8, offset=header_end).reshape(shape)
