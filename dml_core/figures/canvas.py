@@ -37,16 +37,16 @@ def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def panel_grid(
-    num_panels: int, max_columns: int, panel_inches: tuple[float, float], margin_inches: tuple[float, float], **shared: bool
+    num_panels: int, max_columns: int, panel_inches: tuple[float, float], margin_inches: tuple[float, float], share_axes: bool = False
 ) -> tuple[Figure, list[Axes], int]:
-    """Return a figure with panels in rows, their axes, and the number of columns; `shared` says which axes they share (`sharex`, `sharey`).
+    """Return a figure with panels in rows, their axes, and the number of columns.
 
     The figure is at least 5.6 inches wide, for its title.
     """
     num_columns = min(num_panels, max_columns)
     num_rows = -(-num_panels // num_columns)
     figure = new_figure(max(panel_inches[0] * num_columns + margin_inches[0], 5.6), panel_inches[1] * num_rows + margin_inches[1])
-    all_axes = figure.subplots(num_rows, num_columns, squeeze=False, **shared).ravel()
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False, sharex=share_axes, sharey=share_axes).ravel()
     for axes in all_axes[num_panels:]:
         axes.remove()
     return figure, list(all_axes[:num_panels]), num_columns

@@ -28,7 +28,7 @@ def plot_over_epochs(curves: Curves, path: Path, title: str) -> Path:
     Args:
         curves: for each of one or more systems and each role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed.
     """
-    figure, all_axes, num_columns = panel_grid(len(curves), MAX_COLUMNS, PANEL_INCHES, (0.5, 1.1), sharex=True, sharey=True)
+    figure, all_axes, num_columns = panel_grid(len(curves), MAX_COLUMNS, PANEL_INCHES, (0.5, 1.1), share_axes=True)
     scores = [score for roles in curves.values() for curve in roles.values() for seeds in curve.values() for score in seeds]
     lowest = 10 * max(0, math.ceil(10 * min(scores)) - 1)
     for axes, (name, roles) in zip(all_axes, curves.items(), strict=True):
