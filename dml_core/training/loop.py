@@ -215,7 +215,7 @@ def fit(
             _check_fit(config, dataset, system)
             checkpoint, is_resumed = _read_checkpoint(folder, identity, config, report, failures)
         if not is_resumed:
-            prepare(system, dataset, config, seed, loader, failures)
+            prepare(system, dataset, config, seed, loader)
         with patient():
             if config.shard_classes and world_size() > 1:
                 system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
@@ -389,7 +389,7 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
 
 def _mine(run: _Run) -> Tensor:
     """Return hard negatives of every training image by its current embedding, the same on all workers, each of which finds a part."""
-    embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader, run.failures)
+    embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader)
     with patient():
         return torch.from_numpy(nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device)))
 

@@ -32,7 +32,7 @@ from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.sweep import Shard, score_queries
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
-from dml_core.training.parallel.workers import Failures, rank, sum_over_workers, world_size
+from dml_core.training.parallel.workers import failing_together, rank, sum_over_workers, world_size
 
 METRIC = RECALL["best_validation"]
 MAX_IMAGES = 10_000  # limits the cost of validation per epoch; classes beyond it are omitted whole
@@ -213,22 +213,19 @@ class HeldOutRecall:
         mine = batches[rank() :: world_size()]
         was_training, device = model.training, self.images.device
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=device)
-        failures = Failures()
-        with torch.no_grad(), failures.kept():
+        with failing_together(), torch.no_grad():
             model.eval()
             loaded = self.images.batches(dataset, [rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):
                 embeddings_ND[torch.from_numpy(batch).to(device)] = model.embed(images).float()
         model.train(was_training)
-        failures.raise_together()
         return sum_over_workers(embeddings_ND).cpu().numpy()  # each row is non-zero on only one worker
 
     def _recall(self, queries_QD: np.ndarray, labels_Q: np.ndarray, gallery_GD: np.ndarray, labels_G: np.ndarray) -> float:
         """Return the share of the queries with a positive whose nearest image is one; each worker scores a part of the queries."""
         config, device = EvaluationConfig(), self.images.device
         hits_and_scored = torch.zeros(2, dtype=torch.int64)
-        failures = Failures()
-        with failures.kept():
+        with failing_together():
             # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
             gallery, queries = (as_points(checked_embeddings(rows), config.metric) for rows in (gallery_GD, queries_QD))
             mine_Q = np.array_split(np.arange(len(labels_Q)), world_size())[rank()]
@@ -237,7 +234,6 @@ class HeldOutRecall:
             if len(mine_Q):
                 scores = score_queries([shard], own, labels_Q[mine_Q], self_index_Q, config.max_block_bytes, device)
                 hits_and_scored += torch.tensor([np.sum(scores.first_rank[scores.is_scored] == 1), scores.is_scored.sum()])
-        failures.raise_together()
         hits, num_scored = sum_over_workers(hits_and_scored.to(device)).cpu().tolist()
         return float(hits / num_scored)
 

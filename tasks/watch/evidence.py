@@ -24,7 +24,6 @@ from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.mining import nearest_of_other_classes
-from dml_core.training.parallel.workers import Failures
 from dml_core.training.preparing import prepare, training_outputs
 from tasks.environment import NO_CODE, num_cores, run_git
 from tasks.plans.times import placement_here
@@ -114,13 +113,13 @@ def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
     loader = Loader(dataset)
     try:
         system = build_system(config, len(dataset.class_names), spec.seed, torch.device("cpu"))
-        prepare(system, dataset, config, spec.seed, loader, Failures())
+        prepare(system, dataset, config, spec.seed, loader)
         weights = _hash_of_state(system.state_dict())
         if not config.num_epochs:
             return weights, _sha256(b""), None
         negatives = None
         if config.sampler.kind == "mined_triplets":
-            outputs_ND = training_outputs(system, dataset, config, loader, Failures())
+            outputs_ND = training_outputs(system, dataset, config, loader)
             negatives = nearest_of_other_classes(outputs_ND, torch.from_numpy(dataset.labels))
         batches = epoch_batches(config.sampler, dataset.labels, spec.seed, 0, negatives)
         samples = hashlib.sha256()

@@ -39,11 +39,10 @@ def from_rank_zero(read: Callable[[], T]) -> T:
     Raises:
         Exception: an error of `read` on rank 0, on every worker.
     """
-    failures, answer = Failures(), list[Any]([None])
-    if rank() == 0:
-        with failures.kept():
+    answer: list[Any] = [None]
+    with failing_together():
+        if rank() == 0:
             answer = [read()]
-    failures.raise_together()
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
     value: T = answer[0]
@@ -136,6 +135,15 @@ class Failures:
         for error in (self._first, *errors):
             if error is not None:
                 raise error
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Run this worker's code without collectives, then raise an error of one worker on every worker; all make the same call."""
+    failures = Failures()
+    with failures.kept():
+        yield
+    failures.raise_together()
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
