@@ -284,7 +284,8 @@ def measure_bare(code: str, *arguments: str) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {
             "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PREFECT_HOME": home, "PREFECT_LOGGING_LEVEL": "CRITICAL",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
+            "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR",
         }  # fmt: skip
         began = time.perf_counter()
         command = [sys.executable, "-c", code, *arguments]
