@@ -14,6 +14,7 @@ from dml_core.data.store.rows import Counts, Role
 from dml_core.errors import DataError
 from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
+from flows.cli.plan import time_of
 from flows.cli.session import open_project
 from tasks.data import dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
 from tasks.environment import Project
@@ -100,7 +101,6 @@ def data_add(
 
 def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> None:
     """Print the commands of a small comparison and of the whole one, with the time that each takes here."""
-    from flows.cli.plan import time_of
     from tasks.plans.speed import comparison_times
 
     params = load_params(project.params_file)

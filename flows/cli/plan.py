@@ -9,8 +9,8 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
+from flows.cli.options import AsJson, Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
 from flows.cli.session import open_project, say
-from flows.cli.table_options import Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
 from tasks.wording import counted, duration, significant
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def plan(
     seed: Seeds = None,
     seeds: NumSeeds = None,
     prices: PriceFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the runs of tables that `dml reproduce` would start.
 

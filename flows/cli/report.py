@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.app import app, examples
+from flows.cli.options import PriceFile, SameOverrides
 from flows.cli.session import open_project, say
-from flows.cli.table_options import PriceFile, SameOverrides
 from tasks.runs.specs import changes_results, load_params
 from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted

@@ -9,8 +9,8 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import print_page
+from flows.cli.options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 from flows.cli.session import PrefectStart, open_project, say
-from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 from tasks.wording import counted
 
 if TYPE_CHECKING:

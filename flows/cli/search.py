@@ -13,6 +13,7 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
+from flows.cli.options import AsJson
 from flows.cli.session import open_model, say, say_unused_boxes
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
@@ -31,7 +32,6 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and list unreada
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model of the index, if it cannot be found by its identity.")]
 Images = Annotated[Path | None, typer.Option("--images", help="For embeddings: folder that contains their images, for thumbnails.")]
 Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer side of the stored thumbnails in pixels; 0 stores none.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @index_app.command(epilog=examples("dml index synthetic/softtriple images -o my.index"))

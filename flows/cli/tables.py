@@ -10,6 +10,8 @@ import typer
 
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
+from flows.cli.options import AsJson
+from flows.cli.plan import print_needs, time_of
 from flows.cli.session import open_project
 from tasks.wording import counted
 
@@ -25,7 +27,7 @@ def list_tables(
     paper: Annotated[
         str | None, typer.Argument(help="List only this paper's tables, for example softtriple; project: the project's own.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List tables with their state, needs and time.
 
@@ -83,8 +85,6 @@ def _entry(state: "TableState") -> dict[str, Any]:
 
 
 def _print_states(states: Sequence["TableState"]) -> None:
-    from flows.cli.plan import print_needs, time_of
-
     entries = [_entry(state) for state in states]
     waiting = [entry["rows"] - entry["can_be_run"] - entry["quoted"] for entry in entries]
     print_table(

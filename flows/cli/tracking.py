@@ -17,8 +17,8 @@ from dml_core.errors import ConfigError, TrackingError
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
+from flows.cli.options import SameOverrides
 from flows.cli.session import open_project
-from flows.cli.table_options import SameOverrides
 from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params

@@ -12,6 +12,7 @@ from dml_core.errors import ConfigError
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
+from flows.cli.options import AsJson
 from flows.cli.session import open_project, say
 from tasks.wording import counted
 
@@ -57,7 +58,7 @@ def verify(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Use torch's deterministic algorithms; a run with an operation that has none fails.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train accepted results again, from nothing, and compare.
 

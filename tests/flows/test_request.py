@@ -7,7 +7,7 @@ import yaml
 
 from dml_core.errors import ConfigError
 from flows import reproduce, verify
-from flows.cli.table_options import request_of
+from flows.cli.options import request_of
 from flows.reproduce import flow_run_name
 from flows.request import Request, requested_runs
 from tasks.environment import Project

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
-from flows.cli.table_options import request_of
+from flows.cli.options import request_of
 from tasks.environment import Project
 from tasks.reports.compare import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN

@@ -1,4 +1,4 @@
-"""Options of several verbs: runs of tables, overridden settings, prices."""
+"""Options of several verbs: runs of tables, overridden settings, prices, JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +45,7 @@ MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", metavar="N", help="
 SameOverrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AUTO = "auto"
 MAX_SEEDS = 1000
 TrackName = Annotated[
