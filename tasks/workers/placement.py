@@ -26,7 +26,6 @@ class Placement:
         device: "cuda" or "cpu".
         num_workers: training processes of one run; for an elastic run, as many as there is room for now.
         num_groups: runs that train at the same time.
-        limits: the parameters' limits on workers per run and on concurrent runs.
         model: name of the GPUs; empty on CPUs, and if Ray does not know it.
         num_loaders: image-loading processes of each worker.
         num_cores: CPUs that Ray reserves for each worker, its loaders included.
@@ -36,7 +35,6 @@ class Placement:
     device: str
     num_workers: int
     num_groups: int
-    limits: tuple[int, int]
     model: str = ""
     num_loaders: int = 0
     num_cores: int = 1
@@ -53,17 +51,16 @@ class Placement:
         by_cores = [int(node.get("CPU", 0)) // self.num_cores if self.num_cores else sys.maxsize for node in nodes]
         return sum(map(min, by_device, by_cores))
 
-    @property
-    def text(self) -> str:
-        """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
+    def describe(self, scale: ScaleSpec) -> str:
+        """Return the placement as one line, with the limits by which it was chosen: `training on 1 GPU: 1 worker a run (2 allowed)`."""
         num_devices = -(-self.num_workers * self.num_groups // self.runs_per_gpu)
         devices = counted(num_devices, {"cuda": "GPU", "cpu": "CPU"}[self.device]) + (f" ({self.model})" if self.model else "")
-        fewer = f" ({self.limits[0]} allowed)" if self.num_workers < self.limits[0] else ""
+        fewer = f" ({scale.most_workers} allowed)" if self.num_workers < scale.most_workers else ""
         loaders = f", {counted(self.num_loaders, 'loader')} each" if self.num_loaders else ""
         line = f"training on {devices}: {counted(self.num_workers, 'worker')} a run{fewer}{loaders}"
-        if self.limits[1] == 1:
+        if scale.concurrent_runs == 1:
             return line
-        fewer = f" ({self.limits[1]} allowed)" if self.num_groups < self.limits[1] else ""
+        fewer = f" ({scale.concurrent_runs} allowed)" if self.num_groups < scale.concurrent_runs else ""
         return f"{line}, {counted(self.num_groups, 'run')} at a time{fewer}"
 
 
@@ -91,9 +88,8 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
         num_groups = max(1, num_runs, min(num_groups, num_devices // scale.most_workers))  # embeddings use the rest
     num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
     models = {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:") and device == "cuda"}
-    limits = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
-    placement = Placement(device, num_workers, num_groups, limits, ", ".join(sorted(models)), runs_per_gpu=runs_per_gpu)
+    placement = Placement(device, num_workers, num_groups, ", ".join(sorted(models)), runs_per_gpu=runs_per_gpu)
     requested = scale.num_loader_workers
     wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
     fitting = (number for number in range(1 + wanted, 0, -1) if replace(placement, num_cores=number).num_places(nodes) >= num_placed)

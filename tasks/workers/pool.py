@@ -120,6 +120,6 @@ class Workers:
                 return
             with self._starts.timed(RAY) if ray_cluster() is None else contextlib.nullcontext():
                 placement = start_ray(self._scale, self._num_runs)
-            self._say(f"{placement.text}; starting {WORKERS}{self._starts.about(WORKERS)}")
+            self._say(f"{placement.describe(self._scale)}; starting {WORKERS}{self._starts.about(WORKERS)}")
             self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say, self._starts) for _ in range(placement.num_groups)]
             self._put_back(*self._groups)

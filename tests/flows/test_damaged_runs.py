@@ -595,7 +595,7 @@ def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_be
         return in_process(job, watch, spent)
 
     monkeypatch.setattr(WorkerGroup, "run", run)
-    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: Placement("cpu", 1, 1, (1, 1)))
+    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: Placement("cpu", 1, 1))
     place.services.workers = Workers(place.services.scale, tmp_path, str, StartTimes(tmp_path, str))
 
     @flow(task_runner=STEPS_AT_ONCE)

@@ -37,6 +37,6 @@ def test_a_plan_predicts_what_the_measured_step_used(tmp_path: Path) -> None:
     record = DatasetRecord(name="cub200", folder="", digest="", counts={"train": 1000, "test": 1000}, source="cub200")
     cost = Cost(wall_seconds=120, lost_seconds=20, cpu_seconds=180, energy_joules=6000)  # 1.5 processors, 50 W
     note_rate(tmp_path, "embed", spec, record, {"device": "cpu", "num_workers": 2, "cost": cost.model_dump()})
-    estimate = step_estimate("embed", spec, {"train": 1000, "test": 2000}, read_rates(tmp_path), Placement("cpu", 2, 1, (2, 1)))
+    estimate = step_estimate("embed", spec, {"train": 1000, "test": 2000}, read_rates(tmp_path), Placement("cpu", 2, 1))
     assert estimate.cost is not None
     assert (estimate.seconds, estimate.cost.cpu_seconds, estimate.cost.energy_joules) == (200, 300, 10_000)

@@ -57,7 +57,7 @@ def test_runs_that_share_a_gpu_divide_its_memory(
     runs_per_gpu: int, num_groups: int, memory: int, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = look(project)
-    vars(here)["placement"] = Placement("cuda", 1, num_groups, (1, num_groups), runs_per_gpu=runs_per_gpu)
+    vars(here)["placement"] = Placement("cuda", 1, num_groups, runs_per_gpu=runs_per_gpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
     assert resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(seeds=(0,)))).memory_here == memory

@@ -24,7 +24,7 @@ def runs() -> list[RunSpec]:
 def test_it_is_epochs_times_images_over_the_measured_rate(runs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
     """One second per image of a step: 4 runs of 20 epochs and 900 images, and 900 embedded images of all 6, on two cores."""
     monkeypatch.setattr(speed, "_seconds", lambda step, device: 16.0)
-    monkeypatch.setattr(speed, "placement_here", lambda scale: Placement("cpu", 1, 2, (1, 8)))
+    monkeypatch.setattr(speed, "placement_here", lambda scale: Placement("cpu", 1, 2))
     untrained = [run for run in runs if run.variant == "untrained" and run.seed == 0]
     found = comparison_times([runs, untrained], COUNTS, ScaleSpec())
     assert found[0].seconds == pytest.approx(speed.START_SECONDS + (4 * 20 * 900 + 6 * 900) / 2)
@@ -49,7 +49,7 @@ def test_a_step_is_measured_in_the_precision_of_the_training(runs: list[RunSpec]
 
     monkeypatch.setattr(Embedder, "forward", noted)
     training = runs[-1].training.model_copy(update={"precision": precision})
-    measured_rates(runs[-1].model_copy(update={"training": training}), Placement("cpu", 1, 1, (1, 1)))
+    measured_rates(runs[-1].model_copy(update={"training": training}), Placement("cpu", 1, 1))
     assert set(casts) == {precision == "bfloat16"}
 
 
@@ -60,7 +60,7 @@ def test_a_larger_network_takes_longer_and_the_number_of_threads_is_put_back(run
     training = softmax.training
     wide = training.model.model_copy(update={"backbone": training.model.backbone.model_copy(update={"width": 128})})
     larger = softmax.model_copy(update={"training": training.model_copy(update={"model": wide})})
-    before, here = torch.get_num_threads(), Placement("cpu", 1, os.cpu_count() or 1, (1, 1))  # one thread for each worker
+    before, here = torch.get_num_threads(), Placement("cpu", 1, os.cpu_count() or 1)  # one thread for each worker
     small, large = (measured_rates(run, here)[0].images_per_second for run in (softmax, larger))
     assert small > 2 * large
     assert torch.get_num_threads() == before

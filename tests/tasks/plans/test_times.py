@@ -14,7 +14,7 @@ from tasks.tables.runs import runs_of
 from tasks.workers.placement import Placement
 
 COUNTS = {"train": 5_864, "test": 5_924}
-TWO = Placement("cpu", 2, 1, (2, 1))
+TWO = Placement("cpu", 2, 1)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_shared_gpu_has_rates_of_its_own(spec: RunSpec, tmp_path: Path) -> Non
         facts = {"device": "cuda", "num_workers": 1, "runs_per_gpu": runs_per_gpu, "cost": {"wall_seconds": seconds}}
         note_rate(tmp_path, "train", spec, record, facts)
     rates = read_rates(tmp_path)
-    alone, shared = (Placement("cuda", 1, runs_per_gpu, (1, 18), runs_per_gpu=runs_per_gpu) for runs_per_gpu in (1, 18))
+    alone, shared = (Placement("cuda", 1, runs_per_gpu, runs_per_gpu=runs_per_gpu) for runs_per_gpu in (1, 18))
     assert step_estimate("train", spec, COUNTS, rates, alone) == Estimate(pytest.approx(1_000, rel=1e-3), "measured")
     assert step_estimate("train", spec, COUNTS, rates, shared) == Estimate(pytest.approx(9_000, rel=1e-3), "measured")
     assert step_estimate("train", spec, COUNTS, rates[1:], alone).basis == "from bn_inception at 224 pixels, 18 runs a GPU"
@@ -139,7 +139,7 @@ def test_where_runs_would_train() -> None:
 
 @pytest.mark.parametrize(("runs_per_gpu", "part"), [(1, 1.0), (4, 0.25)])
 def test_a_planned_run_counts_its_part_of_a_gpu(spec: RunSpec, runs_per_gpu: int, part: float) -> None:
-    placement = Placement("cuda", 1, runs_per_gpu, (1, runs_per_gpu), runs_per_gpu=runs_per_gpu)
+    placement = Placement("cuda", 1, runs_per_gpu, runs_per_gpu=runs_per_gpu)
     estimate = step_estimate("train", spec, COUNTS, [rate(device="cuda", num_workers=1)], placement)
     assert estimate.seconds is not None
     assert estimate.cost is not None

@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record what is started and stopped; no Ray runs."""
     calls: list[str] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
+    monkeypatch.setattr(pool, "start_ray", lambda scale, num_runs: calls.append("ray") or Placement("cpu", 1, 2))
     monkeypatch.setattr(pool, "stop_ray", lambda: calls.append(f"stopped, {len(threads())} thread"))
     monkeypatch.setattr(WorkerGroup, "_start_fit", lambda self: calls.append("group"))
     monkeypatch.setattr(WorkerGroup, "_attempt", lambda self, job, watch: {"device": "cpu"})

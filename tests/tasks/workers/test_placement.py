@@ -101,7 +101,7 @@ def test_loaders_are_as_many_as_every_worker_has_cores_for(
 def test_runs_share_a_gpu(concurrent_runs: int, runs_per_gpu: int, num_gpus: int, num_groups: int, num_loaders: int, text: str) -> None:
     scale = ScaleSpec(concurrent_runs=concurrent_runs, runs_per_gpu=runs_per_gpu)
     chosen = choose(scale, [{"CPU": 16.0, "GPU": float(num_gpus)}])
-    assert (chosen.device, chosen.num_workers, chosen.num_groups, chosen.num_loaders, chosen.text) == (
+    assert (chosen.device, chosen.num_workers, chosen.num_groups, chosen.num_loaders, chosen.describe(scale)) == (
         "cuda",
         1,
         num_groups,
@@ -122,11 +122,13 @@ def test_fewer_than_the_fewest_are_waited_for() -> None:
 
 
 def test_the_choice_is_said_in_one_line() -> None:
-    assert choose(ScaleSpec(num_workers=2), [{"CPU": 2.0}]).text == "training on 2 CPUs: 2 workers a run"
-    on_a_gpu = choose(ScaleSpec(num_workers=2), [{"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
-    assert on_a_gpu.text == "training on 1 GPU (H100): 1 worker a run (2 allowed), 15 loaders each"
-    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4, num_loader_workers=0), [{"CPU": 16.0, "GPU": 2.0}])
-    assert beside.text == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
+    scale = ScaleSpec(num_workers=2)
+    assert choose(scale, [{"CPU": 2.0}]).describe(scale) == "training on 2 CPUs: 2 workers a run"
+    on_a_gpu = choose(scale, [{"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
+    assert on_a_gpu.describe(scale) == "training on 1 GPU (H100): 1 worker a run (2 allowed), 15 loaders each"
+    scale = ScaleSpec(num_workers=2, concurrent_runs=4, num_loader_workers=0)
+    beside = choose(scale, [{"CPU": 16.0, "GPU": 2.0}])
+    assert beside.describe(scale) == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
 
 
 def test_only_what_was_asked_for_by_name_is_refused() -> None:
