@@ -94,8 +94,7 @@ def evaluate_approximately(
     index = build(gallery, len(codes_N), origin_D, config.metric, approximation)
     sample = np.sort(np.random.default_rng(0).permutation(scored)[: approximation.num_sampled_queries])
     neighbours, sampled_rows = [], []
-    for shard, first in _numbered(gallery if queries is None else queries):
-        points = load_points(shard, config.metric)
+    for points, first in _loaded(gallery if queries is None else queries, config.metric):
         if points.raw.shape[1] != index.d:
             raise EvaluationError(f"embeddings of {points.raw.shape[1]} and {index.d} dimensions cannot be compared")
         own = np.arange(first, first + len(points)) if is_self else None
@@ -111,10 +110,13 @@ def evaluate_approximately(
     return values | counts | {"is_approximate": 1, "num_sampled_queries": len(sample)}
 
 
-def _numbered(shards: Sequence[EmbeddingShard]) -> Iterator[tuple[EmbeddingShard, int]]:
-    """Return each shard with the index of its first item."""
-    firsts = np.cumsum([0, *(len(np.asarray(shard.labels)) for shard in shards)]).tolist()
-    return zip(shards, firsts, strict=False)
+def _loaded(shards: Sequence[EmbeddingShard], metric: Metric) -> Iterator[tuple[Points, int]]:
+    """Yield the points of each shard with the index of its first item."""
+    first = 0
+    for shard in shards:
+        points = load_points(shard, metric)
+        yield points, first
+        first += len(points)
 
 
 def build(
@@ -131,13 +133,11 @@ def build(
         num_wanted = max(least, NUM_TRAINING_POINTS_PER_LIST * index.nlist)
         wanted = np.linspace(0, num_items - 1, min(num_items, num_wanted), dtype=np.int64)
         training = []
-        for shard, first in _numbered(gallery):
-            points = load_points(shard, metric)
+        for points, first in _loaded(gallery, metric):
             training.append(centred(points, origin_D, wanted[(wanted >= first) & (wanted < first + len(points))] - first))
         index.train(np.concatenate(training))
         index.nprobe = approximation.num_probes
-    for shard in gallery:
-        points = load_points(shard, metric)
+    for points, _ in _loaded(gallery, metric):
         for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
             index.add(centred(points, origin_D, np.arange(rows.start, rows.stop)))
     return index
@@ -186,8 +186,7 @@ def index_recall(
     found_Sm = np.concatenate(list(found.values()), axis=1)
     found_similarities_Sm = np.full(found_Sm.shape, -np.inf)
     nearest_Sk = np.empty((len(found_Sm), 0))
-    for shard, first in _numbered(gallery):
-        points = load_points(shard, asked.metric)
+    for points, first in _loaded(gallery, asked.metric):
         num_wanted = min(len(points), max(widths) + (self_index_S is not None))
         indices, similarities = nearest(points, asked, num_wanted)
         if self_index_S is not None:
