@@ -4,8 +4,8 @@
 
 For each loss (or each named one) with a counterpart: milliseconds (best of interleaved runs) and peak MiB (of tensors made by one forward
 and backward), and the ratios ours / PML: below 1.0 ours is faster or smaller. Losses over classes run at every B, C, d and K that fits (the
-discriminative loss's d is C); "-" marks a side that does not fit or that PML does not have. Then each loss's growth with C and with B. CPU,
-one thread.
+discriminative loss's d is C); "-" marks a side that does not fit or that PML does not have. CPU, one thread.
+`benchmarks/scale.py` measures the growth with C.
 """
 
 import math
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -56,7 +56,6 @@ class Contest:
     several_centres: bool = False
     square_peer: bool = False
     regulariser_alone: bool = False
-    found: dict[Size, float] = field(default_factory=dict)
 
 
 class Mined(nn.Module):
@@ -157,8 +156,6 @@ def main() -> None:
         for size in sizes(contest):
             ratios += run(contest, size)
     print(f"\nlargest time ratio ours / PML: {max(ratios, default=math.nan):.2f}")
-    for contest in entered:
-        print_growth(contest)
 
 
 def sizes(contest: Contest) -> Iterator[Size]:
@@ -184,7 +181,6 @@ def run(contest: Contest, size: Size) -> list[float]:
     peer = contest.peer(size) if contest.peer and fits else None
     steps = [step(ours, size), *([step(peer, size)] if peer else [])]
     milliseconds, peak = best_milliseconds(steps), [peak_mib(one) for one in steps]
-    contest.found[size] = milliseconds[0]
     cells = [f"{milliseconds[0]:9.2f}", f"{milliseconds[1]:9.2f}{milliseconds[0] / milliseconds[1]:7.2f}" if peer else f"{'-':>9}{'-':>7}"]
     cells += [f"{peak[0]:8.1f}", f"{peak[1]:9.1f}{peak[0] / peak[1]:7.2f}" if peer else f"{'-':>9}{'-':>7}"]
     print(f"{contest.name:24}{contest.note:28}{size.batch:5}{size.classes:8}{size.dim:8}{size.centres:4}{''.join(cells)}", flush=True)
@@ -230,21 +226,6 @@ def peak_mib(once: Step) -> float:
         held += change
         peak = max(peak, held)
     return peak / 2**20
-
-
-def print_growth(contest: Contest) -> None:
-    """Print how the time grows when only C or only B grows, at d = 64 and with one or two centres."""
-    for larger, smaller in product(contest.found, contest.found):
-        same_dim = larger.dim == smaller.dim == DIMS[0] or contest.name == "discriminative"
-        if not same_dim or larger.centres != smaller.centres or larger.centres > 2:
-            continue
-        by_classes = larger.batch == smaller.batch and larger.classes > smaller.classes and contest.over_classes
-        by_batch = larger.batch > smaller.batch and (larger.classes == smaller.classes or not contest.over_classes)
-        if by_classes or by_batch:
-            grew = f"C x {larger.classes / smaller.classes:.0f}" if by_classes else f"B x {larger.batch / smaller.batch:.0f}"
-            factor = contest.found[larger] / contest.found[smaller]
-            at = f"B {larger.batch}, K {larger.centres}" if by_classes else f"C {larger.classes}, K {larger.centres}"
-            print(f"{contest.name:24}{contest.note:28}{grew:>10}: time x {factor:.1f} ({at})")
 
 
 def mib(num_floats: int) -> float:
