@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.separability import num_unique_centres
-from dml_core.figures.canvas import COLOURS, plain_text, single_axes, write_png
+from dml_core.figures.counts import plot_counts
 from dml_core.losses.multi_centre import MultiCentre
 from dml_core.measurements.contract import FinishedRun
 
@@ -37,17 +35,5 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no centres to count")
     counts_C = num_unique_centres(loss.centres_CKD.detach().numpy(), options.max_distance)
     np.save(folder / "unique_centres.npy", counts_C)
-    plot_counts(counts_C, loss.config.num_centres, folder / "unique_centres.png", run.title)
+    plot_counts(counts_C, loss.config.num_centres, folder / "unique_centres.png", run.title, "unique centres of a class", "classes")
     return {METRICS[0]: float(counts_C.mean())}
-
-
-def plot_counts(counts_C: NDArray[np.int64], num_centres: int, path: Path, title: str) -> None:
-    """Draw a bar for each count from 1 to `num_centres`, so that charts of several systems are comparable."""
-    heading = f"{plain_text(title)}\nmean {counts_C.mean():.1f} of {num_centres}"
-    figure, axes = single_axes(heading, "unique centres of a class", "classes")
-    axes.title.set_fontsize(10)
-    axes.bar(range(1, num_centres + 1), np.bincount(counts_C, minlength=num_centres + 1)[1:], color=COLOURS[0], width=0.85)
-    axes.set_xlim(0.4, num_centres + 0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    write_png(figure, path)

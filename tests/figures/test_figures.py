@@ -17,6 +17,7 @@ from PIL import Image
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG, new_figure, write_png
+from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, scaled, two_lines
 from dml_core.figures.histograms import has_pairs, plot_similarity_histogram, sample_pairs
@@ -289,6 +290,19 @@ def test_what_cannot_be_drawn_is_refused_and_nothing_is_written(case: str, tmp_p
     with pytest.raises(EvaluationError):
         REFUSALS[case](tmp_path / "figure.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_charts_of_counts_have_the_same_bars_whatever_was_counted(tmp_path: Path) -> None:
+    drawn = []
+    for name, counts in (("few", [1, 1, 2]), ("many", [8, 9, 9])):
+        plot_counts(np.array(counts), 9, tmp_path / name, "a", "b", "c")
+        drawn.append(is_colour(tmp_path / name, COLOURS[0]).any(axis=0).nonzero()[0])
+    left, right = drawn
+    width = pixels(tmp_path / "few").shape[1]
+    assert left.max() < 0.4 * width
+    assert right.min() > 0.7 * width
+    taller = is_colour(tmp_path / "few", COLOURS[0]).sum(axis=0)[left]
+    assert taller[: len(left) // 3].mean() == pytest.approx(2 * taller[-len(left) // 3 :].mean(), rel=0.05)
 
 
 def ranking(names: tuple[str, ...], num_seeds: int = 12, gap: float = 9.0) -> Ranking:

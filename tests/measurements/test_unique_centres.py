@@ -8,9 +8,7 @@ import torch
 from PIL import Image
 
 from dml_core.errors import EvaluationError
-from dml_core.figures.canvas import COLOURS
-from dml_core.measurements.unique_centres import Options, measure, plot_counts
-from tests.figures.test_figures import is_colour, pixels
+from dml_core.measurements.unique_centres import Options, measure
 from tests.measurements.conftest import MakeRun
 
 # Angles in degrees of four centres of four classes in the plane: a chord of 0.1 is 5.7 degrees.
@@ -42,19 +40,6 @@ def test_the_same_run_draws_the_same_picture(finished: MakeRun, tmp_path: Path) 
     assert pictures[0] == pictures[1]
     with Image.open(tmp_path / "one" / "unique_centres.png") as picture:
         assert min(picture.size) > 400
-
-
-def test_charts_of_counts_have_the_same_bars_whatever_was_counted(tmp_path: Path) -> None:
-    drawn = []
-    for name, counts in (("few", [1, 1, 2]), ("many", [8, 9, 9])):
-        plot_counts(np.array(counts), 9, tmp_path / name, "a")
-        drawn.append(is_colour(tmp_path / name, COLOURS[0]).any(axis=0).nonzero()[0])
-    left, right = drawn
-    width = pixels(tmp_path / "few").shape[1]
-    assert left.max() < 0.4 * width
-    assert right.min() > 0.7 * width
-    taller = is_colour(tmp_path / "few", COLOURS[0]).sum(axis=0)[left]
-    assert taller[: len(left) // 3].mean() == pytest.approx(2 * taller[-len(left) // 3 :].mean(), rel=0.05)
 
 
 def test_a_loss_without_centres_is_refused(finished: MakeRun, tmp_path: Path) -> None:
