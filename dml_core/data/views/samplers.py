@@ -152,7 +152,7 @@ def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, s
     """
     random = np.random.default_rng((seed, epoch))
     _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
-    members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
+    members = _members(labels_N, 1)
     anchors = random.permutation(np.flatnonzero(counts[class_N] > 1))
     if len(anchors) == 0:
         raise ConfigError(

@@ -10,6 +10,7 @@ bytes in row-major order; it may be gzipped.
 import gzip
 import hashlib
 import io
+import math
 import shutil
 import tempfile
 import zlib
@@ -24,7 +25,7 @@ from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_package
-from dml_core.data.store.rows import Role, Row
+from dml_core.data.store.rows import Row
 from dml_core.errors import DataError, first_line
 from dml_core.files import writing
 
@@ -79,24 +80,15 @@ class IdxDataset(DatasetConfig):
             raise DataError(f"{raw}: not the published files (SHA-256 differs); fetch them again, or set published_counts: false")
         if labels and max(label for *_, label in labels) >= len(self.class_names):
             raise DataError(f"{raw}: a label is above {len(self.class_names) - 1}; these are not the files of this dataset")
-        kept: Counter[int] = Counter()
+        most = {"train": self.num_train_images, "t10k": self.num_test_images}  # None in a split by class
+        so_far: Counter[int] = Counter()  # images of each class
         rows = []
         for part, number, label in labels:
-            kept[label] += 1
-            if self._keeps(part, number, kept[label]):
-                rows.append(Row(f"{part}/{number:05d}.png", label, self.class_names[label], self._role(part, label)))
+            so_far[label] += 1
+            if number < (most[part] or math.inf) and so_far[label] <= (self.images_per_class or math.inf):
+                trains = part == "train" if self.split == "images" else label < _NUM_TRAIN_CLASSES
+                rows.append(Row(f"{part}/{number:05d}.png", label, self.class_names[label], "train" if trains else "test"))
         return rows
-
-    def _keeps(self, part: str, number: int, number_of_class: int) -> bool:
-        """Return whether to keep the image with that number in its file, and that number in its class from 1."""
-        if self.split == "images":
-            most = self.num_train_images if part == "train" else self.num_test_images
-            return most is None or number < most
-        return self.images_per_class is None or number_of_class <= self.images_per_class
-
-    def _role(self, part: str, label: int) -> Role:
-        trains = part == "train" if self.split == "images" else label < _NUM_TRAIN_CLASSES
-        return "train" if trains else "test"
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
         """Return a function that reads a row's pixels as lossless PNG."""
@@ -198,14 +190,17 @@ def _has_files(folder: Path) -> bool:
 
 def _pair(raw: Path, part: str) -> tuple[Bytes, Bytes]:
     """Return images (N, height, width) and labels (N,) of one part of the publisher's split."""
-    paths = [find_idx(raw, stem) for stem in _STEMS[part]]
-    missing = [stem for stem, path in zip(_STEMS[part], paths, strict=True) if path is None]
-    if missing:
-        raise DataError(f"{raw}: '{missing[0]}' (or .gz) is missing; run `dml data fetch` or put it there")
-    images, labels = (read_idx(path) for path in paths if path is not None)
+    images, labels = (_read(raw, stem) for stem in _STEMS[part])
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise DataError(f"{raw}: {part} has images {images.shape} and labels {labels.shape}; the files do not belong together")
     return images, labels
+
+
+def _read(raw: Path, stem: str) -> Bytes:
+    path = find_idx(raw, stem)
+    if path is None:
+        raise DataError(f"{raw}: '{stem}' (or .gz) is missing; run `dml data fetch` or put it there")
+    return read_idx(path)
 
 
 def _png(pixels: Bytes) -> bytes:
