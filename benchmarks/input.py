@@ -1,11 +1,11 @@
 """Benchmark the training input pipeline against bare decoding and torchvision's ImageFolder, on the same images.
 
-    .venv/bin/python benchmarks/input.py      (2.5 GB in the temporary folder)
+    .venv/bin/python benchmarks/input.py      (0.3 GB in the temporary folder)
 
 All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The limit is the cost
-of decoding and transforming alone: ours must reach 0.85 of it. Then ours and ImageFolder feed batches through two loader workers, and one
-worker's memory is measured. Last, as many gray images of 28 pixels as MNIST has are read a second time on one core, without augmentation,
-by ours and by torchvision's MNIST, which has them in memory. `benchmarks/scale.py` packs and opens long stores.
+of decoding and transforming alone: ours must reach 0.85 of it. Then ours and ImageFolder feed batches through two loader workers. Last, as
+many gray images of 28 pixels as MNIST has are read a second time on one core, without augmentation, by ours and by torchvision's MNIST,
+which has them in memory. `benchmarks/scale.py` measures long stores and memory.
 """
 
 import io
@@ -14,13 +14,12 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import drawn_photograph, image_folder, in_a_fresh_process, mebibytes
+from measuring import drawn_photograph, image_folder
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -48,7 +47,6 @@ def main() -> None:
         dataset = PackedDataset(root / "packed", "train")
         compare_on_one_core(dataset, root / "raw")
         compare_with_loader_workers(dataset, root / "raw")
-        memory_of_one_worker(dataset, root / "raw")
         compare_small_images(root / "small")
 
 
@@ -153,22 +151,6 @@ def interleaved(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
 def exhaust(items: Iterator[Any]) -> None:
     for _ in items:
         pass
-
-
-def memory_of_one_worker(dataset: PackedDataset, raw: Path) -> None:
-    for name, batches in (
-        ("ours", partial(our_batches, dataset, 1, 0)),
-        ("ImageFolder", partial(folder_batches, raw, len(dataset), 1, 0)),
-    ):
-        peak, own = in_a_fresh_process(_memory_of_an_epoch, batches)
-        print(f"one worker's memory, {name}: peak {peak:.0f} MiB, libraries and mapped files included; the epoch's own {own:.0f} MiB")
-
-
-def _memory_of_an_epoch(batches: Callable[[], Iterator[Any]]) -> tuple[float, float]:
-    """Return this process's peak memory, and the growth of its own (anonymous) pages over an epoch, in MiB."""
-    before = mebibytes("RssAnon")
-    own = max(mebibytes("RssAnon") - before for _ in batches())
-    return mebibytes("VmHWM"), own
 
 
 if __name__ == "__main__":
