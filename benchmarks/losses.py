@@ -150,6 +150,9 @@ def contests() -> list[Contest]:
 def main() -> None:
     torch.set_num_threads(1)
     entered = [contest for contest in contests() if not sys.argv[1:] or contest.name in sys.argv[1:]]
+    if unknown := {*sys.argv[1:]} - {contest.name for contest in entered}:
+        known = ", ".join(dict.fromkeys(contest.name for contest in contests()))
+        raise SystemExit(f"unknown loss '{min(unknown)}' (known: {known})")
     print(f"{'loss':24}{'':28}{'B':>5}{'C':>8}{'d':>8}{'K':>4}{'ms':>9}{'PML ms':>9}{'ratio':>7}{'MiB':>8}{'PML MiB':>9}{'ratio':>7}")
     ratios: list[float] = []
     for contest in entered:
