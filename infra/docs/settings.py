@@ -35,6 +35,12 @@ Options of losses are in [Losses](losses.md), options of dataset readers and bac
 [Backbones and datasets](backbones-and-datasets.md).
 """
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "any value", type(None): "null", dict: "mapping"}
+BOUNDS = {  # kind of limit -> its sign, and its attribute with the value
+    annotated_types.Ge: ("≥", "ge"),
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Le: ("≤", "le"),
+    annotated_types.Lt: ("<", "lt"),
+}
 PROTOCOL = "comparison.protocol"
 PARTS: dict[str, type[BaseModel]] = {"datasets.NAME": DatasetSpec, PROTOCOL: TrainingConfig}  # reached through mappings
 
@@ -137,17 +143,12 @@ def _type(annotation: Any, metadata: Any, links: dict[type[BaseModel], str]) -> 
 
 
 def _limits(part: Any) -> list[str]:
+    """Return the limits that a part of an annotation sets, in words."""
     if isinstance(part, FieldInfo):
         return [limit for inner in part.metadata for limit in _limits(inner)]
-    for kind, sign, name in (
-        (annotated_types.Ge, "≥", "ge"),
-        (annotated_types.Gt, ">", "gt"),
-        (annotated_types.Le, "≤", "le"),
-        (annotated_types.Lt, "<", "lt"),
-    ):
-        if isinstance(part, kind):
-            return [f"{sign} {getattr(part, name):g}"]
-    return [f"at least {part.min_length}"] if isinstance(part, annotated_types.MinLen) else []
+    if isinstance(part, annotated_types.MinLen):
+        return [f"at least {part.min_length}"]
+    return [f"{sign} {getattr(part, name):g}" for kind, (sign, name) in BOUNDS.items() if isinstance(part, kind)]
 
 
 def _default(field: FieldInfo) -> str:
