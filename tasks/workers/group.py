@@ -26,7 +26,6 @@ from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
 
 POLL_SECONDS = 0.25
-COLLECTIVE_TIMEOUT_SECONDS = 1800
 START_SECONDS = 300
 PATIENT_SECONDS = 1800.0
 ANSWER_SECONDS = 60
@@ -213,7 +212,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            backend_config=Rendezvous(COLLECTIVE_TIMEOUT_SECONDS, self._board, folder=None if on_a_cluster else str(folder)),
+            backend_config=Rendezvous(self._board, folder=None if on_a_cluster else str(folder)),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),

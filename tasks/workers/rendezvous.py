@@ -21,18 +21,18 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from tasks.workers.stopping import heed_sigterm
 
+TIMEOUT_SECONDS = 1800  # of an operation of the process group
+
 
 @dataclass
 class Rendezvous(BackendConfig):  # type: ignore[misc]
     """Ray Train's configuration of a torch process group that a flow can end.
 
     Attributes:
-        timeout_s: seconds for an operation of the process group.
         board: receives the group's controller and its placement group.
         folder: folder of the rendezvous files for workers of one machine; None for workers of a cluster.
     """
 
-    timeout_s: int
     board: Any
     folder: str | None
 
@@ -53,16 +53,15 @@ class _Backend(Backend):  # type: ignore[misc]
         if backend_config.folder is None:
             from ray.train.torch.config import TorchConfig, _TorchBackend
 
-            _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=backend_config.timeout_s))
+            _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=TIMEOUT_SECONDS))
             return
         backend = "nccl" if worker_group.get_resources_per_worker().get("GPU", 0) > 0 else "gloo"
         folder = Path(backend_config.folder)
         folder.mkdir(parents=True, exist_ok=True)
         meeting_file = folder / f"rendezvous-{uuid.uuid4()}"
         size = len(worker_group)
-        arguments = [(_join, backend, meeting_file, rank, size, backend_config.timeout_s) for rank in range(size)]
         try:
-            ray.get([worker_group.execute_single_async(rank, *of_rank) for rank, of_rank in enumerate(arguments)])
+            ray.get([worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, size) for rank in range(size)])
         finally:
             meeting_file.unlink(missing_ok=True)
 
@@ -70,10 +69,10 @@ class _Backend(Backend):  # type: ignore[misc]
         """Do nothing: the processes end with the group, and a shutdown would wait for one that hangs."""
 
 
-def _join(backend: str, meeting_file: Path, rank: int, world_size: int, timeout_seconds: int) -> None:
+def _join(backend: str, meeting_file: Path, rank: int, world_size: int) -> None:
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=timeout_seconds)
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
     # Pass the path: torch does not decode the %20 of a file:// address.
     store = dist.FileStore(str(meeting_file), world_size)  # type: ignore[attr-defined]  # torch exports it at run time
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

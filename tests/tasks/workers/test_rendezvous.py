@@ -14,7 +14,7 @@ from tasks.workers.rendezvous import _join
 
 
 def _meet(folder: Path, rank: int) -> None:
-    _join("gloo", folder / "rendezvous", rank, 2, 30)
+    _join("gloo", folder / "rendezvous", rank, 2)
     total = torch.tensor([float(rank + 1)])
     dist.all_reduce(total)
     assert total.item() == 3
@@ -49,5 +49,5 @@ def test_workers_that_do_not_meet_leave_no_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(rendezvous, "ray", ray)
     ray.get = fail
     with pytest.raises(RuntimeError, match="a worker died"):
-        rendezvous._Backend().on_start(group, rendezvous.Rendezvous(30, MagicMock(), str(tmp_path)))
+        rendezvous._Backend().on_start(group, rendezvous.Rendezvous(MagicMock(), str(tmp_path)))
     assert [*tmp_path.iterdir()] == []
