@@ -107,16 +107,11 @@ class Tracker:
                 if not path.exists():  # another process delivered it meanwhile
                     continue
                 try:
-                    report = read_report(path)
-                except DmlError as error:
-                    faults.append(str(error))  # it names the file
-                    continue
-                try:
-                    self._deliver(report)
+                    self._deliver(read_report(path))
                 except TrackingError:
                     raise
                 except DmlError as error:
-                    faults.append(f"{path}: {error}")
+                    faults.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
                     continue
                 path.unlink()
                 num_delivered += 1
