@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import DataError
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.plans.results import load_result
@@ -41,7 +41,7 @@ def find_candidates(project: Project, params: Params, name: str, specs: Mapping[
     for row, spec in specs.items():
         try:
             dataset = read_dataset(project, spec.dataset)
-        except (ConfigError, DataError):
+        except DataError:
             continue  # not prepared
         for seed in seeds:
             seconds = _finished_seconds(spec.model_copy(update={"seed": seed}), dataset)
