@@ -1,4 +1,4 @@
-"""The evaluator's metrics: display name, kind, whether higher is better, and where each is shown. Light to import.
+"""The evaluator's metrics: display name, kind, whether higher is better; and those that tables show. Light to import.
 
 A new metric is computed in `retrieval/metrics.py`, `clustering.py` or `separability.py` and gets its line here; reports, MLflow's pages,
 the terminal and the comparison of systems read this table.
@@ -16,23 +16,19 @@ class MetricInfo(NamedTuple):
         title: display name.
         family: "clustering" metrics need k-means.
         higher_is_better: True if the system with the highest value may be called the best.
-        in_tables: shown in every table; the other metrics explain these.
-        is_headline: shown also where space is limited.
         is_share_of_queries: the value is a share of the queries, whose spread over seeds has a floor.
     """
 
     title: str
     family: Literal["retrieval", "clustering", "separability", "measurement"]
     higher_is_better: bool = False
-    in_tables: bool = False
-    is_headline: bool = False
     is_share_of_queries: bool = False
 
 
-METRICS = {  # in the order of tables, after every Recall@K
-    "map@r": MetricInfo("MAP@R", "retrieval", higher_is_better=True, in_tables=True, is_headline=True),
-    "r_precision": MetricInfo("R-precision", "retrieval", higher_is_better=True, in_tables=True),
-    "nmi": MetricInfo("NMI", "clustering", higher_is_better=True, in_tables=True, is_headline=True),
+METRICS = {
+    "map@r": MetricInfo("MAP@R", "retrieval", higher_is_better=True),
+    "r_precision": MetricInfo("R-precision", "retrieval", higher_is_better=True),
+    "nmi": MetricInfo("NMI", "clustering", higher_is_better=True),
     "precision@1": MetricInfo("precision@1", "retrieval", higher_is_better=True, is_share_of_queries=True),
     "mrr": MetricInfo("MRR", "retrieval", higher_is_better=True),
     "recall@1_class_mean": MetricInfo("recall@1 class mean", "retrieval"),
@@ -45,8 +41,8 @@ METRICS = {  # in the order of tables, after every Recall@K
     "intra_class_distance": MetricInfo("intra class distance", "separability"),
     "inter_class_distance": MetricInfo("inter class distance", "separability"),
 }
-TABLE_METRICS = tuple(name for name, info in METRICS.items() if info.in_tables)
-HEADLINES = ("recall@1", *(name for name, info in METRICS.items() if info.is_headline))
+TABLE_METRICS = ("map@r", "r_precision", "nmi")  # shown in every table, after every Recall@K; the other metrics explain these
+HEADLINES = ("recall@1", "map@r", "nmi")  # shown also where space is limited
 
 
 def recall_k(name: str) -> int | None:
@@ -58,7 +54,7 @@ def recall_k(name: str) -> int | None:
 def metric_info(name: str) -> MetricInfo:
     """Return a metric's facts; a metric that is not the evaluator's is a measurement, titled by its name."""
     if (k := recall_k(name)) is not None:
-        return MetricInfo(f"R@{k}", "retrieval", higher_is_better=True, in_tables=True, is_headline=k == 1, is_share_of_queries=True)
+        return MetricInfo(f"R@{k}", "retrieval", higher_is_better=True, is_share_of_queries=True)
     return METRICS.get(name, MetricInfo(name.replace("_", " "), "measurement"))
 
 
