@@ -16,7 +16,7 @@ from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
-from dml_core.data.store.split_config import ValidationConfig, held_out_classes
+from dml_core.data.store.split_config import held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.data.views.transform_config import check_training_crop
 from dml_core.errors import ConfigError, DataError
@@ -84,7 +84,7 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
             if run.training.num_epochs > 0:
                 check_training_crop(run.training.transform)
             if packed is not None:
-                _check_sizes(run, scale, read_sizes(packed, run.training.validation, run.evaluation.role))
+                _check_sizes(run, scale, read_sizes(packed, run))
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Callable[[], None] = lambda: None) -> None:
@@ -109,18 +109,18 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
             file = PUBLISHED.get(backbone.name) if backbone.weights == "imagenet" and ray_cluster() is None else None
             if file is not None and file.address is None:
                 fetch_published(backbone.name)  # made by hand: it is there, or this raises
-            known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
-            _build(run.training, min(known, ENOUGH_CLASSES))
+            num_classes = ENOUGH_CLASSES if packed is None else read_sizes(packed, run).num_classes
+            _build(run.training, min(num_classes, ENOUGH_CLASSES))
 
 
-def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> Sizes:
-    """Return the sizes of a prepared dataset for runs with this validation split, scored on `role`.
+def read_sizes(packed: Path, run: RunSpec) -> Sizes:
+    """Return the sizes of a prepared dataset for a run, by its validation split and the role that it is scored on.
 
     Raises:
         ConfigError: fewer than two classes remain for training.
         DataError: the dataset is not prepared.
     """
-    info = read_info(packed)
+    info, validation, role = read_info(packed), run.training.validation, run.evaluation.role
     train = info.roles["train"]
     if role == "test" and not {"test", "gallery"} & set(info.roles):
         raise ConfigError("evaluation.role is 'test', but the dataset has only training images")

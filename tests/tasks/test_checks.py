@@ -177,11 +177,12 @@ def test_the_first_batch_is_as_large_as_the_sampler_makes_it(packed: Path, kind:
 
 def test_sizes_are_those_that_a_run_sees(packed: Path) -> None:
     validation = load_params(ROOT / "params.yaml", ["comparison.protocol.validation={share: 0.5}"])
-    split = comparison_runs(validation, "synthetic")[0].training.validation
+    run = comparison_runs(validation, "synthetic")[0]
+    split, held_out_role = run.training.validation, run.evaluation.model_copy(update={"role": "validation"})
     train, held_out = open_role(packed, "train", split), open_role(packed, "validation", split)
-    sizes = read_sizes(packed, split, "validation")
+    sizes = read_sizes(packed, run.model_copy(update={"evaluation": held_out_role}))
     assert (sizes.num_images, sizes.num_classes, sizes.num_retrieved) == (len(train), len(train.class_names), len(held_out) - 1)
-    assert read_sizes(packed, split, "test").num_retrieved == len(open_role(packed, "test", None)) - 1
+    assert read_sizes(packed, run).num_retrieved == len(open_role(packed, "test", None)) - 1
 
 
 def test_a_dataset_without_test_images_trains_only_if_nothing_scores_them(tmp_path: Path, packed: Path) -> None:
