@@ -8,7 +8,7 @@ from dml_core.data.readers.shared.annotations import read_file, read_lines, read
 from dml_core.data.readers.shared.archives import Archive
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.readers.shared.places import find_place
-from dml_core.data.store.rows import Box, Counts, Role, Row, as_role
+from dml_core.data.store.rows import Box, Counts, Row, as_role
 from dml_core.errors import DataError
 
 _PARTITIONS = ("Eval/list_eval_partition.txt", "Anno/list_eval_partition.txt", "list_eval_partition.txt")
@@ -48,9 +48,14 @@ class Inshop(OfficialDataset):
         path = find_place(folder, _PARTITIONS) or folder / _PARTITIONS[0]
         rows = []
         for image, item, status in _read_table(path, _NUM_PARTITION_COLUMNS):
+            number, role = item.removeprefix("id_"), as_role(status)
             if self.boxes and image not in boxes:
                 raise DataError(f"{raw}: '{image}' has no box in list_bbox_inshop.txt; unpack it again, or set boxes: false")
-            rows.append(Row(image, _item_number(item, path), item, _role(status, path), boxes.get(image)))
+            if not number.isdecimal():
+                raise DataError(f"{path}: item '{item}' is not of the form id_00000001")
+            if role is None or role == "test":
+                raise DataError(f"{path}: evaluation status '{status}' is none of train, query, gallery")
+            rows.append(Row(image, int(number), item, role, boxes.get(image)))
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
@@ -86,17 +91,3 @@ def _read_boxes(path: Path) -> dict[str, Box]:
         left, top, right, bottom = read_numbers(corners, path)
         boxes[image] = (left, top, right, bottom)
     return boxes
-
-
-def _item_number(item: str, path: Path) -> int:
-    number = item.removeprefix("id_")
-    if not number.isdecimal():
-        raise DataError(f"{path}: item '{item}' is not of the form id_00000001")
-    return int(number)
-
-
-def _role(status: str, path: Path) -> Role:
-    found = as_role(status)
-    if found is None or found == "test":
-        raise DataError(f"{path}: evaluation status '{status}' is none of train, query, gallery")
-    return found

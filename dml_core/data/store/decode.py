@@ -64,7 +64,8 @@ def decode_rgb(data: bytes) -> Tensor:
             return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
         if data.startswith(_PNG_START):
             _check_png(data)
-            return _to_8_bits(decode_png(_as_tensor(data), mode=ImageReadMode.RGB))
+            pixels = decode_png(_as_tensor(data), mode=ImageReadMode.RGB)
+            return pixels if pixels.dtype == torch.uint8 else (pixels.int() >> 8).to(torch.uint8)  # the high byte of 16 bits
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError("of more than 8 bits per channel, convert it to PNG")
@@ -219,11 +220,6 @@ def _png_pixels(data: bytes) -> bytes:
             break
         at = end
     return b"".join(parts)
-
-
-def _to_8_bits(pixels: Tensor) -> Tensor:
-    """Return the high byte of 16-bit pixels; 8-bit pixels unchanged."""
-    return pixels if pixels.dtype == torch.uint8 else (pixels.int() >> 8).to(torch.uint8)
 
 
 def _as_tensor(data: bytes) -> Tensor:
