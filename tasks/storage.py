@@ -170,7 +170,8 @@ class Store:
     def _client(self, waits: str) -> Any:
         """Return the client with these of the WAITS, which is created on first use, so that a new store can be sent to other machines."""
         if waits not in self._clients:
-            self._clients[waits] = _new_client(waits)
+            with _CREATION:  # boto3 makes no clients in several threads at once
+                self._clients[waits] = self._clients.get(waits) or _new_client(waits)
         return self._clients[waits]
 
     def _object_key(self, key: str) -> str:
@@ -334,8 +335,7 @@ def _new_client(waits: str, **given: Any) -> Any:
     import boto3
     from botocore.config import Config
 
-    with _CREATION:  # boto3 makes no clients in several threads at once
-        return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, **WAITS[waits]), **given)
+    return boto3.client("s3", config=Config(max_pool_connections=READS_AT_ONCE, connect_timeout=5, **WAITS[waits]), **given)
 
 
 def _transfers() -> Any:
