@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,16 @@ def test_an_object_that_is_replaced_while_it_is_checked_is_seen_as_it_is_afterwa
     Store(address, tmp_path / "cache").push("train/x")
     assert weights.is_file()
     assert store.changed_files(record(files)) == []
+
+
+def test_threads_share_the_clients_of_a_store(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client takes a tenth of a second to make, one after another."""
+    made, make = [], tasks.storage._new_client
+    monkeypatch.setattr(tasks.storage, "_new_client", lambda waits: made.append(waits) or make(waits))
+    store = Store(address, tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        clients = [*pool.map(lambda _: store._client("soon"), range(8))]
+    assert (made, len({*map(id, clients)})) == (["soon"], 1)
 
 
 def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
