@@ -12,22 +12,23 @@ from dml_core.unit_length import unit_length
 
 
 class Head(nn.Module):
-    """Base of all heads.
+    """Base of all heads; as it is, that of kind "identity".
 
     Attributes:
         output_dim: D, dimensions of the training output.
         embedding_dim: E, dimensions of the test embedding.
     """
 
-    def __init__(self, output_dim: int, embedding_dim: int, normalise_at_test: bool) -> None:
+    def __init__(self, output_dim: int, embedding_dim: int, config: HeadConfig) -> None:
         super().__init__()
         self.output_dim = output_dim
         self.embedding_dim = embedding_dim
-        self.normalise_at_test = normalise_at_test
+        self.normalise_in_training, self.normalise_at_test = config.normalise_in_training, config.normalise_at_test
 
     def forward(self, features_NF: Tensor) -> Tensor:
-        """Return the training output, (N, D)."""
-        return self.test_features(features_NF)
+        """Return the training output, (N, D), normalised if so configured."""
+        output_ND = self.test_features(features_NF)
+        return unit_length(output_ND) if self.normalise_in_training else output_ND
 
     def embed(self, features_NF: Tensor) -> Tensor:
         """Return the test embedding, (N, E), in float32 or better, normalised if so configured."""
@@ -40,19 +41,13 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """One linear layer; the training output may be normalised."""
+    """One linear layer."""
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
-        super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
+        super().__init__(embedding_dim, embedding_dim, config)
         self.linear = nn.Linear(in_features, embedding_dim, bias=config.bias)
         if config.initial == "slim":
             start_as_tensorflow(self.linear, SLIM)
-        self.normalise_in_training = config.normalise_in_training
-
-    def forward(self, features_NF: Tensor) -> Tensor:
-        """Return the training output, (N, D)."""
-        output_ND = self.test_features(features_NF)
-        return unit_length(output_ND) if self.normalise_in_training else output_ND
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the linear layer's output, (N, E)."""
@@ -64,7 +59,7 @@ class BatchNormHead(Head):
     """BN(W f) / sqrt(k), heated-up softmax's eq. 7: no scale, a learned shift, momentum and epsilon as released."""
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
-        super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
+        super().__init__(embedding_dim, embedding_dim, config)
         self.linear = nn.Linear(in_features, embedding_dim, bias=False)
         if config.initial == "slim":
             start_as_tensorflow(self.linear, SLIM)
@@ -85,7 +80,7 @@ class TwoLayerHead(Head):
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int, num_classes: int) -> None:
         last = config.test_layer == "last"
-        super().__init__(num_classes, num_classes if last else embedding_dim, config.normalise_at_test)
+        super().__init__(num_classes, num_classes if last else embedding_dim, config)
         self.first: nn.Module = nn.Linear(in_features, embedding_dim)
         if config.batchnorm:
             self.first = BatchNormHead(config, in_features, embedding_dim)
@@ -107,7 +102,7 @@ class BatchNormNeck(Head):
 
     def __init__(self, config: HeadConfig, in_features: int) -> None:
         dim = config.embedding_dim or in_features
-        super().__init__(dim, dim, config.normalise_at_test)
+        super().__init__(dim, dim, config)
         layers: list[nn.Module] = []
         if config.embedding_dim is not None:
             projection = nn.Linear(in_features, dim, bias=False)
@@ -129,7 +124,7 @@ class BatchNormNeck(Head):
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> Head:
     """Build the configured head over `in_features` backbone features."""
     if config.kind == "identity":
-        return Head(in_features, in_features, config.normalise_at_test)
+        return Head(in_features, in_features, config)
     if config.kind == "bn_neck":
         return BatchNormNeck(config, in_features)
     assert config.embedding_dim is not None
