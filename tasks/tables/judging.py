@@ -26,7 +26,7 @@ from dml_core.epochs import EPOCHS, Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, Scores, compare, tested_on
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
-from dml_core.evaluation.statistics.paired import MIN_SEEDS, holm, paired_difference
+from dml_core.evaluation.statistics.paired import MIN_SEEDS, half_width_of, holm, paired_difference
 from tasks.runs.comparable import scores_by_seed
 from tasks.tables.file import Claim, Column, TableFile
 from tasks.tables.result import MeasuredRun, TableResult
@@ -80,7 +80,7 @@ def judge(
     if num_seeds < MIN_SEEDS:
         return Verdict("undecided", f"undecided ({_too_few(num_seeds)})")
     deviation = float(np.std(values, ddof=1))
-    half_90 = float(stdtrit(num_seeds - 1, 0.95)) * deviation / num_seeds**0.5
+    half_90 = half_width_of(deviation, num_seeds, 0.1)
     if num_queries is not None:
         share = min(max(mean / whole, 1 / num_queries), 1 - 1 / num_queries)
         half_90 = max(half_90, float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries / num_seeds) ** 0.5)

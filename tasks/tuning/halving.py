@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from scipy import stats
-
 from dml_core.errors import TrainingError
+from dml_core.evaluation.statistics.paired import half_width_of
 from tasks.runs.tuned import ConfirmedGain
 from tasks.tuning.proposals import ROUND_SIZE, SAMPLER, Trial, propose, widened
 from tasks.tuning.space import Params, Space
@@ -117,8 +116,7 @@ def _confirm(own: Trial, winner: Trial, score: Score) -> ConfirmedGain | None:
 def measure_gain(own: tuple[float, ...], winner: tuple[float, ...]) -> ConfirmedGain:
     """Return the mean gain of the winner, pair by pair, and half of its 95 % interval (t)."""
     gains = [w - o for w, o in zip(winner, own, strict=True)]
-    half_width = float(stats.t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5)
-    return ConfirmedGain(own=own, winner=winner, gain=fmean(gains), half_width=half_width)
+    return ConfirmedGain(own=own, winner=winner, gain=fmean(gains), half_width=half_width_of(stdev(gains), len(gains)))
 
 
 def _own_fails(own: Trial) -> TrainingError:
