@@ -145,14 +145,14 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     The runs may be of any systems and datasets.
     """
     described = [(run, facts(run)) for run in runs]
-    contents = _counted((fact.dataset, fact.digest) for _, fact in described)
-    digests = {dataset: today.digests.get(dataset, _commonest(counts)) for dataset, counts in contents.items()}
+    contents = occurrences((fact.dataset, fact.digest) for _, fact in described)
+    digests = {dataset: today.digests.get(dataset, commonest(counts)) for dataset, counts in contents.items()}
     on_present = [fact for _, fact in described if fact.digest == digests[fact.dataset]]
     settings = {}
-    for place, counts in _counted(((fact.dataset, fact.system), fact.settings) for fact in on_present).items():
+    for place, counts in occurrences(((fact.dataset, fact.system), fact.settings) for fact in on_present).items():
         present = today.settings.get(place, "")  # no run has these: unknown settings are not those that were not recorded
         is_fixed = present in counts or (today.is_one_protocol and today.settings)
-        settings[place] = present if is_fixed else _commonest(counts)
+        settings[place] = present if is_fixed else commonest(counts)
     selected = []
     reported = defaultdict[tuple[str, str, str], list[int]](list)
     for run, fact in described:
@@ -166,16 +166,17 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
     return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in reported.items()))
 
 
-def _counted(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Counter[str | None]]:
-    """Return place -> how often each value occurs there."""
+def occurrences(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Counter[str | None]]:
+    """Return place -> how often each value occurs there, as settings or the digest of a dataset."""
     counts = defaultdict[Place, Counter[str | None]](Counter)
     for place, value in values:
         counts[place][value] += 1
     return counts
 
 
-def _commonest(counts: Counter[str | None]) -> str | None:
-    return counts.most_common(1)[0][0]  # of equals the first
+def commonest(counts: Counter[str | None]) -> str | None:
+    """Return the most frequent value; of equals the first."""
+    return counts.most_common(1)[0][0]
 
 
 def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | None:

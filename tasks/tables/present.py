@@ -1,11 +1,9 @@
 """Present state of a table's runs: content of the prepared datasets, and settings in its file or params.yaml."""
 
-from collections import Counter, defaultdict
-
 from dml_core.config import parse
 from dml_core.errors import ConfigError, DataError
 from tasks.environment import Project
-from tasks.runs.comparable import Today, present_digest, spec_settings
+from tasks.runs.comparable import Today, commonest, occurrences, present_digest, spec_settings
 from tasks.runs.identity import step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
@@ -20,18 +18,14 @@ def table_today(project: Project, params: Params, name: str, table: TableFile, r
 
     Settings on a dataset that is not prepared are those on the content of most of its runs, which `select` uses then.
     """
-    digests, settings = {}, {}
-    contents = defaultdict[str, Counter[str | None]](Counter)
-    for run in result.runs:
-        contents[run.dataset][run.digest] += 1
-    for dataset in contents:
-        digest = _digest(project, params, name, table, dataset)
-        if digest is not None:
-            digests[dataset] = digest
+    contents = occurrences((run.dataset, run.digest) for run in result.runs)
+    present = {dataset: _digest(project, params, name, table, dataset) for dataset in contents}
+    digests = {dataset: digest for dataset, digest in present.items() if digest is not None}
+    settings = {}
     for run in {(run.dataset, run.label): run for run in result.runs}.values():
         spec = spec_today(params, name, table, run)
         if spec is not None:
-            digest = digests.get(run.dataset) or contents[run.dataset].most_common(1)[0][0]
+            digest = digests.get(run.dataset) or commonest(contents[run.dataset])
             settings[run.dataset, run.label] = spec_settings(spec, digest)
     return Today(digests, settings, is_one_protocol=name == STANDING)
 
