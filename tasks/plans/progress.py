@@ -40,18 +40,28 @@ class TableState:
     """Progress of a table.
 
     Attributes:
-        how: "done" if every row to be run has an up-to-date run with at least one seed on each of the paper's own datasets; "stale" if a
-            row and dataset were only measured with other code, settings or data.
         own_data: progress on the paper's own datasets; stand_in: on datasets used instead of them.
         plan: plan of the table with one seed.
     """
 
     name: str
     table: TableFile
-    how: How
     own_data: Measured
     stand_in: Measured
     plan: TablePlan
+
+    @property
+    def how(self) -> How:
+        """Progress in a word.
+
+        "done" if every row to be run has an up-to-date run with at least one seed on each of the paper's own datasets; "stale" if a row
+        and dataset were only measured with other code, settings or data.
+        """
+        if self.own_data.stale:
+            return "stale"
+        if not self.own_data.done:
+            return "not run"
+        return "done" if self.own_data.done == self.own_data.runs else "partly"
 
 
 def table_states(local: LocalState, names: Sequence[str]) -> list[TableState]:
@@ -73,17 +83,7 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
         stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
         return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
 
-    own_data = counted(is_stand_in=False)
-    return TableState(plan.name, table, _how(own_data), own_data, counted(is_stand_in=True), plan)
-
-
-def _how(own_data: Measured) -> How:
-    """Return a table's progress by that on the paper's own datasets."""
-    if own_data.stale:
-        return "stale"
-    if not own_data.done:
-        return "not run"
-    return "done" if own_data.done == own_data.runs else "partly"
+    return TableState(plan.name, table, counted(is_stand_in=False), counted(is_stand_in=True), plan)
 
 
 def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:

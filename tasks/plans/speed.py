@@ -11,11 +11,10 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import autocast_of
 from tasks.environment import num_cores
-from tasks.plans.times import Estimate, Rate, TimedStep, input_size, placement_here, step_estimate, total
+from tasks.plans.times import START_SECONDS, Estimate, Rate, TimedStep, input_size, placement_here, step_estimate, total
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.workers.placement import Placement
 
-START_SECONDS = 60  # of Prefect, Ray and workers
 NUM_CLASSES, NUM_STEPS = 4, 2
 
 

@@ -23,6 +23,7 @@ from tasks.wording import counted
 from tasks.workers.placement import Placement, choose, num_gpus
 
 RATES_FILE = "rates.jsonl"
+START_SECONDS = 60.0  # of Prefect, Ray and workers
 FEWEST_IMAGES = 500  # below it, a step's time is mostly start and end
 # 10^9 multiply-adds per image of 224 x 224 pixels, from the networks' papers and torchvision, to scale the time of another network.
 # They are proportional to the input's area.

@@ -8,10 +8,10 @@ from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
 
+from tasks.plans.times import START_SECONDS
 from tasks.watch.records import Verification
 from tasks.wording import counted
 
-START_SECONDS = 60.0  # Prefect, Ray, its workers, and evidence at the end
 RUN_SECONDS = 8.0  # scoring, figures, publishing of a run
 Accepted = Mapping[str, Mapping[int, float]]  # row -> seed -> seconds of its training
 NEVER = datetime.min.replace(tzinfo=UTC)
