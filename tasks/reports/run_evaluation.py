@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dml_core.errors import StoreError
+from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
@@ -153,9 +153,11 @@ def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, images: Im
     """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries.
 
     Raises:
-        EvaluationError: the embeddings cannot be scored.
+        EvaluationError: the embeddings cannot be scored, or are of other classes than those of all pages.
         StoreError: the scores do not match the embeddings.
     """
+    if gallery.dataset.class_names != images.gallery.dataset.class_names:  # variants that hold out different classes
+        raise EvaluationError(f"{run.spec.title}: scored on other classes than the first run; look at each run alone, as DATASET/VARIANT")
     config = run.spec.evaluation
     separate_queries = () if queries is gallery else (queries.embeddings, queries.labels)
     outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, NUM_NEIGHBOURS, *separate_queries)

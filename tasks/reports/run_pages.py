@@ -51,7 +51,7 @@ def write_look(project: Project, selected: SelectedRuns, reference: str | None, 
     Raises:
         ConfigError: the folder contains something else.
         StoreError: embeddings are missing or do not match the scores, or the folder cannot be written.
-        EvaluationError: embeddings cannot be scored.
+        EvaluationError: embeddings cannot be scored, or the runs are scored on different classes.
     """
     _check_place(folder)
     images, runs = _evaluate_all(project, selected, method, say)

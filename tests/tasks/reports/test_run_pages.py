@@ -6,13 +6,14 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, EvaluationError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.reports import finished_runs, run_evaluation, run_pages
@@ -249,6 +250,23 @@ def test_a_comparison_keeps_the_embeddings_of_none_of_its_runs(made: Made, tmp_p
     write_look(made[0], choose(*made, "photos"), None, tmp_path / "pages", "pca", quiet)
     assert len(alive) > 3
     assert max(alive) == 1
+
+
+def test_runs_that_are_scored_on_different_classes_have_no_common_pages(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variants that hold out different classes, scored on these: the first one's pictures would be shown for all."""
+    opened: list[Any] = []
+
+    def open_sides(*given: Any) -> Any:
+        queries, gallery = finished_runs.open_sides(*given)
+        opened.append(gallery)
+        others: Any = SimpleNamespace(class_names=["another class"])
+        return (queries, gallery if len(opened) < 3 else replace(gallery, dataset=others))
+
+    monkeypatch.setattr(run_pages, "open_sides", open_sides)
+    with pytest.raises(EvaluationError, match="scored on other classes than the first run; look at each run alone"):
+        write_look(made[0], choose(*made, "photos"), None, tmp_path / "pages", "pca", quiet)
 
 
 def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
