@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +16,6 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
@@ -27,10 +25,10 @@ from flows.outcomes import Failure, Outcome
 from flows.reuse.planned import PlannedStep, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
-from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
+from flows.services import SCORED_AT_ONCE, Services
 from tasks.checks import prepare_machine
 from tasks.data import dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records, num_cores, prefect_server
+from tasks.environment import Project, finished_records, num_cores
 from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.remote_images.reading import push_ranges
@@ -57,7 +55,6 @@ from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
 
-LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
 # A step that waits for the previous one also holds a thread. Worker groups and `Services` limit how many train and are scored at a time.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * MOST_CONCURRENT_RUNS)
 logger = logging.getLogger(__name__)
@@ -268,7 +265,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
             note_rate(services.project.state, "train", spec, dataset, facts)
         return CheckpointRecord(step="train", identity=identity, key=key, files=files, facts=facts)
 
-    return lock.run_once(work, partial(_worker_turn, is_to_embed=False))
+    return lock.run_once(work, partial(services.turn, is_to_embed=False))
 
 
 @task(**_STEP_OPTIONS)
@@ -291,7 +288,7 @@ def embed(
         note_rate(services.project.state, "embed", spec, dataset, facts)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts, inputs=hash_of_files([checkpoint]))
 
-    return lock.run_once(work, partial(_worker_turn, is_to_embed=True), [checkpoint])
+    return lock.run_once(work, partial(services.turn, is_to_embed=True), [checkpoint])
 
 
 @task(**_STEP_OPTIONS)
@@ -336,7 +333,7 @@ def evaluate(
         inputs = hash_of_files([checkpoint, embeddings])
         return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts, inputs=inputs)
 
-    return lock.run_once(work, lambda services: services.scorings, [checkpoint, embeddings])
+    return lock.run_once(work, lambda: services.scorings, [checkpoint, embeddings])
 
 
 @task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
@@ -407,20 +404,3 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         cache=str(services.store.cache.absolute()),
         scale=services.scale,
     )
-
-
-@contextlib.contextmanager
-def _worker_turn(services: Services, is_to_embed: bool) -> Iterator[WorkerGroup]:
-    """Hold a worker group of this flow, then one slot of the server's `dml-workers` limit per worker; flows on one server share them.
-
-    The group comes first: the server grants slots in the order of requests, so that embeddings would wait behind all trainings.
-    """
-    with services.workers.turn(is_to_embed) as group, _slots(services.scale.most_workers):
-        yield group
-
-
-def _slots(num_workers: int) -> AbstractContextManager[Any]:
-    """Return a context that holds slots of the server's limit; without a server this flow is the only one."""
-    if prefect_server() is None:
-        return contextlib.nullcontext()
-    return concurrency(WORKERS_LIMIT, num_workers, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)

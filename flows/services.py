@@ -2,11 +2,13 @@
 
 import logging
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from dml_core.errors import ConfigError, TrainingError
@@ -18,10 +20,12 @@ from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
 from tasks.wording import counted
+from tasks.workers.group import WorkerGroup
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
+LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
 SCORED_AT_ONCE = 2
 
 
@@ -85,6 +89,15 @@ class Services(Backends):
         self.stopping.set()
         self.workers.close()
 
+    @contextmanager
+    def turn(self, is_to_embed: bool) -> Iterator[WorkerGroup]:
+        """Hold a worker group of this flow, then one slot of the server's `dml-workers` limit per worker; flows on one server share them.
+
+        The group comes first: the server grants slots in the order of requests, so that embeddings would wait behind all trainings.
+        """
+        with self.workers.turn(is_to_embed) as group, slots(self.scale.most_workers):
+            yield group
+
     def start_workers_early(self, num_to_train: int) -> None:
         """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
         if num_to_train and ray_cluster() is None:
@@ -115,6 +128,13 @@ class Services(Backends):
             self.workers.close()
         self.meter.close()
         self.display.close()
+
+
+def slots(num_workers: int) -> AbstractContextManager[Any]:
+    """Return a context that holds slots of the server's limit; without a server this flow is the only one."""
+    if prefect_server() is None:
+        return nullcontext()
+    return concurrency(WORKERS_LIMIT, num_workers, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
 
 
 def ensure_limit(num_workers: int, capacity: int) -> None:

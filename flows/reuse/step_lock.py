@@ -46,7 +46,7 @@ class StepLock:
     def run_once(
         self,
         work: Callable[[Held], AnyRecord],
-        turn: Callable[[Services], AbstractContextManager[Held]],
+        turn: Callable[[], AbstractContextManager[Held]],
         inputs: Sequence[StepRecord] = (),
     ) -> AnyRecord:
         """Return the record of `work`, or that of another process which did the same meanwhile.
@@ -62,7 +62,7 @@ class StepLock:
             TrainingError: the flow is stopping.
         """
         while True:
-            with turn(self._services) as held:
+            with turn() as held:
                 if self._lock.acquire(wait=False):
                     return self._do(partial(work, held), inputs)
             self._wait()

@@ -33,7 +33,7 @@ from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
 from flows.reuse.planned import RunSteps, plan_run
-from flows.services import WORKERS_LIMIT, ensure_limit
+from flows.services import WORKERS_LIMIT, Services, ensure_limit
 from tasks.environment import Project
 from tasks.plans import results
 from tasks.runs import identity
@@ -145,6 +145,7 @@ class Place:
             scale=ScaleSpec(),
             tags={},
             earlier_figures=EarlierFigures(state, self.store),
+            turn=lambda is_to_embed: Services.turn(self.services, is_to_embed),
         )
         digest, counts = digest or read_info(packed).fingerprint, {"train": 18, "test": 36}
         self.dataset = DatasetRecord(name="d", folder=str(packed), digest=digest, counts=counts, source="synthetic")
@@ -613,7 +614,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all 24 have started, and then fails, so that none is trained."""
-    monkeypatch.setattr(flows.chain, "_slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
+    monkeypatch.setattr(flows.services, "slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(24, timeout=300)
     place.workers = place.services.workers = InProcess(24)
 

@@ -57,7 +57,7 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
         lock.release()
 
 
-def no_slots(services: Any) -> Any:
+def no_slots() -> Any:
     return nullcontext()
 
 
@@ -138,7 +138,7 @@ def test_no_worker_is_held_while_waiting_and_a_flow_that_stops_waits_no_longer(a
 
     def ask() -> None:
         try:
-            asking.lock().run_once(asking.work, lambda services: free)  # type: ignore[arg-type, return-value]
+            asking.lock().run_once(asking.work, lambda: free)  # type: ignore[arg-type, return-value]
         except TrainingError as error:
             got.append(error)
 
