@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.retrieval.outcomes import QueryOutcomes
 from dml_core.figures.canvas import NEUTRAL, RIGHT, WRONG, write_png
@@ -48,16 +48,11 @@ class GalleryRow:
     neighbours: Sequence[Neighbour]
 
 
-def retrieved_row(asked: PackedDataset, searched: PackedDataset, query: int, outcomes: QueryOutcomes, place: int) -> GalleryRow:
-    """Return the row of the image `query` of a dataset and of its neighbours in another, which `outcomes` has at `place`."""
-
-    def shown(dataset: PackedDataset, index: int) -> tuple[Image.Image, str]:
-        pixels_HW3 = dataset.image(index).permute(1, 2, 0).numpy()
-        return Image.fromarray(pixels_HW3), dataset.class_names[dataset.labels[index]]
-
-    found = zip(outcomes.neighbours[place], outcomes.similarities[place], outcomes.is_right[place], strict=True)
-    neighbours = [Neighbour(*shown(searched, index), float(similarity), bool(is_right)) for index, similarity, is_right in found]
-    return GalleryRow(*shown(asked, query), neighbours)
+def retrieved_row(queries: EmbeddedImages, gallery: EmbeddedImages, query: int, outcomes: QueryOutcomes, place: int) -> GalleryRow:
+    """Return the row of a query and its neighbours, which `outcomes` has at `place`."""
+    found_k = zip(outcomes.neighbours[place], outcomes.similarities[place], outcomes.is_right[place], strict=True)
+    neighbours = [Neighbour(gallery.image(at), gallery.class_name(at), float(score), bool(is_right)) for at, score, is_right in found_k]
+    return GalleryRow(queries.image(query), queries.class_name(query), neighbours)
 
 
 def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = "", note: str = "") -> Path:

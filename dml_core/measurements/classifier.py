@@ -76,8 +76,9 @@ def classifier_of(run: FinishedRun) -> Classifier:
     else:
         known = "softmax, heated_up_softmax and sgsl"
         raise EvaluationError(f"{run.title}: measurements of a classifier support the losses {known}, not '{run.training.loss.name}'")
-    role = run.gallery.role
-    if role != "train" and run.images(role).class_names != run.images("train").class_names:  # each role numbers its classes from 0
+    if (
+        run.gallery.role != "train" and run.gallery.dataset.class_names != run.training_set.class_names
+    ):  # each role numbers its classes from 0
         raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
     return classifier
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from dml_core.training.parallel.workers import TrainingSystem
 
 BATCH_SIZE = 256
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Images of one role with the run's embeddings.
-
-    Attributes:
-        role: role of the packed dataset: "test", "train", "query", ...
-        embeddings: (N, D), from the network in test mode.
-        labels: (N,), class indices.
-    """
-
-    role: str
-    embeddings: NDArray[np.floating[Any]]
-    labels: NDArray[np.int64]
-
-    @property
-    def description(self) -> str:
-        """Name of the images in pictures' titles."""
-        return "training images" if self.role == "train" else f"{self.role} images"
 
 
 @dataclass(frozen=True)
@@ -63,8 +43,8 @@ class FinishedRun:
     training: TrainingConfig
     seed: int
     dataset: Path
-    queries: Scored
-    gallery: Scored
+    queries: EmbeddedImages
+    gallery: EmbeddedImages
     history: list[dict[str, float]]
     facts: dict[str, Any]
     load: "Callable[[], TrainingSystem]"
@@ -74,14 +54,15 @@ class FinishedRun:
         """The trained model and loss, loaded on first use."""
         return self.load()
 
-    def images(self, role: str) -> "PackedDataset":
-        """Return the images of a role as the run sees them, without the held-out classes."""
+    @cached_property
+    def training_set(self) -> "PackedDataset":
+        """The training images, without held-out classes."""
         from dml_core.data.store.splits import open_role
 
-        return open_role(self.dataset, role, self.training.validation)
+        return open_role(self.dataset, "train", self.training.validation)
 
     @cached_property
-    def training_images(self) -> Scored:
+    def training_images(self) -> EmbeddedImages:
         """The training images without augmentation, in dataset order; embedded on the CPU on first use."""
         import torch
 
@@ -90,9 +71,9 @@ class FinishedRun:
 
         model = self.system.model
         assert isinstance(model, Embedder)
-        dataset = self.images("train")
+        dataset = self.training_set
         batches = np.split(np.arange(len(dataset)), range(BATCH_SIZE, len(dataset), BATCH_SIZE))
         with torch.no_grad():
             views = Loader(dataset).batches(batches, TestView(self.training.transform))
             parts = [model.embed(images).float().numpy() for images, _ in views]
-        return Scored("train", np.concatenate(parts), dataset.labels)
+        return EmbeddedImages("train", dataset, np.concatenate(parts), dataset.labels)

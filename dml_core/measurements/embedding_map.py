@@ -45,7 +45,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         raise EvaluationError(f"{run.title}: a map is of embeddings of 2 or 3 dimensions, found {raw_ND.shape[1]}")
     classifier = classifier_of(run)
     points_ND = unit_rows(raw_ND) if options.unit_length else raw_ND
-    names = run.images(run.gallery.role).class_names
+    names = run.gallery.dataset.class_names
     directions_CD = classifier.directions
     plot_directions(
         points_ND, labels_N, names, directions_CD, folder / "embedding_map.png", f"{run.title}\n{len(labels_N)} {run.gallery.description}"

@@ -56,8 +56,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     config = EvaluationConfig(metric=options.metric)
     outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, options.num_neighbours, *separate)
     found_Qk, right_Qk = outcomes.neighbours, outcomes.is_right
-    asked, searched = run.images(queries.role), run.images(gallery.role)
-    rows = [retrieved_row(asked, searched, query, outcomes, query) for query in shown_S]
+    rows = [retrieved_row(queries, gallery, query, outcomes, query) for query in shown_S]
     right_Sk = right_Qk[shown_S]
     shares = right_Sk.mean(), right_Qk.mean()
     note = f"{RULE}\n{right_Sk.sum()} of the {right_Sk.size} images shown are right, {100 * shares[1]:.1f} % over all queries"
@@ -65,9 +64,9 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     record = [
         {
             "query": int(query),
-            "class": asked.class_names[queries.labels[query]],
+            "class": queries.class_name(query),
             "found": found_Qk[query].tolist(),
-            "classes": [searched.class_names[label] for label in gallery.labels[found_Qk[query]]],
+            "classes": [gallery.class_name(index) for index in found_Qk[query]],
             "right": right_Qk[query].tolist(),
         }
         for query in shown_S

@@ -46,7 +46,6 @@ def draw_samples(
         scales: `xscale`, `yscale` and `xlabel` of the axes.
         marked_S: x position of a dot on each curve.
     """
-    dataset = run.images(run.gallery.role)
     figure = new_figure(7.4, 4.2)
     grid = figure.add_gridspec(max(len(index_S), 1), 2, width_ratios=(4.2, 1))
     axes = figure.add_subplot(grid[:, 0])
@@ -58,11 +57,10 @@ def draw_samples(
         if marked_S is not None:
             axes.plot(marked_S[number], np.interp(marked_S[number], x_A, y_A), "o", color=colour, markersize=6)
         thumbnail = figure.add_subplot(grid[number, 1])
-        thumbnail.imshow(dataset.image(index).permute(1, 2, 0).numpy())
+        thumbnail.imshow(run.gallery.image(index))
         thumbnail.set(xticks=[], yticks=[])
         thumbnail.spines[:].set(color=colour, linewidth=3)
-        name = dataset.class_names[run.gallery.labels[index]]
-        thumbnail.set_title(plain_text(f"{name}, margin {margin:.2g}"), fontsize=8)
+        thumbnail.set_title(plain_text(f"{run.gallery.class_name(index)}, margin {margin:.2g}"), fontsize=8)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     if not len(index_S):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.figures.gallery import scaled
-from tasks.scores.figures import Side
 
 COLUMNS = 20
 CELLS = COLUMNS * COLUMNS
@@ -25,7 +25,7 @@ class Album:
     def __init__(self, stem: str, most_bytes: int) -> None:
         self.stem, self.most_bytes = stem, most_bytes
         self._places: dict[tuple[str, int], int] = {}
-        self.images: list[tuple[Side, int]] = []  # by their place
+        self.images: list[tuple[EmbeddedImages, int]] = []  # by their place
 
     def __len__(self) -> int:
         return len(self.images)
@@ -40,9 +40,9 @@ class Album:
         """True if its images (judged by the first) are so small that their pixels are better shown as squares."""
         return len(self) > 0 and max(self.images[0][0].image(self.images[0][1]).size) <= SMALL
 
-    def place(self, side: Side, index: int) -> int:
+    def place(self, side: EmbeddedImages, index: int) -> int:
         """Return the place of an image, adding it if it is new."""
-        key = (side.dataset.role, int(index))
+        key = (side.role, int(index))
         if key not in self._places:
             self._places[key] = len(self.images)
             self.images.append((side, int(index)))

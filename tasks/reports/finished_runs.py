@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dml_core.data.store.splits import open_role
+import numpy as np
+
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import ConfigError, DmlError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION, best_seed
-from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
+from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.finished import finished_scores, parse_run_name, run_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title, runnable_runs
-from tasks.scores.figures import Side
+from tasks.scores import sides
 from tasks.storage import Store, open_store
 from tasks.wording import reproduce_command
 
@@ -127,7 +129,7 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
     return None
 
 
-def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[Side, Side]:
+def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[EmbeddedImages, EmbeddedImages]:
     """Return queries and gallery of a run: one object if the queries are also the gallery.
 
     Raises:
@@ -136,14 +138,10 @@ def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tu
     folder = open_store(project).pull(run.embeddings)
     if not (folder / MANIFEST_FILE).is_file():
         raise StoreError(f"{folder}: the embeddings of {run.spec.title} are missing; rerun dml reproduce to compute them again")
-    sides = []
-    for role in query_and_gallery(folder):
-        images = open_role(Path(dataset.folder), role, run.spec.training.validation)
-        side = Side(images, *load_embeddings(folder, role))
-        if len(side.labels) != len(images) or (side.labels != images.labels).any():
+    queries, gallery = sides.open_sides(folder, Path(dataset.folder), run.spec.training.validation)
+    for side in (queries, gallery):
+        if not np.array_equal(side.labels, side.dataset.labels):
             raise StoreError(
                 f"{folder}: embeddings of other images than those in {dataset.folder}; run dml reproduce --dataset {dataset.name}"
             )
-        sides.append(side)
-    queries, gallery = sides
-    return (gallery, gallery) if queries.dataset.role == gallery.dataset.role else (queries, gallery)
+    return queries, gallery

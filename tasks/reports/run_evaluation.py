@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.metric_info import table_columns
@@ -18,7 +19,6 @@ from dml_core.evaluation.statistics.confidence import interval_over_units
 from dml_core.figures.maps import principal_components
 from tasks.reports.album import Album
 from tasks.reports.finished_runs import FinishedRun
-from tasks.scores.figures import Side
 
 NUM_NEIGHBOURS = 8
 MAX_POINTS = 2000
@@ -70,8 +70,8 @@ class Images:
         album: album of all of them and their neighbours.
     """
 
-    queries: Side
-    gallery: Side
+    queries: EmbeddedImages
+    gallery: EmbeddedImages
     selectable: NDArray[np.int64]
     album: Album
 
@@ -149,7 +149,7 @@ class EvaluatedRun:
         return _shot(album, self.images.gallery, index, float(similarity), bool(outcomes.is_right[query, rank]))
 
 
-def evaluate_finished(run: FinishedRun, queries: Side, gallery: Side, images: Images, method: Method) -> EvaluatedRun:
+def evaluate_finished(run: FinishedRun, queries: EmbeddedImages, gallery: EmbeddedImages, images: Images, method: Method) -> EvaluatedRun:
     """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries.
 
     Raises:
@@ -197,6 +197,6 @@ def _intervals(values: dict[str, NDArray[Any]], units_S: NDArray[Any]) -> Interv
     return {name: (low, high) for name, (low, high) in zip(values, ends, strict=True) if low < high}
 
 
-def _shot(album: Album, side: Side, index: int, similarity: float | None = None, is_right: bool = True) -> Shot:
+def _shot(album: Album, side: EmbeddedImages, index: int, similarity: float | None = None, is_right: bool = True) -> Shot:
     """Return a picture with its caption, adding it to the album."""
     return Shot(album.place(side, index), side.class_name(index), int(index), side.dataset.paths[int(index)], similarity, is_right)

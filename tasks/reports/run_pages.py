@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.outcomes import confused_pairs, sample_queries
@@ -30,7 +31,6 @@ from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, load_picture, picture_files
 from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Images, Method, evaluate_finished
 from tasks.runs.specs import row_name
-from tasks.scores.figures import Side
 
 INDEX, ITEMS, COMPARISON, PLOTLY = "index.html", "items.js", "comparison.js", "plotly.min.js"
 FILES = re.compile(r"index\.html|(items|comparison|plotly\.min)\.js|(images|run(-\d+-.+)?)(-\d+\.webp|\.html|\.js)")
@@ -95,7 +95,7 @@ def _evaluate_all(project: Project, selected: SelectedRuns, method: Method, say:
     return images, runs
 
 
-def _select_images(queries: Side, gallery: Side, num_runs: int, seed: int) -> Images:
+def _select_images(queries: EmbeddedImages, gallery: EmbeddedImages, num_runs: int, seed: int) -> Images:
     """Select the queries of the pages; the album gets all images if they fit, else these queries and later their neighbours."""
     album = Album("images", ALBUM_BYTES)
     sides = (gallery,) if queries is gallery else (gallery, queries)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.data.store.split_config import ValidationConfig
-from dml_core.data.store.splits import open_role
 from dml_core.evaluation.config import Metric
 from dml_core.files import write_errors
-from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.records import FIGURES_FOLDER, FileRecord
-from tasks.scores.figures import Side, draw_figures
+from tasks.scores.figures import draw_figures
+from tasks.scores.sides import open_sides
 
 
 def titled(subject: str, metrics: Mapping[str, float], recall_at: Sequence[int]) -> str:
@@ -48,15 +47,10 @@ class Drawing:
             EvaluationError: the embeddings cannot be drawn.
             StoreError: the folder cannot be written.
         """
-        query_role, gallery_role = query_and_gallery(self.embeddings)
-        gallery = self._side(gallery_role)
-        queries = gallery if query_role == gallery_role else self._side(query_role)
+        queries, gallery = open_sides(self.embeddings, self.dataset, self.validation)
         with write_errors(f"{folder}: scores", "free or change the store"):
             (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
             draw_figures(queries, gallery, self.metric, self.seed, self.title, self.history, folder / FIGURES_FOLDER)
-
-    def _side(self, role: str) -> Side:
-        return Side(open_role(self.dataset, role, self.validation), *load_embeddings(self.embeddings, role))
 
     def content(self, embedded: Iterable[FileRecord], digest: str, sources: str) -> str:
         """Return a hash of everything that the figures depend on, by contents instead of by places.

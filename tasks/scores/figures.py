@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.epochs import CURVE, RECALL
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.retrieval.outcomes import QueryOutcomes, query_outcomes
@@ -38,23 +37,6 @@ SCORED = {  # names of the epochs' scores in a history -> titles of their panels
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of the retrieval: images, their embeddings (N, D) and their labels (N,)."""
-
-    dataset: PackedDataset
-    embeddings: NDArray[Any]
-    labels: NDArray[Any]
-
-    def class_name(self, index: int) -> str:
-        """Return the name of the image's class."""
-        return self.dataset.class_names[int(self.labels[index])]
-
-    def image(self, index: int) -> Image.Image:
-        """Return the image as it is stored."""
-        return Image.fromarray(self.dataset.image(int(index)).permute(1, 2, 0).numpy())
-
-
-@dataclass(frozen=True)
 class Retrieval:
     """Sampled queries and their neighbours.
 
@@ -70,7 +52,7 @@ class Retrieval:
 
 
 def draw_figures(
-    queries: Side, gallery: Side, metric: Metric, seed: int, title: str, history: list[dict[str, float]], folder: Path
+    queries: EmbeddedImages, gallery: EmbeddedImages, metric: Metric, seed: int, title: str, history: list[dict[str, float]], folder: Path
 ) -> None:
     """Draw all figures of a run into `folder`, without those that it has no data for.
 
@@ -112,9 +94,9 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
     plot_training_curves(losses, path, title, curves[True])
 
 
-def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Retrieval:
+def look_up(queries: EmbeddedImages, gallery: EmbeddedImages, metric: Metric, seed: int) -> Retrieval:
     """Return the nearest neighbours of a sample of the queries that have an image of their class to find, without the query itself."""
-    is_self = queries.dataset.role == gallery.dataset.role
+    is_self = queries.role == gallery.role
     classes, sizes = np.unique(gallery.labels, return_counts=True)
     scored = np.flatnonzero(np.isin(queries.labels, classes[sizes > is_self]))
     sampled = scored[choose_queries(queries.labels[scored], seed)]
@@ -153,15 +135,11 @@ def rows_to_draw(is_found: NDArray[np.bool_], labels: NDArray[Any], seed: int) -
     return right[:num_right], wrong[: 2 * NUM_ROWS_OF_A_KIND - num_right]
 
 
-def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
+def draw_gallery(queries: EmbeddedImages, gallery: EmbeddedImages, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
     """Draw some queries whose nearest neighbour is correct, then some with a wrong one, each with its neighbours."""
     is_found = retrieval.outcomes.is_found
     kinds = rows_to_draw(is_found, queries.labels[retrieval.queries], seed)
-    rows = [
-        retrieved_row(queries.dataset, gallery.dataset, retrieval.queries[number], retrieval.outcomes, number)
-        for kind in kinds
-        for number in kind
-    ]
+    rows = [retrieved_row(queries, gallery, retrieval.queries[number], retrieval.outcomes, number) for kind in kinds for number in kind]
     right = int(is_found.sum())
     note = (
         f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
@@ -170,7 +148,7 @@ def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, 
     plot_retrieval_gallery(rows, path, title, note)
 
 
-def draw_map(queries: Side, retrieval: Retrieval, metric: Metric, seed: int, path: Path, title: str) -> None:
+def draw_map(queries: EmbeddedImages, retrieval: Retrieval, metric: Metric, seed: int, path: Path, title: str) -> None:
     """Draw a map of the sampled queries; of many classes, those with the best and the worst Recall@1 are named.
 
     It uses PCA because t-SNE doubles the evaluation time of a small run, and its sums over threads differ from one run to the next.

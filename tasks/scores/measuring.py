@@ -9,14 +9,14 @@ import torch
 from dml_core.data.store.splits import open_role
 from dml_core.epochs import Epoch
 from dml_core.errors import StoreError
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.parallel.workers import TrainingSystem
-from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.scores.sides import open_sides
 
 MEASUREMENTS_FOLDER = "measurements"
 
@@ -47,9 +47,7 @@ def measure_run(
         EvaluationError: a measurement does not fit the run.
         StoreError: the checkpoint is missing.
     """
-    query_role, gallery_role = query_and_gallery(embeddings)
-    gallery = Scored(gallery_role, *load_embeddings(embeddings, gallery_role))
-    queries = gallery if query_role == gallery_role else Scored(query_role, *load_embeddings(embeddings, query_role))
+    queries, gallery = open_sides(embeddings, dataset, training.validation)
     history = read_history(trained)
     run = FinishedRun(
         title, training, seed, dataset, queries, gallery, history, facts, lambda: load_system(training, seed, dataset, trained, epoch)

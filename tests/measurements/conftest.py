@@ -9,8 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.packed import PackedDataset
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 from dml_core.training.loop import build_system
 from tests.conftest import MODEL, small_training
 
@@ -36,7 +37,7 @@ def finished(packed: Path) -> MakeRun:
         config = config.model_copy(update={"loss": config.loss.model_copy(update={"options": options or {}})})
         test = PackedDataset(packed, "test")
         given = np.random.default_rng(0).standard_normal((len(test), 3)) if embeddings is None else embeddings
-        side = Scored("test", given.astype(np.float32), test.labels)
+        side = EmbeddedImages("test", test, given.astype(np.float32), test.labels)
 
         def load() -> Any:
             system = build_system(config, num_classes, seed, torch.device("cpu")).eval()

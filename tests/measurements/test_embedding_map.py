@@ -11,10 +11,12 @@ from PIL import Image
 
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
+from dml_core.data.store.embedded import EmbeddedImages
+from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import EvaluationError
 from dml_core.losses.registry import build_loss
 from dml_core.measurements import embedding_map
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def at(degrees: list[float], norms: list[float]) -> np.ndarray:
 def run_with(packed: Path, embeddings: np.ndarray, labels: list[int], directions: np.ndarray) -> FinishedRun:
     loss = build_loss("softmax", {"bias": False}, 2, embeddings.shape[1])
     loss.get_parameter("classifier.weight").data = torch.tensor(directions)
-    scored = Scored("test", embeddings, np.array(labels))
+    scored = EmbeddedImages("test", PackedDataset(packed, "test"), embeddings, np.array(labels))
     training: Any = SimpleNamespace(loss=SimpleNamespace(name="softmax"), validation=None, num_epochs=1)
     load: Any = lambda: SimpleNamespace(loss=loss)  # noqa: E731
     return FinishedRun("a run", training, 0, packed, scored, scored, [], {}, load)

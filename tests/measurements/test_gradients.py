@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.losses.registry import build_loss
 from dml_core.measurements import gradient_over_alpha, gradient_over_norm
 from dml_core.measurements.classifier import Classifier, choose_samples, classifier_of, unit_rows
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 5, 40)
@@ -24,7 +25,7 @@ LABELS = RNG.integers(0, 5, 40)
 
 def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray = LABELS, name: str = "softmax") -> FinishedRun:
     """Return a run with this loss and these embeddings, without images."""
-    scored = Scored("train", embeddings.astype(np.float32), labels)
+    scored: Any = EmbeddedImages("train", None, embeddings.astype(np.float32), labels)
     training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None, num_epochs=80)
     run: Any = FinishedRun("a run", training, 0, Path(), scored, scored, [], {}, lambda: SimpleNamespace(loss=loss))  # type: ignore[return-value, arg-type]
     return run
@@ -156,7 +157,7 @@ def test_classes_of_another_role_are_refused_although_their_numbers_are_those_of
     dataset = open_role(packed, role, validation)
     trained = open_role(packed, "train", validation)
     assert set(dataset.labels) <= set(trained.labels)
-    scored = Scored(role, np.ones((len(dataset), 3), np.float32), dataset.labels)
+    scored = EmbeddedImages(role, dataset, np.ones((len(dataset), 3), np.float32), dataset.labels)
     loss = build_loss("softmax", {}, len(trained.class_names), 3)
     run = replace(finished(loss, np.ones((40, 3))), dataset=packed, queries=scored, gallery=scored)
     run.training.validation = validation  # type: ignore[misc]

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 from dml_core.measurements.retrieved_images import Options, fixed_queries, measure
 from tests.measurements.conftest import MakeRun
 
@@ -67,7 +68,7 @@ def test_at_the_same_distance_a_wrong_image_comes_first_whatever_the_order(finis
 
 def test_a_role_in_which_nothing_can_be_found_is_refused(finished: MakeRun, tmp_path: Path) -> None:
     run = finished()
-    alone = Scored("test", run.queries.embeddings, np.arange(len(run.queries.labels)))
+    alone = EmbeddedImages("test", run.queries.dataset, run.queries.embeddings, np.arange(len(run.queries.labels)))
     lonely = FinishedRun(run.title, run.training, 0, run.dataset, alone, alone, [], {}, run.load)
     with pytest.raises(EvaluationError, match=r"^run: no query has another image of its class to find$"):
         measure(lonely, Options(), tmp_path)

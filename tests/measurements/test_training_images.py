@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from dml_core.config import Config
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
 from dml_core.measurements import contract, last_softmax, pair_cosines, training_separability
-from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.contract import FinishedRun
 from dml_core.training.loop import build_system
 from tests.conftest import small_training
 from tests.one_view import plain_view as view_of
@@ -29,7 +30,7 @@ def run(packed: Path) -> FinishedRun:
 
 def finished(packed: Path, history: list[dict[str, float]] | None = None, **training: Any) -> FinishedRun:
     config = small_training(**training)
-    side = Scored("test", np.eye(3, dtype=np.float32), np.arange(3))
+    side = EmbeddedImages("test", PackedDataset(packed, "test"), np.eye(3, dtype=np.float32), np.arange(3))
     load = lambda: build_system(config, 4, 0, torch.device("cpu")).eval()  # noqa: E731
     return FinishedRun("run", config, 0, packed, side, side, history or [], {}, load)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from dml_core.data.store.embedded import EmbeddedImages
 from tasks.reports.album import CELLS, COLUMNS, Album
-from tasks.scores.figures import Side
 
 
 class Drawn:
@@ -27,8 +27,8 @@ class Drawn:
         return torch.from_numpy(generator.integers(0, 256, 3, dtype=np.uint8)).view(3, 1, 1).expand(3, self.size, self.size).contiguous()
 
 
-def side(size: int = 24, noise: bool = False) -> Side:
-    return Side(Drawn(size, noise), np.zeros((1, 1)), np.zeros(1, dtype=np.int64))  # type: ignore[arg-type]
+def side(size: int = 24, noise: bool = False) -> EmbeddedImages:
+    return EmbeddedImages("test", Drawn(size, noise), np.zeros((1, 1)), np.zeros(1, dtype=np.int64))  # type: ignore[arg-type]
 
 
 def shown(album: Album, place: int, folder: Path) -> Image.Image:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dml_core.config import parse
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.packed import PackedDataset
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
@@ -17,7 +18,6 @@ from tasks.reports.finished_runs import FinishedRun, SelectedRuns
 from tasks.reports.run_pages import write_look
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
-from tasks.scores.figures import Side
 from tests.conftest import small_training
 from tests.tasks.reports.conftest import quiet
 from tests.tasks.reports.test_run_pages import script
@@ -50,7 +50,7 @@ def test_a_large_set_keeps_to_its_bounds(num_images: int, tmp_path: Path, monkey
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((NUM_CLASSES, 16))
     embeddings = (centres[dataset.labels] + 0.6 * generator.standard_normal((num_images, 16))).astype(np.float32)
-    side = Side(dataset, embeddings, dataset.labels)
+    side = EmbeddedImages("test", dataset, embeddings, dataset.labels)
     metrics: dict[str, Any] = evaluate(embeddings, dataset.labels, CONFIG)
     spec = RunSpec(dataset="sop", variant="large", seed=0, training=small_training(), evaluation=CONFIG)
     (tmp_path / "scores").mkdir()

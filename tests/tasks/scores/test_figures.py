@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from dml_core.data.prepare import prepare
+from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.data.store.packed import PackedDataset
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
@@ -15,7 +16,6 @@ from tasks.scores import figures
 from tasks.scores.figures import (
     MAX_QUERIES,
     NUM_NEIGHBOURS,
-    Side,
     choose_queries,
     draw_curves,
     draw_figures,
@@ -56,7 +56,7 @@ def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -
     dataset = PackedDataset(packed, "test")
     embeddings = np.random.default_rng(0).standard_normal((len(dataset), 3)).astype(np.float32)
     embeddings[5:25] = embeddings[5]  # more duplicates than neighbours: the query is not among its nearest
-    side = Side(dataset, embeddings, dataset.labels)
+    side = EmbeddedImages("test", dataset, embeddings, dataset.labels)
     seen = look_up(side, side, "cosine", 0).outcomes
     assert seen.neighbours.shape == seen.is_right.shape == (len(dataset), NUM_NEIGHBOURS)
     assert not (seen.neighbours == np.arange(len(dataset))[:, None]).any()
@@ -67,7 +67,7 @@ def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -
     assert np.array_equal(seen.is_right, dataset.labels[seen.neighbours] == dataset.labels[:, None])
 
 
-def sides(folder: Path, **roles: list[int]) -> dict[str, Side]:
+def sides(folder: Path, **roles: list[int]) -> dict[str, EmbeddedImages]:
     """Pack black images; role -> number of images of each class. Embeddings of a class differ little from a direction of its own."""
     for role, sizes in ({"train": [2, 2]} | roles).items():
         for label, size in enumerate(sizes):
@@ -79,11 +79,11 @@ def sides(folder: Path, **roles: list[int]) -> dict[str, Side]:
     for role in roles:
         dataset = PackedDataset(folder / "packed", role)
         rows = np.eye(8)[dataset.labels] + np.random.default_rng(0).normal(0, 0.1, (len(dataset), 8))
-        opened[role] = Side(dataset, rows.astype(np.float32), dataset.labels)
+        opened[role] = EmbeddedImages(role, dataset, rows.astype(np.float32), dataset.labels)
     return opened
 
 
-def drawn(queries: Side, gallery: Side, folder: Path) -> set[str]:
+def drawn(queries: EmbeddedImages, gallery: EmbeddedImages, folder: Path) -> set[str]:
     folder.mkdir()
     draw_figures(queries, gallery, "cosine", 0, "run", [], folder)
     return {path.name for path in folder.iterdir()}
@@ -106,7 +106,7 @@ def test_the_map_has_the_run_s_metric(metric: Metric, packed: Path, tmp_path: Pa
     mapped: list[object] = []
     monkeypatch.setattr(figures, "plot_map", lambda *arguments: mapped.append(arguments[-1]))
     dataset = PackedDataset(packed, "test")
-    side = Side(dataset, np.eye(4, dtype=np.float32)[dataset.labels], dataset.labels)
+    side = EmbeddedImages("test", dataset, np.eye(4, dtype=np.float32)[dataset.labels], dataset.labels)
     draw_figures(side, side, metric, 0, "run", [], tmp_path)
     assert mapped == [metric]
 
@@ -114,7 +114,7 @@ def test_the_map_has_the_run_s_metric(metric: Metric, packed: Path, tmp_path: Pa
 def test_queries_with_nothing_to_find_are_neither_right_nor_wrong(packed: Path) -> None:
     """Classes of a single image, as held-out classes of In-shop may be."""
     labels = np.array([0, 0, 0, 1, 2, 2, 2, 3])
-    side = Side(PackedDataset(packed, "test"), np.eye(4, dtype=np.float32)[labels], labels)
+    side = EmbeddedImages("test", PackedDataset(packed, "test"), np.eye(4, dtype=np.float32)[labels], labels)
     seen = look_up(side, side, "cosine", 0)
     assert seen.num_scored == 6
     assert seen.queries.tolist() == [0, 1, 2, 4, 5, 6]
@@ -127,7 +127,7 @@ def test_a_query_whose_duplicate_has_another_class_is_missed_as_by_the_evaluator
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 12, 50 * num_equal)
     embeddings = generator.standard_normal((50, 6)).astype(np.float32).repeat(num_equal, axis=0)
-    side = Side(PackedDataset(packed, "test"), embeddings, labels)
+    side = EmbeddedImages("test", PackedDataset(packed, "test"), embeddings, labels)
     seen = look_up(side, side, "cosine", 0)
     by_class: dict[int, ClassRecall] = {}
     evaluate(embeddings, labels, EvaluationConfig(clustering=False), by_class=by_class)
