@@ -64,7 +64,7 @@ def decode_rgb(data: bytes) -> Tensor:
             return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
         if data.startswith(_PNG_START):
             _check_png(data)
-            pixels = decode_png(_as_tensor(data), mode=ImageReadMode.RGB)
+            pixels: Tensor = decode_png(_as_tensor(data), mode=ImageReadMode.RGB)
             return pixels if pixels.dtype == torch.uint8 else (pixels.int() >> 8).to(torch.uint8)  # the high byte of 16 bits
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):
