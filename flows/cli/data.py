@@ -16,7 +16,7 @@ from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.plan import time_of
 from flows.cli.session import open_project
-from tasks.data import dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
+from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, published_dataset
@@ -40,10 +40,14 @@ def data_list() -> None:
     project = open_project()
     for name, spec in load_params(project.params_file).datasets.items():
         try:
-            record = read_dataset(project, name)
-            state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
+            record = dataset_if_prepared(project, name)
         except DataError:
-            state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
+            state = f"damaged; dml data prepare {name}"
+        else:
+            if record is None:
+                state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
+            else:
+                state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
         print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
     print(f"readers: {', '.join(DATASETS)}")
 

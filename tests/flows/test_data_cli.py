@@ -112,6 +112,16 @@ def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None
     assert "cannot be written (No such file or directory)" in project.dml("show", "--output", "nowhere/sheet.png", code=2)
 
 
+def test_a_damaged_dataset_is_listed_as_damaged_and_prepared_again(project: Project) -> None:
+    project.dml("fetch")
+    prepared = project.dml("prepare")
+    info = project.packed / "dataset.json"
+    info.write_bytes(info.read_bytes()[:-9])
+    assert "raw files in data/raw/d: damaged; dml data prepare d\n" in project.dml("list")
+    assert project.dml("prepare") == prepared
+    assert ": prepared, 9 train" in project.dml("list")
+
+
 @pytest.mark.parametrize("name", ["images.arrow", "manifest.parquet"])
 def test_show_names_the_packed_file_that_is_missing_or_damaged(project: Project, name: str) -> None:
     project.dml("fetch")
