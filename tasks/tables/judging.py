@@ -31,6 +31,7 @@ from tasks.runs.comparable import scores_by_seed
 from tasks.tables.file import Claim, Column, TableFile
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.shown import ClaimJudgement, JudgedClaim, Judgement, ShownColumn, ShownLine
+from tasks.wording import counted
 
 POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column's unit
 
@@ -94,7 +95,7 @@ def judge(
 
 
 def _too_few(num_seeds: int) -> str:
-    return f"{num_seeds} seed{'s' if num_seeds > 1 else ''}; at least {MIN_SEEDS} needed"
+    return f"{counted(num_seeds, 'seed')}; at least {MIN_SEEDS} needed"
 
 
 # ---------------------------------------------------------------- claims

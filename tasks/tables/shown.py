@@ -151,7 +151,7 @@ class ShownLine(Record):
         """The number of seeds in words; a range if columns have different numbers."""
         numbers = {len(cell.values) for cell in self.cells if cell is not None} or {len(self.seeds)}
         least, most = min(numbers), max(numbers)
-        return f"{least} to {most} seeds" if least < most else f"{most} seed{'s' if most > 1 else ''}"
+        return f"{least} to {most} seeds" if least < most else counted(most, "seed")
 
     @property
     def label(self) -> str:
