@@ -292,7 +292,7 @@ class TableFile(Config):
         if self.page is None and any(value is not None for value in row.published):
             raise ValueError(f"row '{name}' has published figures, but the table has no page")
         for column, value in zip(self.flat_columns, row.published, strict=True):
-            is_judged = value is not None and row.kind != "quoted" and not row.lacks and column.unit != "minutes"
+            is_judged = value is not None and row.is_run and column.unit != "minutes"
             if is_judged and self.tolerance_of(row, column) is None:
                 raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, and neither has the table")
 
