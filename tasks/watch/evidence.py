@@ -72,8 +72,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         StoreError: a record is damaged, or a file differs from its record.
     """
     identities = step_identities(spec, dataset)
-    steps = {step: read_finished(records, step, identity) for step, identity in identities.items()}
-    trained, embedded, scored = steps.values()
+    trained, embedded, scored = (read_finished(records, step, identity) for step, identity in identities.items())
     if trained is None or not isinstance(scored, ScoreRecord) or not scored.is_made_from([trained, embedded]):
         return None
     folder = store.checked(trained)
