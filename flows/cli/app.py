@@ -122,11 +122,16 @@ class App(typer.Typer):
 class FirstByDefault(TyperGroup):
     """A group whose first verb is the default: other first words are that verb's arguments. Its help has that verb's options."""
 
+    @property
+    def default(self) -> tuple[str, Any]:
+        """Name and command of the default verb."""
+        return next(iter(self.commands.items()))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default verb if none is given, then parse as typer does. Completion of the first word needs none."""
         is_named = args[0] in {*self.commands, "--help"} if args else self.no_args_is_help or ctx.resilient_parsing
         ctx.meta[TAKEN] = "" if is_named or not args else args[0]
-        return super().parse_args(ctx, args if is_named else [next(iter(self.commands)), *args])
+        return super().parse_args(ctx, args if is_named else [self.default[0], *args])
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke as typer does; an error after a misspelt verb, which was taken for an argument, ends with the nearest verb."""
@@ -143,19 +148,19 @@ class FirstByDefault(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Offer the verbs, and what the default verb offers."""
-        name, verb = next(iter(self.commands.items()))
+        name, verb = self.default
         own = verb.shell_complete(Context(verb, info_name=name, parent=ctx), incomplete)
         return list({item.value: item for item in [*super().shell_complete(ctx, incomplete), *own]}.values())
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write the usage of the default verb, then that of the others."""
-        name, verb = next(iter(self.commands.items()))
+        name, verb = self.default
         formatter.write_usage(ctx.command_path, " ".join([f"[{name}]", *verb.collect_usage_pieces(Context(verb, parent=ctx))]))
         formatter.write_usage(ctx.command_path, self.subcommand_metavar, prefix=" " * len("Usage: "))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs, then the arguments and options of the default verb."""
-        name, verb = next(iter(self.commands.items()))
+        name, verb = self.default
         self.format_commands(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text(f"The default verb is {name}.")
@@ -163,7 +168,7 @@ class FirstByDefault(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples of the default verb."""
-        next(iter(self.commands.values())).format_epilog(ctx, formatter)
+        self.default[1].format_epilog(ctx, formatter)
 
 
 def examples(*commands: str) -> str:

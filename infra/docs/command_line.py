@@ -34,8 +34,8 @@ def page() -> str:
             continue
         parts += [f"\n## dml {verb}\n", escaped(command.help)]
         if isinstance(command, FirstByDefault):
-            first = next(iter(command.commands))
-            parts.append(f"\n`{first}` is the default verb: `dml {verb} ...` is `dml {verb} {first} ...`.")
+            name, _ = command.default
+            parts.append(f"\n`{name}` is the default verb: `dml {verb} ...` is `dml {verb} {name} ...`.")
         for name, part in command.commands.items():
             parts += _section(part, f"dml {verb} {name}", "###")
     return "\n".join(parts) + "\n"
