@@ -122,7 +122,7 @@ def _end_descendants() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     until = time.monotonic() + 2.0
-    while (left := _descendants()) and time.monotonic() < until:
+    while _descendants() and time.monotonic() < until:
         time.sleep(0.05)
     until = time.monotonic() + 3.0
     while (left := _descendants()) and time.monotonic() < until:
