@@ -224,14 +224,17 @@ def compare(
     if len(means) < 2:
         return None
     floor = num_queries if metric_info(metric).is_share_of_queries else None
-    pairs, against = _pairs(scores, means, reference, points, floor)
+    is_named = reference in means
+    chosen = reference if reference in means else next(iter(means))
+    pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
     compared = [pair for pair in pairs if pair.deviation is not None]
+    against = _against(means, chosen, pairs, is_named)
     comparison = Comparison(
         dataset=dataset,
         metric=metric,
         means=means,
-        reference=against[0].other,
-        is_named=reference in means,
+        reference=chosen,
+        is_named=is_named,
         pairs=tuple(pairs),
         against=tuple(against),
         to_best=_to_best(means, compared),
@@ -247,23 +250,17 @@ def compare(
 def differences(scores: Scores, reference: str | None, points: float | None = None, num_queries: int | None = None) -> list[Pair]:
     """Return only `Comparison.against`: every system minus the reference, or the best if none is named, with simultaneous intervals."""
     means = _sorted_means(scores)
-    return _pairs(scores, means, reference, points, num_queries)[1] if len(means) > 1 else []
+    if len(means) < 2:
+        return []
+    is_named = reference in means
+    chosen = reference if reference in means else next(iter(means))
+    names = [(name, chosen) for name in means if name != chosen] if is_named else combinations(means, 2)
+    return _against(means, chosen, _corrected([_pair(scores, *pair, points, num_queries) for pair in names]), is_named)
 
 
 def _sorted_means(scores: Scores) -> dict[str, float]:
     means = {name: float(np.mean(list(by_seed.values()))) for name, by_seed in scores.items() if by_seed}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
-
-
-def _pairs(
-    scores: Scores, means: Mapping[str, float], reference: str | None, points: float | None, num_queries: int | None
-) -> tuple[list[Pair], list[Pair]]:
-    """Return every two systems, and every system minus the reference: corrected over these if it was named, else as in the former."""
-    pairs = _corrected([_pair(scores, *names, points, num_queries) for names in combinations(means, 2)])
-    chosen = reference if reference in means else next(iter(means))
-    by_system = {pair.system if pair.other == chosen else pair.other: pair for pair in pairs if chosen in (pair.system, pair.other)}
-    against = [pair if pair.other == chosen else pair.reversed for pair in (by_system[name] for name in means if name != chosen)]
-    return pairs, _corrected(against) if reference in means else against
 
 
 def _pair(scores: Scores, system: str, other: str, points: float | None, num_queries: int | None) -> Pair:
@@ -288,6 +285,13 @@ def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
             pair = replace(pair, p_adjusted=min(1.0, num_tests * pair.p_value), half_width=half_width, level=level)
         corrected.append(pair)
     return corrected
+
+
+def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], is_named: bool) -> list[Pair]:
+    """Return every system minus the reference, corrected over these if it was named, else as in `pairs`."""
+    by_system = {pair.system if pair.other == reference else pair.other: pair for pair in pairs if reference in (pair.system, pair.other)}
+    differences = [pair if pair.other == reference else pair.reversed for pair in (by_system[name] for name in means if name != reference)]
+    return _corrected(differences) if is_named else differences
 
 
 def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float | None, float]]:
