@@ -12,6 +12,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -20,6 +21,7 @@ from tasks.environment import Project, stack_environment
 from tasks.stack import lifecycle
 from tasks.stack.lifecycle import StackError, Status, down, processes_of, status, up
 from tasks.stack.settings import load_stack, run_folder
+from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]  # supervisor's client leaves them
 SERVER = "{python} -m http.server --bind {host}"
@@ -87,6 +89,24 @@ def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_log
     assert {path.name for path in (project.state / "stack").rglob("*") if path.is_file()} == {"log", "supervisor.log"}
     with pytest.raises(ConfigError, match="no stack of this project is up"):
         status(project)
+
+
+def test_a_server_whose_parent_is_killed_is_restarted(project: Project) -> None:
+    """As MLflow's: the child goes on and keeps the port."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+    command = f"{{python}} -m tasks.stack.run_alone web {{python}} -c '{child}' {SERVER.removeprefix('{python} ')} {{ports[web]}}"
+    services = STACK["services"] | {"web": STACK["services"]["web"] | {"command": command, "environment": {"PYTHONPATH": str(ROOT)}}}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": services}))
+    up(project, print)
+    before = states(project)["web"]
+    assert before.pid is not None
+    (child_before,) = psutil.Process(before.pid).children()
+    os.kill(before.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while states(project)["web"].state != "up":
+        assert time.monotonic() < until, before.log.read_text()
+        time.sleep(0.2)
+    assert not child_before.is_running()
 
 
 def test_a_program_that_answers_at_a_service_s_port_is_not_taken_for_it(project: Project) -> None:
