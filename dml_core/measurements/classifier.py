@@ -76,9 +76,8 @@ def classifier_of(run: FinishedRun) -> Classifier:
     else:
         known = "softmax, heated_up_softmax and sgsl"
         raise EvaluationError(f"{run.title}: measurements of a classifier support the losses {known}, not '{run.training.loss.name}'")
-    if (
-        run.gallery.role != "train" and run.gallery.dataset.class_names != run.training_set.class_names
-    ):  # each role numbers its classes from 0
+    scored = run.gallery.dataset  # each role numbers its classes from 0
+    if run.gallery.role != "train" and scored.class_names != run.training_set.class_names:
         raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
     return classifier
 
