@@ -9,12 +9,14 @@ from contextlib import suppress
 
 import psutil
 
+from tasks.stack.settings import MARK
+
 SERVER = "DML_STACK_SERVER"  # variable with the stack's folder and the server's name, in the environment of all its processes
 
 
 def run_alone(name: str, command: list[str]) -> None:
     """Kill the processes that an earlier server of this name has left in this stack, and become the command."""
-    server = f"{os.environ['DML_STACK']}/{name}"
+    server = f"{os.environ[MARK]}/{name}"
     left = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
