@@ -3,8 +3,8 @@
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
-# Four test files at a time, with one thread each: whole runs wait for Ray and for servers half of their time.
-PYTEST := OMP_NUM_THREADS=1 pytest -n 4 --dist loadfile --no-loadscope-reorder
+# Three test files at a time, with one thread each: whole runs wait for Ray and for servers half of their time.
+PYTEST := OMP_NUM_THREADS=1 pytest -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some machines forbid Python to keep what it has compiled; each of the many processes of a run would then compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
