@@ -15,7 +15,7 @@ class ServiceError(DmlError):
 
 
 class Replicas:
-    """The replicas of one network and index. Here `replica` is the only one, in this process, and computes in threads of its own."""
+    """The replicas of one network and index: this class has a single one, in the server's process, which computes in its own threads."""
 
     def __init__(self, replica: Any) -> None:
         self._replica = replica

@@ -1,6 +1,6 @@
 """Run a server of the stack after ending what an earlier one has left: `python -m tasks.stack.run_alone NAME COMMAND...`.
 
-The child of a killed server goes on and keeps its port, so that supervisor could not restart the server.
+If only the parent of a server is killed, its child continues and keeps the port; without this, supervisor could not restart the server.
 """
 
 import os
