@@ -1,7 +1,9 @@
 """Numbers and commands as users read them."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+Say = Callable[[str], None]  # prints a line of progress
 
 
 def counted(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +31,7 @@ from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, load_picture, picture_files
 from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Images, Method, evaluate_finished
 from tasks.runs.specs import row_name
+from tasks.wording import Say
 
 INDEX, ITEMS, COMPARISON, PLOTLY = "index.html", "items.js", "comparison.js", "plotly.min.js"
 FILES = re.compile(r"index\.html|(items|comparison|plotly\.min)\.js|(images|run(-\d+-.+)?)(-\d+\.webp|\.html|\.js)")
@@ -40,7 +41,6 @@ RUN_ALBUM_BYTES = 3_000_000  # of worst queries and confused classes
 PATHS_BYTES = 4_000_000  # of the images' names, which are omitted if longer
 NUM_COUNTED_PAIRS = 200  # of the table of pairs without pictures
 FIGURES = ("curve", "similarities")  # of a run's own, which are not drawn again here
-Say = Callable[[str], None]
 
 
 def write_look(project: Project, selected: SelectedRuns, reference: str | None, folder: Path, method: Method, say: Say) -> Path:

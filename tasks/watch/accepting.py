@@ -1,7 +1,7 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,8 +23,7 @@ from tasks.watch.storage import (
     write_reference,
 )
 from tasks.watch.verdicts import verdict_of
-
-Say = Callable[[str], None]
+from tasks.wording import Say
 
 
 def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> tuple[Reference, Path]:

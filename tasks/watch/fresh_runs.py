@@ -30,13 +30,13 @@ from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
 from tasks.tables.result import FailedRun
+from tasks.wording import Say
 
 FOLDER, LOCK = "verify", ".lock"  # in the state folder, and in each copy
 COPIED = ("params.yaml", "dvc.yaml", "dvc.lock")
 DROPPED = ("PREFECT_", "MLFLOW_", "DML_STATE", "DML_STORE")  # prefixes of variables that name the project's own places
 PR_SET_PDEATHSIG = 1
 END_SECONDS = 30.0  # for a supervisor to end its processes
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ signature, which OpenSSH makes and verifies (`ssh-keygen -Y`). It is in the file
 """
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from tasks.watch.records import Receipt, Reference, Verdict
 from tasks.watch.storage import content_hash, read_evidence, write_evidence
 from tasks.watch.summary import verdict_counts
 from tasks.watch.verdicts import verdict_of
+from tasks.wording import Say
 
 RECEIPTS = Path("results") / "receipts"  # in the project: receipts that others sent
 SIGNERS = "signers"  # file of allowed signers among them, in the format of ssh-keygen(1)
 NAMESPACE = "dml-receipt"  # of signatures
 LOCK = "requirements.lock"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

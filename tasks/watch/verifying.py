@@ -5,7 +5,7 @@ A dataset or table without an accepted reference is compared with the finished r
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -31,10 +31,10 @@ from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdic
 from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
 from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
+from tasks.wording import Say
 
 END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
 COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
-Say = Callable[[str], None]
 
 
 @checked_dataclass(frozen=True)

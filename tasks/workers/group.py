@@ -19,7 +19,7 @@ from tasks.processes import GO_ON
 from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.wording import counted
+from tasks.wording import Say, counted
 from tasks.workers.connection import RayGoneError, reason_of
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
@@ -37,7 +37,6 @@ ROOM_SECONDS = 10.0
 WORKERS, TIMED = "the workers", "workers-timed"  # names of their start in `StartTimes`, and of the thread that measures it
 Watch = Callable[[Progress], None]
 Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
-Say = Callable[[str], None]
 
 
 class _GroupEndedError(Exception):

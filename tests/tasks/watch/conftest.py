@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Environment, Evidence, Reference, RowVerdict, Verdict
 from tasks.watch.storage import reference_path
 from tasks.watch.verifying import VerifyRequest, verify
+from tasks.wording import Say
 from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
 
 SEEDS = range(10)
 SETTINGS = {"comparison": {"seeds": list(SEEDS), "protocol": {"num_epochs": 8}}}
-Say = Callable[[str], None]
 ZERO = "0" * 64
 
 
