@@ -343,6 +343,12 @@ def test_rules_of_every_dataset(tmp_path: Path, extra: tuple[str, int, str, str]
         Listed(listed=(*GOOD, extra)).read(tmp_path)
 
 
+def test_classes_with_one_image_are_counted(tmp_path: Path) -> None:
+    extra = (("c1", 3, "c", "train"), ("d1", 4, "d", "test"), ("e1", 5, "e", "test"))
+    with pytest.raises(DataError, match="class 'c' has one image in train, the first of 3 such classes; at least two are needed"):
+        Listed(listed=(*GOOD, *extra)).read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("scored", "message"),
     [

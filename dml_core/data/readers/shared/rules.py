@@ -139,8 +139,11 @@ def _check_shared(rows: list[Row], where: Path) -> None:
 def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -> None:
     names = {row.label: row.label_name for row in rows}
     sizes = Counter((row.role, row.label) for row in rows)
-    for (role, label), size in sizes.items():
+    for role, label in sizes:
         if role == "query" and ("gallery", label) not in sizes:
             raise DataError(f"{where}: class '{names[label]}' is in query but not in gallery; its images have nothing to find")
-        if size == 1 and (role == "test" or (role == "train" and not single_image_classes)):
-            raise DataError(f"{where}: class '{names[label]}' has one image in {role}; at least two are needed")
+    paired = ("test",) if single_image_classes else ("test", "train")
+    single = [(role, names[label]) for (role, label), size in sizes.items() if size == 1 and role in paired]
+    if single:
+        others = "" if len(single) == 1 else f", the first of {len(single)} such classes"
+        raise DataError(f"{where}: class '{single[0][1]}' has one image in {single[0][0]}{others}; at least two are needed")
