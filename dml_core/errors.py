@@ -13,12 +13,17 @@ class DmlError(Exception):
     unforeseen = False
 
     def __init__(self, text: str = "") -> None:
-        super().__init__("".join(map(_printable, text)))
+        super().__init__(printable(text))
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, or the name of its class if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def printable(text: str) -> str:
+    """Return a text as one line without characters that a terminal would obey: they are escaped, and line ends become spaces."""
+    return "".join(map(_printable, text))
 
 
 def _printable(letter: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dml_core.errors import DmlError, TrainingError
+from dml_core.errors import DmlError, TrainingError, printable
 from tasks.runs.costs import Cost, costs_of
 from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
@@ -88,7 +88,7 @@ class Failure:
         """Return the failure of a run whose step raised this error."""
         reason = str(error).removeprefix(f"{spec.title}: ") or type(error).__name__
         foreseen = isinstance(error, DmlError) and not error.unforeseen
-        return cls(spec, reason.splitlines()[0], None if foreseen else error)
+        return cls(spec, printable(reason.splitlines()[0]), None if foreseen else error)
 
     @property
     def line(self) -> str:

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rich import table as rich
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from dml_core.errors import printable
 
 PROSE_WIDTH = 20  # characters to which a column of prose shrinks before another column is omitted
 NARROW_PROSE_WIDTH = 10  # characters to which it shrinks before other values fold
@@ -21,7 +23,7 @@ class Column:
 
     Attributes:
         title: heading; wraps at spaces.
-        values: a text for each row; strings are printed literally, without markup.
+        values: a text for each row; strings are printed literally, without markup and control characters.
         drop: order in which columns are omitted on a narrow terminal, 1 first; None: never.
         wraps: values may wrap, as prose and paths do. Other values stay on one line, unless the columns that are never omitted are together
             wider than the terminal.
@@ -52,21 +54,29 @@ class Column:
 
 def print_table(*columns: Column, title: str | None = None) -> None:
     """Print a table fitted to the terminal, or in a pipe at its full width."""
+    columns = tuple(replace(column, values=list(map(_literal, column.values))) for column in columns)
     width = terminal_width()
     shown, widths = (columns, [column.full_width for column in columns]) if width is None else _fit(columns, width)
-    table = rich.Table(title=None if title is None else Text(title, "table.title"))
+    table = rich.Table(title=None if title is None else Text(printable(title), "table.title"))
     for column, column_width in zip(shown, widths, strict=True):
         table.add_column(
             Text(column.title), width=column_width, overflow="fold", style=column.style, header_style=f"bold {column.style}".rstrip()
         )
     for row in zip(*(column.values for column in shown), strict=True):
-        table.add_row(*(Text(value) if isinstance(value, str) else value for value in row))
+        table.add_row(*row)
     console = Console(width=width or sum(widths) + FRAME_WIDTH * len(widths) + 1)
     with console.capture() as text:  # rich itself ends the process with 1 if the reader of a pipe has closed it
         console.print(table)
         if omitted := [column.title for column in columns if column not in shown]:
             console.print(Text(f"Omitted at a width of {width}: {', '.join(omitted)}.\nA wider terminal or `| less -S` shows them."))
     sys.stdout.write(text.get())
+
+
+def _literal(value: str | Text) -> Text:
+    """Return a value, of one line or more, with its control characters escaped: names of files and classes may have any."""
+    text = Text(value) if isinstance(value, str) else value.copy()
+    text.plain = "\n".join(map(printable, str(value).split("\n")))
+    return text
 
 
 def print_page(page: str) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from dml_core.data.registry import DATASETS
 from dml_core.data.store.rows import Counts, Role
-from dml_core.errors import DataError
+from dml_core.errors import DataError, printable
 from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.plan import time_of
@@ -99,7 +100,7 @@ def data_add(
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
     for note in added.notes:
         more = ", ..." if note.num_found > len(note.examples) else ""
-        print(f"note: {note.what}: {counted(note.num_found, 'image')} ({', '.join(note.examples)}{more})")
+        print(f"note: {note.what}: {counted(note.num_found, 'image')} ({printable(', '.join(note.examples))}{more})")
     _print_next(project, name, added.counts)
 
 
@@ -233,5 +234,5 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error; the yielded function moves it with (done, total)."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(title, total=None)
+        bar = bars.add_task(escape(title), total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total or None)

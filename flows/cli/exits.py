@@ -13,7 +13,7 @@ from typing import TextIO
 
 from typer._click.exceptions import NoArgsIsHelpError, UsageError
 
-from dml_core.errors import ConfigError, DmlError, StoreError, first_line
+from dml_core.errors import ConfigError, DmlError, StoreError, first_line, printable
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
 from tasks.environment import find_project, open_project, prefect_server, shown, without_secrets
@@ -117,7 +117,7 @@ def _report(error: BaseException, log: Path | None) -> int:
 def _say(line: str, code: int) -> int:
     """Print an error as one line, without secrets; return the exit code."""
     with contextlib.suppress(OSError):  # standard error itself may be closed or full
-        print(f"error: {' '.join(without_secrets(line).split())}", file=sys.stderr, flush=True)
+        print(f"error: {printable(' '.join(without_secrets(line).split()))}", file=sys.stderr, flush=True)
     return code
 
 

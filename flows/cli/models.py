@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, printable
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import open_model, open_project, say, say_unused_boxes
@@ -115,7 +115,7 @@ def export(
 
     graph = export_run(project, run, graph_format, precision, output)
     print(
-        f"{output}: {graph.format} {graph.precision} of {graph.run}\n"
+        f"{output}: {graph.format} {graph.precision} of {printable(graph.run)}\n"
         f"Recall@1 {100 * graph.recall_at_1:.2f} % (the run: {100 * graph.recall_at_1_of_run:.2f} %) "
         f"on {graph.num_images} test images; embeddings differ by up to {graph.largest_difference:.1e}\n"
         f"{graph.num_bytes / 1e6:.2f} MB (the run's weights: {graph.num_bytes_of_run / 1e6:.2f} MB); "
@@ -153,10 +153,9 @@ def embed(
 
     embedded = embed_to(network, images, output, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
-    print(
-        f"{output}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}"
-    )
+    by = printable(network.title) or network.identity
+    print(f"{output}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {by}{reused}")
     if embedded.bad:
         print(f"skipped: {counted(len(embedded.bad), 'bad image')}")
         for name, why in embedded.bad:
-            print(f"  {DataError(f'{name}: {why}')}")  # one printable line
+            print(f"  {printable(f'{name}: {why}')}")

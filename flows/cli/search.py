@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DmlError, printable
 from dml_core.index.index import Index
 from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
@@ -193,16 +193,16 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
 def _print_index(index: Index) -> None:
     from tasks.models.searching import describe
 
-    print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
+    print(f"{printable(str(index.folder))}: {index.nbytes / 2**20:,.1f} MiB")
     for line in describe(index):
-        print(f"  {line}")
+        print(f"  {printable(line)}")
 
 
 def _print_answers(index: Index, answers: "list[Answer]") -> None:
     from tasks.models.searching import kind_line
 
     for answer in answers:
-        print(f"{answer.name}:")
+        print(f"{printable(answer.name)}:")
         is_cosine = index.metric == "cosine"
         print_table(
             Column("rank", [str(hit.rank) for hit in answer.hits]),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, printable
 from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app, examples
@@ -59,7 +59,9 @@ def serve(
         else:
             folder, network = open_index_model(index, model, device)
         about = f"an index of {index.num_items:,} images" if index is not None else "embeddings only, no index"
-        print(f"{network.title or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True)
+        print(
+            f"{printable(network.title) or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True
+        )
         run_service(
             folder,
             network,

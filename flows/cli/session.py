@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dml_core.errors import printable
 from flows.local_database import copy_empty_database, keep_empty_database, set_aside_if_damaged
 from flows.local_server import LocalServer
 from tasks import environment
@@ -59,7 +60,7 @@ def say_unused_boxes(network: "TrainedModel", images: "Images") -> None:
 
 def say(line: str) -> None:
     """Print a line on standard error at once."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class PrefectStart:

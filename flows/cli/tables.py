@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dml_core.errors import printable
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson
@@ -152,7 +153,7 @@ def show(
     print(f"The paper: {shown.states}" if shown.page is not None else shown.states)
     unresolved = [f"{UNRESOLVED}: {line}" for line in shown.unresolved]
     for line in (*remark_lines(shown), *count_lines(shown), *claim_lines(shown), *unresolved, *shown.left_out):
-        print(f"- {line}")
+        print(f"- {printable(line)}")
 
 
 @tables_app.command(epilog=examples("dml tables export project/glyphs -o glyphs.json"))

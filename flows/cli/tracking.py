@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from dml_core.config import check_name, unknown_name
-from dml_core.errors import ConfigError, TrackingError
+from dml_core.errors import ConfigError, TrackingError, printable
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
@@ -60,7 +60,7 @@ def compare(
     selection = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
     runs = selection.runs
     for line in [*selection.left_out, *older_code_lines(dataset, runs)]:
-        print(line)
+        print(printable(line))
     if not runs and dataset not in params.comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     if not runs:
@@ -68,7 +68,7 @@ def compare(
         raise TrackingError(f"{title}: MLflow at {where} has no run with the current data and settings; run {command}")
     comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
-        print(comparison.sentence)
+        print(printable(comparison.sentence))
     _print_comparison(title, comparison_rows(runs, comparison), comparison)
     if comparison is not None and comparison.limits is not None:
         print(f"{BOLD} {comparison.limits}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, printable
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
@@ -153,7 +153,7 @@ def _print(verified: "Verified") -> None:
 
     for verification in verified.verifications:
         reference = verified.references.get(verification.name)
-        print(first_sentence(verification, reference))
+        print(printable(first_sentence(verification, reference)))
         if verification.rows:
             print_table(
                 Column("row", [row.row for row in verification.rows], wraps=True),
@@ -165,6 +165,6 @@ def _print(verified: "Verified") -> None:
     changed = dict.fromkeys(line for one in verified.verifications for verdict in one.rows for line in verdict.changed)
     if changed:
         print("differs from the accepted environment:")
-        print("\n".join(f"  {line}" for line in changed))
+        print("\n".join(f"  {printable(line)}" for line in changed))
     if verified.folder is not None:
         print(f"files of the runs: {verified.folder} (until the next verification)")

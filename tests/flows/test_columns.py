@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from dml_core.data import check
 from dml_core.data.check import CheckReport
 from dml_core.data.check import Finding as CheckFinding
 from dml_core.data.store.rows import Counts
 from dml_core.index.items import Item
-from flows.cli import columns, data, models, plan, search, stack, tables, tracking, tune, verify
+from flows.cli import columns, data, models, plan, search, session, stack, tables, tracking, tune, verify
 from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
@@ -369,6 +370,42 @@ def test_the_report_of_the_comparison_keeps_names_and_differences(
 def test_brackets_and_styles_of_values_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
     columns.print_table(Column("[b]name[/b]", ["[red]x[/red]", "a[0]"]), title="[i]title[/i]")
     assert {"[b]name[/b]", "[red]x[/red]", "a[0]", "[i]title[/i]"} <= set(capsys.readouterr().out.split())
+
+
+OBEYED = "a\x1b]0;title\x07\x1b[8m\x9b2J\r\u202eb"  # a name that would set a terminal's title, hide text and reverse the rest of the line
+
+
+def test_no_verb_prints_a_character_of_a_name_that_a_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = SimpleNamespace(
+        num_items=2, num_dimensions=3, metric="cosine", model_identity="0123", model_source=OBEYED, reason="", found=None
+    )
+    index = SimpleNamespace(metric="cosine", folder=Path(OBEYED), nbytes=1, info=info, kind="exact")
+    hits = [searching.Hit(1, 0.5, Item(OBEYED, OBEYED)), searching.Hit(2, 0.4, Item("b", "c"))]
+    row = RowVerdict(row="own/softmax", seed=0, verdict=Verdict.DRIFTED, reason=OBEYED, changed=(OBEYED,))
+    verification = SimpleNamespace(rows=(row,), name=OBEYED, skipped=(), too_long=())
+    runs = tuple(published(variant, seed, recall_at_1=0.5) for variant in ("softmax", OBEYED) for seed in range(3))
+    monkeypatch.setattr(tracking, "published_runs", lambda *_: [])
+    monkeypatch.setattr(tracking, "comparable_runs", lambda *_: Selection(runs, (OBEYED,)))
+    for width in (None, 60):
+        monkeypatch.setattr(columns, "terminal_width", lambda width=width: width)
+        columns.print_table(Column("name", [OBEYED, Text(OBEYED, "bold"), "two\nlines"]), title=OBEYED)
+        search._print_answers(index, [searching.Answer(OBEYED, b"", hits)])  # type: ignore[arg-type]
+        search._print_index(index)  # type: ignore[arg-type]
+        verify._print(SimpleNamespace(verifications=[verification], references={}, folder=None))  # type: ignore[arg-type]
+        tracking.compare()
+        session.say(OBEYED)
+        printed = "".join(capsys.readouterr())
+        assert len(printed) > 500
+        assert {letter for letter in printed if not letter.isprintable()} <= {"\n", *("\x1b" if width else "")}
+        assert set(re.findall("\x1b.{3}", printed)) <= {"\x1b[0m", "\x1b[1m", "\x1b[3m"}, "only the styles of rich"
+
+
+def test_brackets_of_a_name_are_no_markup_in_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "Console", partial(Console, force_terminal=True))
+    with data._bar("checking [/x]") as move:
+        move(1, 2)
 
 
 def test_columns_are_omitted_in_their_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
