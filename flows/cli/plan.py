@@ -14,7 +14,6 @@ from flows.cli.session import open_project, say
 from tasks.wording import counted, duration, significant
 
 if TYPE_CHECKING:
-    from tasks.plans.needs import Need
     from tasks.plans.plan import TablePlan
     from tasks.plans.prices import Prices
     from tasks.plans.resources import Resources
@@ -77,14 +76,15 @@ def plan(
         }
         print(json.dumps(entry, indent=1))
         return
-    print_plans = _print_runs if len(runs) <= MANY_RUNS else _print_tables
-    print_plans(plans)
+    if runs:
+        (_print_runs if len(runs) <= MANY_RUNS else _print_tables)(plans)
     _print_sums(plans, estimate, priced)
     first_seeds = "--seeds auto: these are the first seeds; how many more are needed depends on their results"
     notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
     for line in [*notes, *resources.lines()]:
         print(line)
-    print_needs(needs)
+    for need in needs:
+        print(f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}")
 
 
 def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
@@ -94,7 +94,7 @@ def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Pri
             print(f"{plan.name}: omitted: {why}")
     runs = [run for plan in plans for run in plan.runs]
     num_to_train = sum(run.trains for run in runs)
-    print(f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}")
+    print(f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}" if runs else "nothing can be run")
     if estimate.cost is not None and num_to_train:
         print(_cost_line(estimate.cost, prices))
 
@@ -104,12 +104,6 @@ def time_of(estimate: "Estimate") -> str:
     if estimate.seconds is None:
         return estimate.basis
     return f"about {duration(estimate.seconds)}" + (f" ({estimate.basis})" if estimate.basis != "measured" else "")
-
-
-def print_needs(needs: Sequence["Need"]) -> None:
-    """Print what is missing and what to do about it, each need once."""
-    for need in dict.fromkeys(needs):
-        print(f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}")
 
 
 def _print_runs(plans: Sequence["TablePlan"]) -> None:

@@ -12,9 +12,8 @@ from dml_core.errors import printable
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson
-from flows.cli.plan import print_needs, time_of
 from flows.cli.session import open_project
-from tasks.wording import counted
+from tasks.wording import counted, duration
 
 if TYPE_CHECKING:
     from tasks.plans.progress import TableState
@@ -30,9 +29,10 @@ def list_tables(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List tables with their state, needs and time.
+    """List tables with their state, and what is missing.
 
-    Prints for each table how many of its rows are run, which requirements are missing, and how long one seed would take.
+    A table is not run, partly run, done or stale. The time of one seed is estimated from rates measured on this machine. --json has the
+    numbers of rows, and everything that is missing.
     """
     project = open_project()
     from tasks.plans.plan import LocalState
@@ -86,38 +86,29 @@ def _entry(state: "TableState") -> dict[str, Any]:
 
 
 def _print_states(states: Sequence["TableState"]) -> None:
-    entries = [_entry(state) for state in states]
-    waiting = [entry["rows"] - entry["can_be_run"] - entry["quoted"] for entry in entries]
+    missing = [", ".join(need.what.removeprefix("dataset ") for need in state.plan.needs if need.stops) for state in states]
+    estimates = [state.plan.estimate for state in states]
+    times = [
+        "" if one.seconds is None or not state.plan.runs else f"about {duration(one.seconds)}"
+        for one, state in zip(estimates, states, strict=True)
+    ]
     print_table(
         Column("table", [state.name for state in states]),
-        Column("paper's data", list(map(_how, states)), wraps=True),
-        Column("stand-in", list(map(_stand_in, states)), drop=7, style="magenta"),
-        Column("rows", [str(entry["rows"]) for entry in entries], drop=4),
-        Column("can run", [str(entry["can_be_run"]) for entry in entries], drop=5),
-        Column("quoted", [str(entry["quoted"]) for entry in entries], drop=1),
-        Column("not supported", list(map(str, waiting)), drop=2),
-        Column("needs", [", ".join(need.what for need in state.plan.needs) for state in states], drop=6, wraps=True),
-        Column("time", [time_of(state.plan.estimate) if state.plan.runs else "" for state in states], drop=3, wraps=True),
+        Column("state", list(map(_how, states)), wraps=True),
+        *([Column("missing", missing, drop=1, wraps=True)] if any(missing) else []),
+        *([Column("time of a seed", times, drop=2)] if any(times) else []),
         Column("title", [state.table.title for state in states], wraps=True),
     )
-    print_needs([need for state in states for need in state.plan.needs])
+    print("dml plan TABLE prints how to get what is missing, and the time; dml tables show TABLE prints values")
 
 
 def _how(state: "TableState") -> str:
-    """Return the state of the table on the paper's own data with its numbers, as `partly, 2 of 5` or `done, 3 seeds`."""
-    own = state.own_data
-    if state.how == "done":
-        return f"done, {counted(own.seeds, 'seed')}"
-    if state.how == "partly":
-        return f"partly, {own.done} of {own.runs}"
-    return f"stale, {own.stale} of {own.runs}" if state.how == "stale" else state.how
-
-
-def _stand_in(state: "TableState") -> str:
-    """Return how much was measured on stand-ins for the paper's data; empty if the table has none."""
-    measured = state.stand_in
-    stale = f", {measured.stale} stale" if measured.stale else ""
-    return f"{measured.done} of {measured.runs}{stale}" if measured.runs else ""
+    """Return how much of the table is measured, as `partly, 2 of 5` or `done, 3 seeds`, and how much on stand-ins for the paper's data."""
+    own, other = state.own_data, state.stand_in
+    numbers = {"done": counted(own.seeds, "seed"), "partly": f"{own.done} of {own.runs}", "stale": f"{own.stale} of {own.runs}"}
+    of_own = ", ".join(filter(None, [state.how, numbers.get(state.how)]))
+    stale = f", {other.stale} stale" if other.stale else ""
+    return f"{of_own}; stand-in: {other.done} of {other.runs}{stale}" if other.done or other.stale else of_own
 
 
 @tables_app.command(epilog=examples("dml tables show softtriple/table1"))

@@ -26,6 +26,7 @@ from flows.cli import columns, data, models, plan, search, session, stack, table
 from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
+from tasks.plans.progress import Measured
 from tasks.runs.comparable import Selection
 from tasks.runs.specs import load_params, variants_on
 from tasks.tables.file import load_table, table_names
@@ -177,7 +178,7 @@ CASES: dict[Printer, tuple[str, set[str]]] = {  # -> the function that prints, a
     of_comparison: ("tracking._print_comparison", {"variant", "recall@1", "difference to softmax (95 %, simultaneous)"}),
     of_runs: ("plan._print_runs", {"row", "dataset", "seed", "train"}),
     of_planned_tables: ("plan._print_tables", {"table", "runs", "to train", "time"}),
-    of_tables: ("tables._print_states", {"table", "paper's data", "title"}),
+    of_tables: ("tables._print_states", {"table", "state", "title"}),
     of_shown_table: ("tables.show", {"row", "values", "csc fashion-mnist-200"}),
     of_many_metrics: ("tables.show", {"row", "values"}),
     of_search: ("search._print_answers", {"rank", "cosine", "class", "name"}),
@@ -289,6 +290,43 @@ def test_a_pipe_gets_each_row_on_one_line(case: Printer, monkeypatch: pytest.Mon
     printed, names = printed_at(None, case, monkeypatch, capsys)
     rows = [line for line in printed.splitlines() if line[:1] == "│"]
     assert all(any(name in row for row in rows) for name in names)
+
+
+def test_the_list_of_tables_is_one_short_line_each_and_says_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.list_tables()
+    *table, advice = capsys.readouterr().out.splitlines()
+    names = [name for name in table_names() if not name.startswith("project/")]
+    assert [line.split()[1] for line in table if line[0] == "│"] == names
+    assert max(map(len, table)) < 200
+    assert "dml plan TABLE" in advice
+    assert len(advice) < 120
+
+
+def test_the_state_of_a_table_counts_stand_ins_once_they_are_measured() -> None:
+    def said(how: str, *of_stand_in: int) -> str:
+        state = SimpleNamespace(how=how, own_data=Measured(5, 2, 1, 3), stand_in=Measured(*of_stand_in, 1))
+        return tables._how(state)  # type: ignore[arg-type]
+
+    assert [said(how, 3, 0, 0) for how in ("not run", "partly", "stale", "done")] == [
+        "not run",
+        "partly, 2 of 5",
+        "stale, 1 of 5",
+        "done, 3 seeds",
+    ]
+    assert said("not run", 3, 2, 0) == "not run; stand-in: 2 of 3"
+    assert said("partly", 3, 0, 1) == "partly, 2 of 5; stand-in: 0 of 3, 1 stale"
+
+
+def test_a_plan_of_no_runs_prints_why_and_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        {"tables": ["sgsl/figure3"], "track": "common"},
+        {"tables": ["sgsl/figure3", "heated_up_softmax/figure3"], "track": "common"},
+    ):
+        plan.plan(**words)  # type: ignore[arg-type]
+        *reasons, last = capsys.readouterr().out.splitlines()
+        assert last == "nothing can be run"
+        assert reasons
+        assert all("is not on the common track" in line for line in reasons)
 
 
 def test_commands_to_type_are_not_in_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,13 +481,13 @@ def test_any_columns_fit_any_width(given_columns: Sequence[Column], width: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, *terminal.WIDTHS])
 def test_the_width_is_that_of_the_terminal(width: int) -> None:
-    for command, name in (("tables softtriple", "softtriple/table1"), ("tables show project/claims", "SoftTriple,tencentres")):
+    for command, name in (("plan softtriple/table1", "softtriple as_published"), ("tables show project/claims", "SoftTriple, ten centres")):
         printed, code = terminal.run_in_terminal(command.split(), width)
         assert code == 0, printed
         lines = terminal.plain(printed).splitlines()
         assert max(cell_len(line) for line in lines if line[:1] in FRAME) <= width
-        assert any(line.startswith(f"Omitted at a width of {width}: ") for line in lines)
-        assert name in "".join(table_of("\n".join(lines)).values())
+        assert any(line.startswith(f"Omitted at a width of {width}: ") for line in lines) == (width < 120 or "show" in command)
+        assert name.replace(" ", "") in "".join(table_of("\n".join(lines)).values())
 
 
 def test_every_verb_that_prints_a_table_is_recorded() -> None:
