@@ -23,6 +23,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,17 +187,25 @@ def source_tags() -> dict[str, str]:
     return {"command": shlex.join([name, *sys.argv[1:]]), "user": user}
 
 
-def process_tag() -> str:
-    """Return the tag that marks a run as being trained by this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def process_tag(pid: int | None = None) -> str:
+    """Return the tag that marks a run as being trained by a process, by default this one: `host:system:pid:start`.
+
+    Numbers of processes are used again, and containers with the same host name count their own. So a system is a start of the kernel and a
+    namespace of such numbers, and `start` the time of the process's (proc_pid_stat(5)), empty without such a process.
+    """
+    pid, system, start = os.getpid() if pid is None else pid, "", ""
+    with suppress(OSError):
+        system = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{Path('/proc/self/ns/pid').stat().st_ino}"
+        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{socket.gethostname()}:{system}:{pid}:{start}"
 
 
 def has_ended(process: str) -> bool:
     """Return whether the process of such a tag ran on this machine and has ended."""
-    import psutil
-
-    host, _, pid = process.rpartition(":")
-    return host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
+    place = process.rpartition(":")[0]
+    pid = place.rpartition(":")[2]
+    now = process_tag(int(pid)) if pid.isdecimal() else process
+    return now != process and now.rpartition(":")[0] == place
 
 
 def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str) -> str:

@@ -1,7 +1,7 @@
 """What MLflow shows of a run, compared with hand calculations."""
 
-import os
 import socket
+import subprocess
 import sys
 
 import numpy as np
@@ -64,16 +64,18 @@ def test_the_command_is_named_as_a_person_types_it(program: str, called: str, mo
 
 
 def test_a_process_has_ended_only_where_it_was_of_this_machine_and_is_gone() -> None:
-    host = socket.gethostname()
-    assert child_run.process_tag() == f"{host}:{os.getpid()}"
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert child_run.has_ended(f"{host}:{child}")
-    of_another_user = f"{host}:1"
-    for running in (child_run.process_tag(), f"other{host}:{child}", of_another_user, f"{host}:", ""):
-        assert not child_run.has_ended(running)
+    child = subprocess.Popen(["sleep", "60"])
+    tag = child_run.process_tag(child.pid)
+    host, system, pid, start = tag.split(":")
+    assert (host, pid) == (socket.gethostname(), str(child.pid))
+    assert not child_run.has_ended(tag)
+    assert child_run.has_ended(f"{host}:{system}:{pid}:{int(start) - 1}"), "its number is used again"
+    child.kill()
+    child.wait()
+    assert child_run.has_ended(tag)
+    of_another_container, of_an_older_version = f"{host}:{system}0:{pid}:{start}", f"{host}:{pid}"
+    for unknown in (child_run.process_tag(), f"other{tag}", of_another_container, of_an_older_version, f"{host}:", ""):
+        assert not child_run.has_ended(unknown)
 
 
 def test_a_run_says_what_it_is_and_an_oracle_what_that_means() -> None:
