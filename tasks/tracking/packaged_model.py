@@ -1,8 +1,10 @@
-"""The model that MLflow logs, as code: encoded images in, embeddings out. MLflow copies this file and `dml_core` next to the weights.
+"""The model that MLflow logs, as code: encoded images in, embeddings out. MLflow keeps this file and a zip of `dml_core` with the weights.
 
 Load it anywhere: `mlflow.pyfunc.load_model(uri).predict(pandas.DataFrame({"image": [open("a.jpg", "rb").read()]}))` gives float32 (N, D).
 """
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -10,9 +12,12 @@ import numpy as np
 import pandas as pd
 from mlflow.models import set_model
 
-from dml_core.trained import load_model
-
+CODE = "dml_core.zip"
 COLUMN = "image"
+if (code := Path(__file__).with_name("code") / CODE).exists():  # this file is a logged model's
+    sys.path.insert(0, str(code))
+
+from dml_core.trained import load_model  # noqa: E402 - from the model's code
 
 
 class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -1013,8 +1014,8 @@ mlflow.pyfunc.load_model("models:/{model.model_id}")
     np.testing.assert_allclose(np.load(tmp_path / "served.npy"), expected[:3], atol=1e-5)
     requirements = (Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "requirements.txt").read_text()
     assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
-    code_files = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code"
-    names = {path.relative_to(code_files / "dml_core").as_posix() for path in code_files.rglob("*.py")}
+    with zipfile.ZipFile(Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code" / "dml_core.zip") as code_files:
+        names = {name.removeprefix("dml_core/") for name in code_files.namelist()}
     assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
     assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
     assert "models/backbones/resnet.py" not in names
