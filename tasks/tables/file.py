@@ -346,7 +346,10 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
 
 
 def _unknown_table(name: str) -> ConfigError:
-    hint = nearest_hint(name, table_names()) or ";"
+    folders = {table.partition("/")[0] for table in table_names()}
+    if name in folders:
+        return ConfigError(f"'{name}' is a folder of tables; name one of them, or all as '{name}/*'; `dml tables {name}` lists them")
+    hint = nearest_hint(name, table_names() if "/" in name else folders) or ";"
     return ConfigError(f"unknown table '{name}'{hint} `dml tables` lists them")
 
 

@@ -138,7 +138,9 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
                 specs, others = list(_runs_of_row(name, table, row, dataset, evaluation, choice)), runs.setdefault(dataset, [])
                 twin = next((other.row for other in others if specs[0].model_copy(update={"row": other.row}) == other), None)
                 if choice.track == "common" and twin is not None:
-                    reasons[f"'{entry.label}' is the same run as '{table.rows[twin].label}' on the common track"] = None
+                    reasons[
+                        f"'{entry.label}' has the loss of '{table.rows[twin].label}', and the common track keeps nothing else of a row"
+                    ] = None
                 else:
                     others.extend(specs)
     if left_out is not None:
@@ -196,7 +198,11 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
         return f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
     values = common_training(name, row, dataset).model_dump(mode="json")
     own = ({key: value for key, value in layer.items() if key != "loss"} for layer in (row.training, row.datasets.get(dataset, {})))
-    return None if override(values, *own) == values else f"'{row.label}' differs in more than the loss, which alone the common track keeps"
+    return (
+        None
+        if override(values, *own) == values
+        else f"'{row.label}' differs in more than the loss, and the common track keeps nothing else of a row"
+    )
 
 
 def _training(name: str, table: TableFile, called: str, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:

@@ -154,11 +154,15 @@ class ShownLine(Record):
         return f"{least} to {most} seeds" if least < most else counted(most, "seed")
 
     @property
+    def way(self) -> str:
+        """The variant; of the common track, that nothing else of its row's label applies, such as a number of dimensions."""
+        return "common track (only the row's loss), not judged" if self.variant == COMMON else self.variant
+
+    @property
     def label(self) -> str:
         """The line in words: variant, epoch, numbers of seeds and of imported runs, whether older code made it, and what it repeats."""
-        variant = "common track, not judged" if self.variant == COMMON else self.variant
         older = "made by older code" if self.older_code else ""
-        return ", ".join(filter(None, [variant, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older, self.repeated]))
+        return ", ".join(filter(None, [self.way, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older, self.repeated]))
 
     @property
     def repeated(self) -> str:

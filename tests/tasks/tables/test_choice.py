@@ -27,6 +27,23 @@ def test_patterns_mean_the_papers_tables() -> None:
         chosen_tables(["sgsl/*", "softriple/*"])
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "softtriple",
+            r"'softtriple' is a folder of tables; name one of them, or all as 'softtriple/\*'; `dml tables softtriple` lists them",
+        ),
+        ("softtripl", "unknown table 'softtripl'; did you mean 'softtriple'\\? `dml tables` lists them"),
+        ("table1", "unknown table 'table1'; `dml tables` lists them"),
+    ],
+)
+def test_a_paper_is_no_table(name: str, message: str) -> None:
+    for asked in (lambda: chosen_tables([name]), lambda: load_table(name)):
+        with pytest.raises(ConfigError, match=message):
+            asked()
+
+
 def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
     requested = runs_of_tables(
         ["softtriple/table1", "softtriple/table3", "softtriple/figure4"], Choice(rows=("softtriple", "k10-with-regulariser"))
@@ -96,7 +113,12 @@ def test_rows_and_datasets_without_an_equivalent_say_so() -> None:
     [
         ("heated_up_softmax/table1", "cars196", ["sm", "bn", "hbn"], "'LN' differs in more than the loss"),
         ("tuplet_margin/table6", "cars196", ["resnet-50"], "'ResNet-101' differs in more than the loss"),
-        ("tuplet_margin/table2", "cub200", ["tml"], "'TML (ours), cropped' is the same run as 'TML (ours)' on the common track"),
+        (
+            "tuplet_margin/table2",
+            "cub200",
+            ["tml"],
+            "'TML (ours), cropped' has the loss of 'TML (ours)', and the common track keeps nothing else of a row",
+        ),
     ],
 )
 def test_no_row_is_run_on_the_common_track_under_the_name_of_a_system_that_it_is_not(

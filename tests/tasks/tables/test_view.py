@@ -107,7 +107,7 @@ def test_lines_are_in_the_file_s_order_of_variants_then_by_epoch():
         "as_published, 1 seed",
         "as_published, oracle epoch (chosen on the test classes), 1 seed",
         "as_released, 1 seed",
-        "common track, not judged, 1 seed",
+        "common track (only the row's loss), not judged, 1 seed",
     ]
 
 
