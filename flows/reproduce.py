@@ -24,6 +24,7 @@ from flows.reuse.step_cache import forget_failure
 from flows.reuse.written_reports import record_reports
 from flows.services import Services
 from tasks.checks import check_parts, check_settings, is_at_hand, prepare_machine
+from tasks.data import read_packed
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
@@ -149,7 +150,7 @@ def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> Dat
     spec = runs[0]
     if spec.is_smoke:
         services.display.say(f"generating a few images in the layout of {spec.column}")
-        record = draw_for_smoke(services.project, str(spec.column))
+        record = read_packed(draw_for_smoke(services.project, str(spec.column)), spec.dataset)
     else:
         if "DVC_STAGE" not in os.environ:
             services.display.say(f"preparing {spec.dataset}: bringing it up to date through DVC")

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
 from dml_core.errors import ConfigError, DmlError
-from tasks.checks import check_before, check_parts
+from tasks.checks import check_before, check_parts, is_prepared
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
@@ -145,7 +145,7 @@ def requested_runs(
     """
     if request.is_standing:
         return _standing(project, request, say, before_first)
-    from tasks.plans.needs import check_tables, is_prepared
+    from tasks.plans.needs import check_tables
 
     names = chosen_tables(request.tables)
     what = names[0] if len(names) == 1 else f"{len(names)} tables"

@@ -140,17 +140,27 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
     return Sizes(num_trained, len(images) - len(held_out), retrieved[role], has_tested)
 
 
+def is_prepared(project: Project, params: Params, name: str) -> bool:
+    """Return whether a dataset is prepared with the current parameters.
+
+    Raises:
+        DataError: it is prepared, but damaged.
+    """
+    spec, packed = params.datasets[name], project.packed(name)
+    options = parse_dataset(spec.reader, spec.options)
+    return os.path.lexists(packed / INFO_FILE) and read_info(packed).options == options.model_dump(mode="json")
+
+
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
     """Return a dataset's folder if it is prepared with the current parameters, or None if it has to be prepared (again) first.
 
     Raises:
-        DataError: it is not prepared, its raw files are missing, and they have to be obtained by hand.
+        DataError: it is damaged; or it is not prepared, its raw files are missing, and they have to be obtained by hand.
     """
-    spec, packed = params.datasets[name], project.packed(name)
-    options = parse_dataset(spec.reader, spec.options)
-    if (packed / INFO_FILE).is_file() and read_info(packed).options == options.model_dump(mode="json"):
-        return packed
-    _check_raw(name, spec, options, project.root / spec.raw)
+    if is_prepared(project, params, name):
+        return project.packed(name)
+    spec = params.datasets[name]
+    _check_raw(name, spec, project.root / spec.raw)
     return None
 
 
@@ -345,9 +355,10 @@ def _has_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) -> None:
+def _check_raw(name: str, spec: DatasetSpec, raw: Path) -> None:
     if spec.mirror is not None or _has_files(raw):
         return
+    options = parse_dataset(spec.reader, spec.options)
     by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
     if isinstance(options, OfficialDataset):
         by_hand = all(archive.url is None for archive in options.archives)

@@ -9,6 +9,7 @@ import configparser
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -30,6 +31,8 @@ from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.storage import copy_objects
+
+logger = logging.getLogger(__name__)
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -110,7 +113,16 @@ def dataset_if_prepared(project: Project, name: str) -> DatasetRecord | None:
     Raises:
         DataError: it is prepared, but damaged.
     """
-    return read_dataset(project, name) if (project.packed(name) / INFO_FILE).is_file() else None
+    return read_dataset(project, name) if os.path.lexists(project.packed(name) / INFO_FILE) else None
+
+
+def dataset_if_intact(project: Project, name: str) -> DatasetRecord | None:
+    """Return the record of a dataset; None if it is not prepared, or is damaged, which is logged, for commands that go on without it."""
+    try:
+        return dataset_if_prepared(project, name)
+    except DataError as error:
+        logger.warning("%s; until then it counts as not prepared", error)
+        return None
 
 
 def read_packed(folder: Path, name: str) -> DatasetRecord:

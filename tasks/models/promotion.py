@@ -23,11 +23,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from dml_core.config import parse
-from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, EmbeddingShard, recall_by_class
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, least_deviation
-from tasks.data import read_dataset
+from tasks.data import dataset_if_intact
 from tasks.environment import Project
 from tasks.models.card import model_card
 from tasks.models.lookup import find_run
@@ -209,8 +209,5 @@ def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork
 
 def _reader(project: Project, network: LoggedNetwork) -> str | None:
     """Return the reader of the dataset, or None if the dataset is not prepared here as the run used it."""
-    try:
-        record = read_dataset(project, network.data["name"])
-    except DataError:
-        return None
-    return record.source if record.digest == network.tags.get(Tag.DIGEST) else None
+    record = dataset_if_intact(project, network.data["name"])
+    return record.source if record is not None and record.digest == network.tags.get(Tag.DIGEST) else None

@@ -1,12 +1,10 @@
 """Trained runs of the standing comparison and of tables in the store, found by their identities. Nothing here loads torch."""
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dml_core.config import unknown_name
-from dml_core.errors import DmlError
-from tasks.data import dataset_if_prepared
+from tasks.data import dataset_if_intact
 from tasks.environment import Project
 from tasks.plans.results import load_result
 from tasks.runs.finished import finished_identities, finished_scores
@@ -17,8 +15,6 @@ from tasks.storage import Store, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
     if dataset is not None and dataset not in params.comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     names = [name for name in params.comparison.datasets if dataset in (None, name)]
-    records = [(name, record) for name in names if (record := _readable(project, name)) is not None]
+    records = [(name, record) for name in names if (record := dataset_if_intact(project, name)) is not None]
     return [run for name, record in records for run in trained_among(project, runnable_runs(params, name), record)]
 
 
@@ -62,17 +58,8 @@ def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
     if not seeds:
         return []
     chosen = chosen_runs(load_params(project.params_file), (name,), Choice(seeds=tuple(seeds)))
-    records = [(specs, record) for specs in chosen.runs if (record := _readable(project, specs[0].dataset)) is not None]
+    records = [(specs, record) for specs in chosen.runs if (record := dataset_if_intact(project, specs[0].dataset)) is not None]
     return [run for specs, record in records for run in trained_among(project, specs, record)]
-
-
-def _readable(project: Project, dataset: str) -> DatasetRecord | None:
-    """Return the record of a dataset; None if it is not prepared, or with a warning if it is damaged: others are still listed."""
-    try:
-        return dataset_if_prepared(project, dataset)
-    except DmlError as error:
-        logger.warning("%s; its runs are left out", error)
-        return None
 
 
 def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:

@@ -9,7 +9,7 @@ from dml_core.data.registry import DATASETS, dataset_class
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
-from tasks.checks import check_before, check_parts, prepared_folder
+from tasks.checks import check_before, check_parts, is_prepared, prepared_folder
 from tasks.environment import Project
 from tasks.own_images.published import published_dataset
 from tasks.runs.specs import Params, RunSpec
@@ -101,11 +101,3 @@ def check_tables(
     if not checked:
         raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
-
-
-def is_prepared(project: Project, params: Params, dataset: str) -> bool:
-    """Return whether a dataset is prepared; False if it has to be prepared and its raw files are missing."""
-    try:
-        return prepared_folder(project, params, dataset) is not None
-    except DataError:
-        return False

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from tasks.data import read_dataset
+from tasks.checks import is_prepared
+from tasks.data import dataset_if_intact
 from tasks.environment import Project, finished_records
 from tasks.own_images.published import published_dataset
-from tasks.plans.needs import Need, is_prepared, needs_of
+from tasks.plans.needs import Need, needs_of
 from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
 from tasks.runs.comparable import Facts
 from tasks.runs.identity import step_identities
@@ -47,8 +48,9 @@ class LocalState:
 
     def _dataset(self, dataset: str, options: tuple[tuple[str, Any], ...]) -> DatasetRecord:
         name = named_dataset(self.params, dataset, dict(options))
-        if name is not None and is_prepared(self.project, self.params, name):
-            return read_dataset(self.project, name)
+        prepared = None if name is None else dataset_if_intact(self.project, name)
+        if prepared is not None and is_prepared(self.project, self.params, prepared.name):
+            return prepared
         kind = published_dataset(dataset)
         counts = {} if kind is None else {role: part.num_images for role, part in kind.published.items()}
         return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml_core.data.store.info import read_info
-from dml_core.errors import DataError
 from tasks.environment import memory_bytes
 from tasks.own_images.published import published_dataset
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
@@ -165,10 +164,7 @@ def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord) -> "Memor
 def _num_classes(dataset: str, record: DatasetRecord) -> int:
     """Return the number of classes of a dataset's training part."""
     if record.folder:
-        try:
-            return read_info(Path(record.folder)).roles["train"].num_classes
-        except DataError:
-            return ENOUGH_CLASSES
+        return read_info(Path(record.folder)).roles["train"].num_classes
     kind = published_dataset(dataset)
     return ENOUGH_CLASSES if kind is None else kind.published["train"].num_classes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dml_core.config import located, unknown_name
 from dml_core.epochs import EPOCHS
-from dml_core.errors import ConfigError, DataError, DmlError
-from tasks.data import read_dataset
+from dml_core.errors import ConfigError, DmlError
+from tasks.data import dataset_if_intact
 from tasks.environment import Project
 from tasks.files import check_output
 from tasks.locks import alone
@@ -275,12 +275,9 @@ def _rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredR
 
 def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[tuple[RunSpec, DatasetRecord]]:
     for dataset in params.comparison.datasets:
-        try:
-            record = read_dataset(project, dataset)
-        except DataError:
-            continue  # not prepared: no run of it has an identity
-        for spec in runnable_runs(params, dataset, sorted({*seeds, *params.comparison.seeds})):
-            yield spec, record
+        if (record := dataset_if_intact(project, dataset)) is not None:  # else no run of it has an identity
+            for spec in runnable_runs(params, dataset, sorted({*seeds, *params.comparison.seeds})):
+                yield spec, record
 
 
 def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> Iterator[tuple[RunSpec, DatasetRecord]]:

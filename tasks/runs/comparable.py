@@ -5,6 +5,7 @@ Every mean, interval and comparison of runs takes its values from `scores_by_see
 
 import hashlib
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ def present_digest(project: Project, dataset: str) -> str | None:
         DataError: the prepared data are damaged.
     """
     folder = project.packed(dataset)
-    return read_info(folder).fingerprint if (folder / INFO_FILE).is_file() else None
+    return read_info(folder).fingerprint if os.path.lexists(folder / INFO_FILE) else None
 
 
 def standing_today(params: Params, dataset: str, digest: str | None, overrides: Sequence[str] = ()) -> Today:

@@ -7,13 +7,13 @@ the pipeline works and nothing else, and are never compared with published value
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
+from pathlib import Path
 
 from dml_core.errors import ConfigError
 from dml_core.overrides import parse_overridden
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.locks import alone
-from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import SMOKE, RunSpec
 
 LAYOUTS = {
@@ -55,8 +55,8 @@ def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
     return [[max(candidates, key=itemgetter(0))[1]] for candidates in by_table.values()]
 
 
-def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
-    """Draw a few images in a dataset's official layout and pack them below the project's state folder.
+def draw_for_smoke(project: Project, dataset: str) -> Path:
+    """Draw a few images in a dataset's official layout, pack them below the project's state folder, and return their folder.
 
     Raises:
         DataError, StoreError: as `prepare`.
@@ -68,6 +68,5 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
     folder, options = project.state / "smoke" / dataset, {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout}
     with alone(folder.with_suffix(".lock")):  # a smoke run in another shell may draw the same
         materialise("synthetic", options, folder / "raw")
-        info = prepare("synthetic", folder / "raw", folder / "packed", options)
-    counts = {role: entry.num_images for role, entry in info.roles.items()}
-    return DatasetRecord(name=f"{dataset}-{SMOKE}", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)
+        prepare("synthetic", folder / "raw", folder / "packed", options)
+    return folder / "packed"

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dml_core.errors import DataError
-from tasks.data import read_dataset
+from tasks.data import dataset_if_prepared, read_dataset
 from tasks.environment import Project, finished_records
 from tasks.plans.results import load_result
 from tasks.runs.finished import read_finished
@@ -34,15 +33,16 @@ def find_candidates(project: Project, params: Params, name: str, specs: Mapping[
 
     Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has. `specs`
     is row -> run with seed 0.
+
+    Raises:
+        DataError: a prepared dataset is damaged.
     """
     is_standing = name in params.comparison.datasets
     seeds = params.comparison.seeds if is_standing else sorted({run.seed for run in load_result(project, name).runs})
     finished: dict[str, dict[int, float]] = {}
     for row, spec in specs.items():
-        try:
-            dataset = read_dataset(project, spec.dataset)
-        except DataError:
-            continue  # not prepared
+        if (dataset := dataset_if_prepared(project, spec.dataset)) is None:
+            continue
         for seed in seeds:
             seconds = _finished_seconds(spec.model_copy(update={"seed": seed}), dataset)
             if seconds is not None:

@@ -263,7 +263,7 @@ def test_a_dataset_that_cannot_be_read_hides_only_its_own_runs(
     assert names == {"own"}
     assert list_models(own, "damaged", every_seed=False).models == ()
     warned = [record.getMessage() for record in caplog.records]
-    assert all("dataset.json" in line and line.endswith("; its runs are left out") for line in warned)
+    assert all("dataset.json" in line and line.endswith("; until then it counts as not prepared") for line in warned)
     assert len(warned) == (0 if content is None else 3)
 
 

@@ -13,11 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
+from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
 from flows.cli import main
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
+from tasks.checks import is_prepared
 from tasks.environment import Project
 from tasks.plans.needs import check_tables, dataset_need, weights_need
 from tasks.plans.plan import PlannedRun, plan_tables
@@ -26,6 +28,8 @@ from tasks.runs.specs import load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
+from tasks.watch.candidates import find_candidates
+from tests.damage import DAMAGE, folder
 from tests.tasks.plans.conftest import DRAWN, finish_step, look
 
 
@@ -95,6 +99,28 @@ def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
     (project.root / "data/raw/cars196").mkdir()
     (project.root / "data/raw/cars196/cars_annos.mat").touch()
     assert dataset_need(project, load_params(project.params_file), "cars196", {}) is None, "to be prepared, and nothing for a person to do"
+
+
+@pytest.mark.parametrize("how", ["flip", "empty", "folder"])
+def test_a_damaged_dataset_is_named_and_not_taken_for_one_that_is_not_prepared(
+    how: str, project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, path = "softtriple/table1", project.packed("cub200") / INFO_FILE
+    {**DAMAGE, "folder": folder}[how](path)
+    params, only = load_params(project.params_file), Choice(prepared_only=True)
+    specs = {spec.label: spec for specs in chosen_runs(params, [table], only).runs for spec in specs if spec.dataset == "cub200"}
+    for reads in (
+        lambda: is_prepared(project, params, "cub200"),
+        lambda: requested_runs(project, REQUEST.validate_python({"tables": [table], "prepared_only": True})),
+        lambda: check_tables(project, params, chosen_runs(params, [table], only), only),
+        lambda: find_candidates(project, params, table, specs),
+    ):
+        with pytest.raises(DataError, match=rf"^{path}: "):
+            reads()
+    assert not caplog.records
+    (plan,) = plan_tables(look(project), [table], Choice(datasets=("cub200",)))
+    assert [need.what for need in plan.needs if need.stops] == ["dataset cub200"]
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [str(path)]
 
 
 def test_a_table_that_requests_resources_is_neither_run_nor_planned_with_others(project: Project) -> None:

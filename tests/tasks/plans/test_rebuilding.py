@@ -124,6 +124,19 @@ def test_a_variant_that_is_not_tuned_yet_stops_neither_rebuilding_nor_cleaning_u
     assert [step.key for step in usage.unused] == ["evaluate/unused"]  # the run is of today's settings
 
 
+@pytest.mark.parametrize("name", [STANDING, TABLE])
+def test_a_damaged_dataset_is_named_where_its_runs_are_not_rebuilt(name: str, project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    values = read_yaml(project.params_file)
+    values["comparison"] |= {"default_datasets": ["cub200"], "datasets": {"cub200": {}}}
+    project.params_file.write_text(yaml.safe_dump(values))
+    info = project.packed("cub200") / "dataset.json"
+    for path in (info, result_path(project, name)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"damaged")
+    assert load_result(project, name).runs == ()
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [str(info), str(result_path(project, name))]
+
+
 def test_nothing_to_rebuild_of_is_not_run_and_the_damaged_file_stays(project: Project) -> None:
     path = result_path(project, TABLE)
     path.parent.mkdir(parents=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dml_core.errors import ConfigError
+from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.plans.needs import check_tables
 from tasks.runs.specs import DatasetSpec, Params, load_params
@@ -96,5 +97,5 @@ def test_panels_of_one_classifier_are_one_training() -> None:
 
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
 def test_a_smoke_run_draws_digits_that_train_and_test_share(dataset: str, tmp_path: Path) -> None:
-    record = draw_for_smoke(Project(tmp_path, tmp_path / "state", "", ""), dataset)
-    assert record.counts == {"train": 16, "test": 16}
+    folder = draw_for_smoke(Project(tmp_path, tmp_path / "state", "", ""), dataset)
+    assert read_packed(folder, dataset).counts == {"train": 16, "test": 16}

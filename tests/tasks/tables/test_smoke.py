@@ -6,6 +6,7 @@ import pytest
 
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
+from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
@@ -43,11 +44,11 @@ def test_the_drawn_images_let_every_class_be_sampled_and_searched() -> None:
 
 def test_a_few_images_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
     """Eight classes of four images, half of them for training, stored in the project's state."""
-    found = [draw_for_smoke(Project(tmp_path, tmp_path / state, "", ""), "cub200") for state in ("a", "b", "a")]
+    folders = [draw_for_smoke(Project(tmp_path, tmp_path / state, "", ""), "cub200") for state in ("a", "b", "a")]
+    found = [read_packed(folder, "cub200") for folder in folders]
     assert [record.counts for record in found] == [{"train": 16, "test": 16}] * 3
     assert len({record.digest for record in found}) == 1
-    assert found[1].folder == str(tmp_path / "b" / "smoke" / "cub200" / "packed")
-    assert found[1].name == "cub200-smoke"
+    assert folders[1] == tmp_path / "b" / "smoke" / "cub200" / "packed"
 
 
 def test_a_dataset_that_is_not_drawn_is_refused() -> None:
