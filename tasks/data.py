@@ -76,7 +76,7 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     """
     from dml_core.data.sheet import contact_sheet
 
-    check_output(path, b"\x89PNG")
+    check_output(path, "image/png", b"\x89PNG")
     verify_files(project.packed(name))
     with write_errors(f"{path}:", "choose another place with --output"):
         contact_sheet(project.packed(name), role, num_classes, num_samples, path)

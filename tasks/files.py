@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from mimetypes import guess_type
 from pathlib import Path
 
 from dml_core.errors import ConfigError
@@ -19,12 +20,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def check_output(path: Path, start: bytes) -> None:
+def check_output(path: Path, kind: str, start: bytes) -> None:
     """Check that a command may write a file that its user names: a new one, or one that begins with `start` as its output does.
 
     Raises:
-        ConfigError: another file is there, or something that is not a regular file.
+        ConfigError: the name's suffix is of another kind (as `image/png`) than the output, or another file is there, or something that is
+            not a regular file.
     """
+    if (named := guess_type(path.name)) not in ((None, None), (kind, None)):
+        raise ConfigError(f"{path}: named as {named[1] or named[0]}, and the file would be {kind}; choose another name")
     try:
         check_regular(path)
         with path.open("rb") as file:

@@ -50,7 +50,7 @@ def evaluate(
     if not all(part.strip().isdecimal() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if output is not None:
-        check_output(output, b'{\n  "metric": ')
+        check_output(output, "application/json", b'{\n  "metric": ')
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
     used = metric or recorded_network(embeddings).metric

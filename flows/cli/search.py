@@ -119,7 +119,7 @@ def search(
     from tasks.models.searching import search_images, search_page
 
     if html is not None:
-        check_output(html, b"<!doctype html>")
+        check_output(html, "text/html", b"<!doctype html>")
     index = Index.open(folder)
     answers = search_images(index, open_index_model(index, model)[1], images, k)
     if html is not None:

@@ -90,7 +90,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
         ConfigError: the table is unknown, or has no measured runs, or `path` is a file that was not exported.
         NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
     """
-    check_output(path, b'{"format": ')
+    check_output(path, "application/json", b'{"format": ')
     table, result = load_table(name), load_result(project, name)
     known = [run for run in result.runs if _is_known(table, run)]
     if not known:

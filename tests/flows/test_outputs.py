@@ -13,23 +13,29 @@ __all__ = ["project"]
 OTHER = "\0an earlier file of the user"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "-o"],
-        ["search", "my.index", "query.jpg", "--html"],
-        ["data", "show", "synthetic", "-o"],
-        ["tables", "export", "project/glyphs", "-o"],
-        ["receipt", "synthetic", "-o"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
+WRITING = [
+    ["evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "-o"],
+    ["search", "my.index", "query.jpg", "--html"],
+    ["data", "show", "synthetic", "-o"],
+    ["tables", "export", "project/glyphs", "-o"],
+    ["receipt", "synthetic", "-o"],
+]
+
+
+@pytest.mark.parametrize("words", WRITING, ids=lambda words: " ".join(words[:2]))
 def test_another_file_and_a_folder_are_not_replaced(words: list[str], project: Path) -> None:
     (project / "mine").write_text(OTHER)
     refused(dml(*words, "mine", cwd=project), "mine: already exists and was not written by this command; name another file")
     assert (project / "mine").read_text() == OTHER
     (project / "folder").mkdir()
     refused(dml(*words, "folder", cwd=project), "folder: cannot be written (a folder)")
+
+
+@pytest.mark.parametrize("words", WRITING, ids=lambda words: " ".join(words[:2]))
+@pytest.mark.parametrize(("name", "kind"), [("x.JPG", "image/jpeg"), ("x.csv", "text/csv"), ("x.json.gz", "gzip")])
+def test_a_name_of_another_kind_of_file_is_refused(words: list[str], name: str, kind: str, project: Path) -> None:
+    refused(dml(*words, name, cwd=project), f"{name}: named as {kind}, and the file would be ", "; choose another name")
+    assert not (project / name).exists()
 
 
 def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(project: Path) -> None:
@@ -46,9 +52,9 @@ def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(pro
 
 def test_an_empty_file_is_written_and_a_device_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    check_output(tmp_path / "empty", b"{")
+    check_output(tmp_path / "empty", "application/json", b"{")
     with pytest.raises(ConfigError, match=r"^/dev/null: cannot be written \(not a regular file\); choose another file$"):
-        check_output(Path("/dev/null"), b"{")
+        check_output(Path("/dev/null"), "application/json", b"{")
 
 
 def test_a_file_of_another_kind_is_not_only_called_damaged(project: Path) -> None:
