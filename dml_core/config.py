@@ -1,9 +1,9 @@
 """Frozen, typed configuration; the error for an unknown key suggests the nearest known one.
 
 Each part of the project defines a small subclass of `Config`. `read_yaml` reads numbers as YAML 1.2 does (`1e-4` is a number, `1:30`
-text), rejects duplicate keys, and limits size, depth and integers, so that no file can take long or much memory. `parse` turns a mapping
-into a `Config` and pydantic's report into a `ConfigError` of one line. Names become parts of paths, of DVC's stages and of MLflow's
-filters: a setting that is a name has the type `Name`.
+text), rejects duplicate keys and keys that are not text, and limits size, depth and integers, so that no file can take long or much
+memory. `parse` turns a mapping into a `Config` and pydantic's report into a `ConfigError` of one line. Names become parts of paths, of
+DVC's stages and of MLflow's filters: a setting that is a name has the type `Name`.
 """
 
 import difflib
@@ -59,7 +59,7 @@ def parse(config_type: type[ConfigT], values: Any, where: str) -> ConfigT:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: expected a mapping of settings, found {type(values).__name__}")
     try:
-        return config_type.model_validate(_tuples_for_lists(values))
+        return config_type.model_validate(tuples_for_lists(values))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_first_problem(config_type, error)}") from None
 
@@ -68,7 +68,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping.
 
     Raises:
-        ConfigError: the file is missing, not YAML or not a mapping, or has a duplicate key.
+        ConfigError: the file is missing, not YAML or not a mapping, or has a duplicate key or one that is not text.
     """
     try:
         if path.exists() and not path.is_file():
@@ -152,7 +152,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _StrictLoader(Composer, yaml.CSafeLoader):
-    """SafeLoader that reads numbers as YAML 1.2 does, rejects duplicate keys, and limits the number and depth of values.
+    """SafeLoader that reads numbers as YAML 1.2 does, rejects keys that are duplicate or no text, and limits number and depth of values.
 
     Its parser is libyaml's (a fifth of the time); its composer is Python's: libyaml's ends the process at 100,000 nested lists.
     """
@@ -191,9 +191,14 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        for key, count in Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)).items():
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key that is not text{key.start_mark}")
+            if key.tag not in (_TEXT, _MERGE):  # 1 and 0x1, or no and off, would be one key
+                raise yaml.YAMLError(f"key '{key.value[:MAX_TEXT]}' is not text; write it in quotes{key.start_mark}")
+        for name, count in Counter(key.value for key, _ in node.value).items():
             if count > 1:
-                raise yaml.YAMLError(f"key '{key[1]}' is written twice{node.start_mark}")
+                raise yaml.YAMLError(f"key '{name}' is written twice{node.start_mark}")
         return node
 
 
@@ -207,7 +212,7 @@ def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_TEXT, _MERGE, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "merge", "int", "float"))
 _NUMBERS = {  # of YAML 1.2's core schema, in this order; in YAML 1.1, 010 is 8, 1:30 is 90, and 1e3 is text
     _INT: r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
     _FLOAT: r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
@@ -228,11 +233,11 @@ for _tag, _pattern in _NUMBERS.items():
 _StrictLoader.add_constructor(_INT, _construct_int)
 
 
-def _tuples_for_lists(value: Any) -> Any:
+def tuples_for_lists(value: Any) -> Any:
     """Replace lists by tuples: frozen configuration has tuples, and strict pydantic rejects YAML's lists."""
     if isinstance(value, Mapping):
-        return {key: _tuples_for_lists(item) for key, item in value.items()}
-    return tuple(_tuples_for_lists(item) for item in value) if isinstance(value, (list, tuple)) else value
+        return {key: tuples_for_lists(item) for key, item in value.items()}
+    return tuple(tuples_for_lists(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:

@@ -70,6 +70,10 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: object) -> None:
     ("text", "message"),
     [
         ("a: 1\na: 2\n", "key 'a' is written twice"),
+        ("a: {1: x, 0x1: y}\n", "key '1' is not text; write it in quotes"),  # one of two equal keys would be lost
+        ("no: x\noff: y\n", "key 'no' is not text; write it in quotes"),
+        ("~: x\n", "key '~' is not text; write it in quotes"),
+        ("? !!str [a]\n: x\n", "a key that is not text"),
         ("a: [1\n", "not readable as YAML"),
         ("- 1\n", "expected a mapping"),
         ("a: " + "[" * 100_000, "nested more than 50 deep"),  # ends the process in libyaml's composer

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, unknown_name
+from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, tuples_for_lists, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
@@ -657,17 +657,10 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
 def _nested(setting: str) -> dict[str, Any]:
     """Return a `--set` that has a path and a value as nested settings."""
     path = _path_of(setting)
-    nested: Any = _tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))
+    nested: Any = tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))
     for key in reversed(path.split(".")):
         nested = {key: nested}
     return dict(nested)
-
-
-def _tuples_for_lists(value: Any) -> Any:
-    """Return a value with tuples, as `Params` has it, to be compared with it."""
-    if isinstance(value, Mapping):
-        return {key: _tuples_for_lists(item) for key, item in value.items()}
-    return tuple(map(_tuples_for_lists, value)) if isinstance(value, list) else value
 
 
 def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:
