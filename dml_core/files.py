@@ -135,7 +135,7 @@ def set_aside(path: Path, hidden: bool = False) -> Path:
 
 def sealed(values: Mapping[str, Any]) -> str:
     """Return plain values, including `format`, as JSON text with their hash."""
-    return json.dumps({**values, SEAL: _seal(values)}, indent=1) + "\n"
+    return json.dumps({**values, SEAL: json_sha256(values)}, indent=1) + "\n"
 
 
 def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any]:
@@ -162,10 +162,11 @@ def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any
             f"{path}: written by a newer version (format {version}, this program reads up to {newest}); update this program, or {remedy}"
         )
     seal = values.pop(SEAL, None)
-    if (seal is not None or version >= FIRST_SEALED_FORMAT) and seal != _seal(values):
+    if (seal is not None or version >= FIRST_SEALED_FORMAT) and seal != json_sha256(values):
         raise StoreError(f"{path}: damaged or changed by hand (SHA-256 differs); {remedy}")
     return dict(values)
 
 
-def _seal(values: Mapping[str, Any]) -> str:
+def json_sha256(values: object) -> str:
+    """Return the SHA-256 of plain values as JSON with sorted keys, in hexadecimal."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

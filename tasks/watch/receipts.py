@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.errors import ConfigError, StoreError
-from dml_core.files import file_sha256
+from dml_core.files import file_sha256, json_sha256
 from tasks.environment import Project
 from tasks.files import check_output
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
-from tasks.watch.storage import content_hash, read_evidence, write_evidence
+from tasks.watch.storage import read_evidence, write_evidence
 from tasks.watch.summary import verdict_counts
 from tasks.watch.verdicts import verdict_of
 from tasks.wording import Say
@@ -59,7 +59,7 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
     receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
     content = receipt.model_dump(mode="json")
     _signature(path).unlink(missing_ok=True)
-    write_evidence(path, content | {"sha256": content_hash(content)})
+    write_evidence(path, content | {"sha256": json_sha256(content)})
     if key is not None:
         _ssh_keygen(path, "sign", "-f", str(key), "-n", NAMESPACE, str(path))
     return receipt
@@ -74,7 +74,7 @@ def read_receipt(path: Path) -> Receipt:
     """
     try:
         content = read_evidence(path)
-        if content.pop("sha256", None) != content_hash(content):
+        if content.pop("sha256", None) != json_sha256(content):
             raise StoreError(f"{path}: altered or damaged: its content does not fit its hash")
         return Receipt.model_validate(content)
     except OSError as error:

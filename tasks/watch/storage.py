@@ -8,7 +8,6 @@
 In file names `/` is replaced by `~`.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import TypeAdapter
 
 from dml_core.config import unknown_name
 from dml_core.errors import StoreError
-from dml_core.files import read_regular
+from dml_core.files import json_sha256, read_regular
 from tasks.environment import Project
 from tasks.files import write_output
 from tasks.runs.specs import Params, RunSpec, comparison_runs
@@ -168,12 +167,7 @@ def protocol_of(params: Params, name: str) -> str:
         content = [params.comparison.protocol, params.comparison.datasets[name], params.evaluation.model_dump(mode="json")]
     else:
         content = [paper_protocol(name).model_dump(mode="json", exclude={"independent"})]
-    return content_hash(content)
-
-
-def content_hash(content: object) -> str:
-    """Return the SHA-256 of plain values as JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_sha256(content)
 
 
 def matching_rows(rows: Sequence[str], wanted: Sequence[str]) -> list[str]:

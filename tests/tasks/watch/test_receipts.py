@@ -14,6 +14,7 @@ import pytest
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.errors import ConfigError, StoreError
+from dml_core.files import json_sha256
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
@@ -21,7 +22,7 @@ from tasks.watch import verifying
 from tasks.watch.history import write_history
 from tasks.watch.receipts import RECEIPTS, SIGNERS, read_receipt, read_receipts, signer_of, write_receipt
 from tasks.watch.records import Receipt, RowVerdict, Verdict
-from tasks.watch.storage import content_hash, read_references, read_verifications, reference_path, write_reference
+from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.forked import dml
 from tests.tasks.models.conftest import OPTIONS
@@ -119,7 +120,7 @@ def altered(path: Path, alter: Alteration, is_rehashed: bool) -> None:
     content = json.loads(path.read_text())
     recorded = content.pop("sha256")
     alter(content)
-    path.write_text(json.dumps(content | {"sha256": content_hash(content) if is_rehashed else recorded}))
+    path.write_text(json.dumps(content | {"sha256": json_sha256(content) if is_rehashed else recorded}))
 
 
 def test_a_receipt_is_verified_in_another_clone_which_stays_without_alarm_or_history(clone: Project, receipt: Path, signers: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tm
     }
     (folder / "a.json").write_text("[" * 200_000)
     for name, values in contents.items():
-        (folder / f"{name}.json").write_text(json.dumps(values | {"sha256": content_hash(values)}))
+        (folder / f"{name}.json").write_text(json.dumps(values | {"sha256": json_sha256(values)}))
     os.mkfifo(folder / "e.json")
     results = {one.file: one.result for one in read_receipts(project, {"own": accepted}, 0.001)}
     assert [file for file, result in results.items() if result.startswith("not a receipt; ")] == ["a.json", "b.json", "c.json"]
