@@ -160,7 +160,9 @@ def test_files_of_the_user_in_a_generated_folder_survive_another_generation(list
         stamp.write_text("".join(line for line in stamp.read_text().splitlines(keepends=True) if "  CUB" not in line))
     mine = next(raw.rglob("*.jpg")).with_name("mine.jpg")
     mine.write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"mine\.jpg: the generator did not write this file, .*; move it away"):
+    with pytest.raises(
+        DataError, match=r"raw: the generator did not write, .* 1 of its files, the first is .*mine\.jpg; remove the folder"
+    ):
         materialise("synthetic", OPTIONS, raw)
     assert mine.read_bytes() == b"mine"
     mine.unlink()

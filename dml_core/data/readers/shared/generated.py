@@ -36,10 +36,11 @@ def generate_once(raw: Path, stamp: str, generate: Callable[[Path], None]) -> No
         generate(partial)
         new = _files(partial)
         # The stamp file of an earlier version does not name the files; most are replaced by files of the same name.
-        foreign = next(iter(_files(raw) - new - {line[_BEFORE_NAME:] for line in written.splitlines()} - {STAMP_FILE}), None)
-        if foreign is not None:
+        foreign = _files(raw) - new - {line[_BEFORE_NAME:] for line in written.splitlines()} - {STAMP_FILE}
+        if foreign:
             raise DataError(
-                f"{raw / foreign}: the generator did not write this file, or no longer does; move it away, so that {raw} can be replaced"
+                f"{raw}: the generator did not write, or no longer does, {len(foreign)} of its files, the first is {min(foreign)}; "
+                "remove the folder if none of them is yours, else move yours away"
             )
         hashes = "".join(f"{file_sha256(partial / name)}  {name}\n" for name in sorted(new))
         (partial / STAMP_FILE).write_text(stamp + hashes, encoding="utf-8")
