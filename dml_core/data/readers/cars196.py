@@ -106,7 +106,9 @@ class Cars196(OfficialDataset):
         folders = {f"{name}/": path for name, path in parts.items() if path.is_dir()}
 
         def read(row: Row) -> bytes:
-            name = next(name for name in folders if row.path.startswith(name))
+            name = next((name for name in folders if row.path.startswith(name)), None)
+            if name is None:
+                raise DataError(f"{raw}: image '{row.path}' is in none of {', '.join(folders)}; get the annotations again")
             return read_file(folders[name] / row.path.removeprefix(name))
 
         return read
@@ -188,4 +190,9 @@ def _annotation(record: dict[str, Any], path_field: str, folder: str, path: Path
     missing = [field for field in (path_field, "class", *_BOX_FIELDS) if field not in record]
     if missing:
         raise DataError(f"{path}: an annotation has no field '{missing[0]}'; the test annotations must be the ones with labels")
-    return f"{folder}{record[path_field]}", [float(record[field]) for field in _BOX_FIELDS], int(record["class"])
+    try:
+        return f"{folder}{record[path_field]}", [float(record[field]) for field in _BOX_FIELDS], int(record["class"])
+    except (TypeError, ValueError):  # an empty or repeated value is an array
+        raise DataError(
+            f"{path}: the annotation of '{record[path_field]}' has a value that is not one number; get the files again"
+        ) from None

@@ -137,6 +137,8 @@ DAMAGE = [
     ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "", "image 3 .* has no class or no box"),
     ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "\n3 9", "which classes.txt does not name"),
     ("cub200", "CUB_200_2011/bounding_boxes.txt", "\n3 ", "\n3 wide", "should be numbers"),
+    ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "\n3 nan", "'nan' should be numbers"),
+    ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "\n3 1e999", "'1e999' should be numbers"),
     ("sop", "Stanford_Online_Products/Ebay_test.txt", None, None, "missing annotation file"),
     ("sop", "Stanford_Online_Products/Ebay_test.txt", "image_id", "id", "does not begin with"),
     ("sop", "Stanford_Online_Products/Ebay_train.txt", "\n5 2 2 ", "\n5 2 ", "line 6 is not"),
@@ -202,6 +204,20 @@ def test_damaged_and_unlabelled_mat_files(pictures: list[Picture], tmp_path: Pat
     savemat(path, {"annotations": drop_fields(without, "class")})
     with pytest.raises(DataError, match="no field 'class'"):
         read("cars-devkit", tmp_path)
+    without["class"][0, 0] = np.zeros(0)
+    savemat(path, {"annotations": without})
+    with pytest.raises(DataError, match=r"the annotation of '\w+\.jpg' has a value that is not one number"):
+        read("cars-devkit", tmp_path)
+
+
+def test_an_annotation_of_an_image_elsewhere_is_one_line(pictures: list[Picture], tmp_path: Path) -> None:
+    path = write("cars-annos", tmp_path, pictures) / "cars_annos.mat"
+    values = loadmat(path)
+    values["annotations"]["relative_im_path"][0, 0] = "elsewhere/1.jpg"
+    savemat(path, {name: value for name, value in values.items() if not name.startswith("__")})
+    manifest = read("cars-annos", tmp_path)
+    with pytest.raises(DataError, match=r"image 'elsewhere/1\.jpg' is in none of car_ims/; get the annotations again"):
+        manifest.read_bytes(manifest.rows[0])
 
 
 def test_annotation_that_names_a_missing_image(pictures: list[Picture], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reading of the publishers' text files; damage is reported in a one-line error message."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from dml_core.errors import DataError
@@ -44,9 +45,12 @@ def read_numbers(texts: Sequence[str], path: Path) -> list[float]:
     """Convert columns of an annotation file to numbers.
 
     Raises:
-        DataError: one of them is not a number.
+        DataError: one of them is not a finite number.
     """
     try:
-        return [float(text) for text in texts]
+        numbers = [float(text) for text in texts]
+        if not all(map(isfinite, numbers)):
+            raise ValueError
+        return numbers
     except ValueError:
         raise DataError(f"{path}: '{' '.join(texts)}' should be numbers; unpack the archive again") from None
