@@ -30,8 +30,8 @@ from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_fi
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE, READS_AT_ONCE = 8, 32  # requests for hashes in a call; requests for byte ranges, of a process
 WAITS: dict[str, dict[str, Any]] = {
-    "first": {"read_timeout": 10, "retries": {"total_max_attempts": 3}},  # of a command's first request: half a minute at most
-    "soon": {"read_timeout": 15},  # of lists, hashes and byte ranges: five times less than after which silent workers are replaced
+    "first": {"read_timeout": 10, "retries": {"total_max_attempts": 3}},  # of lists and a command's first request: half a minute at most
+    "soon": {"read_timeout": 15},  # of hashes and byte ranges: five times less than after which silent workers are replaced
     "long": {},  # boto3's 60 s are for copies
 }
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
@@ -87,7 +87,10 @@ class Store:
             raise StoreError(f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable place") from None
 
     def push(self, key: str, folder: Path | None = None) -> None:
-        """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped."""
+        """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped.
+
+        An empty key is the whole store.
+        """
         if not self.is_remote:
             return
         there = self._remote_hashes(key, reads=False)
@@ -95,7 +98,7 @@ class Store:
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
                 metadata = {"Metadata": {"sha256": sha256}}
-                self._call("upload_file", f"{key}/{name}", Filename=str(path), ExtraArgs=metadata, Config=_transfers())
+                self._call("upload_file", f"{key}/{name}".removeprefix("/"), Filename=str(path), ExtraArgs=metadata, Config=_transfers())
 
     def pull(self, key: str, without: Collection[str] = ()) -> Path:
         """Make `folder(key)` hold exactly what the store has under `key`, except the files named in `without`, and return it.
@@ -200,7 +203,7 @@ class Store:
         """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
-            pages = self._client("soon").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            pages = self._client("first").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 
@@ -305,7 +308,8 @@ class Store:
 
     def _remote_hashes(self, key: str, reads: bool = True) -> dict[str, str]:
         """Return name -> SHA-256 (`_object_hash`) of each object below `key`; those set aside are omitted."""
-        versions = {name: (f"{key}/{name}", etag) for name, etag in self.list_objects(key).items() if SET_ASIDE not in name}
+        start = f"{key}/".removeprefix("/")
+        versions = {name: (start + name, etag) for name, etag in self.list_objects(key).items() if SET_ASIDE not in name}
         with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
             return dict(zip(versions, pool.map(partial(self._object_hash, reads=reads), versions.values()), strict=True))
 
@@ -370,8 +374,7 @@ def push_objects(folder: Path, address: str) -> None:
     """
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder")
-    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        Store(address, folder).push(part.name, part)
+    Store(address, folder).push("", folder)
 
 
 def make_bucket(name: str, login: dict[str, str]) -> None:
