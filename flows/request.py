@@ -4,7 +4,7 @@ Prefect builds a form from these annotations when a flow is deployed, from withi
 choices of the form; a server refuses other values, and a flow started otherwise raises its own error, with the nearest name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import cache
@@ -21,10 +21,12 @@ from tasks.checks import check_before, check_parts, is_prepared
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
-from tasks.runs.specs import Params, RunSpec, dropped_options, idle_settings, limited_overrides, load_params, standing_runs
+from tasks.runs.protocols import Variant
+from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides, load_params, setting_notes, standing_runs
 from tasks.runs.tuned import STANDING
+from tasks.runs.without_effect import idle_notes, unreached_notes
 from tasks.tables.choice import Choice
-from tasks.tables.file import chosen_tables, table_names
+from tasks.tables.file import chosen_tables, load_table, table_names
 from tasks.tables.runs import at_scale, chosen_runs, run_together
 from tasks.tables.seeds_auto import FIRST_SEEDS, MOST_SEEDS, Resolve
 from tasks.wording import counted
@@ -143,8 +145,22 @@ def requested_runs(
         ConfigError: a name is unknown, or settings do not fit.
         DataError: raw files are missing.
     """
-    if request.is_standing:
-        return _standing(project, request, say, before_first)
+    must_train: list[None] = []
+
+    def first() -> None:
+        must_train.append(None)
+        before_first()
+
+    params, runs = (_standing if request.is_standing else _of_tables)(project, request, say, first)
+    if must_train and not request.smoke:  # which train one epoch
+        for line in setting_notes(params, runs) if request.is_standing else _table_notes(runs):
+            say(f"note: {line}")
+    return params, runs
+
+
+def _of_tables(
+    project: Project, request: Request, say: Callable[[str], None], before_first: Callable[[], None]
+) -> tuple[Params, list[RunSpec]]:
     from tasks.plans.needs import check_tables
 
     names = chosen_tables(request.tables)
@@ -168,6 +184,25 @@ def requested_runs(
     return params, runs
 
 
+def _table_notes(runs: Sequence[RunSpec]) -> list[str]:
+    """Return a line for each setting of the runs' tables that has no effect on them, and for what their epochs do not reach."""
+    tables = {name: load_table(name) for name in dict.fromkeys(str(run.table) for run in runs)}
+    clustered = {run.table for run in runs if run.evaluation.clustering}
+    idle = [name for name, table in tables.items() if "kmeans" in table.evaluation and name not in clustered]
+    trained = {(run.comparison, run.label): run for run in runs if run.training.num_epochs}.values()
+
+    def blocks_of(run: RunSpec) -> dict[str, dict[str, Any]]:
+        row, place, column = tables[str(run.table)].rows[str(run.row)], f"{run.table}: rows.{run.row}", str(run.column)
+        changes = {place: Variant(training=row.training, datasets=row.datasets)}
+        changes |= {f"{place}.by_variant.{run.variant}": row.by_variant.get(run.variant, Variant())}
+        blocks = {f"{place}.training": of.training for place, of in changes.items()}
+        blocks |= {f"{place}.datasets.{column}": of.datasets.get(column, {}) for place, of in changes.items()}
+        return {place: {"loss": row.loss or {}}} | blocks
+
+    of_evaluation = [f"{name}: evaluation.kmeans has no effect: no column has a metric of clustering" for name in idle]
+    return [*of_evaluation, *idle_notes(trained, blocks_of), *unreached_notes(trained)]
+
+
 def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str], None]) -> list[RunSpec]:
     """Return the runs that were not imported with the present data and settings, and report the others."""
     from tasks.plans.results import unmeasured_runs
@@ -188,7 +223,7 @@ def _standing(
         say(f"note: {line}")
     seeds = request.seeds if request.until is None else (0,)
     by_dataset = standing_runs(params, request.datasets, request.variants, seeds, request.overrides, request.whole)
-    for line in (*limited_overrides(params, by_dataset, request.overrides), *idle_settings(params, by_dataset)):
+    for line in limited_overrides(params, by_dataset, request.overrides):
         say(f"note: {line}")
     if request.changed_only:
         changed = changed_datasets(project, params, list(by_dataset))

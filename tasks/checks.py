@@ -19,12 +19,12 @@ from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.split_config import held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.data.views.transform_config import check_training_crop
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, DataError, first_line
 from dml_core.files import file_sha256
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
-from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH, build_backbone
+from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH, backbone_shapes, build_backbone
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
 from tasks.data import read_packed
@@ -296,15 +296,6 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")
 
 
-def loss_learns(training: TrainingConfig) -> bool:
-    """Return whether a run's loss has trainable parameters: centres, a classifier. Imports the same libraries as `check_parts`.
-
-    Raises:
-        ConfigError: as `check_parts`.
-    """
-    return any(parameter.requires_grad for parameter in _loss(training, ENOUGH_CLASSES).parameters())
-
-
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
     _check_pixels(training)
@@ -331,24 +322,29 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
 
 
 def _check_pixels(training: TrainingConfig) -> None:
-    """Check that a timm model with weights gets pixels scaled as it was trained; `TrainingConfig` checks the other backbones."""
+    """Check that the backbone takes images of this size, and a timm model with weights pixels scaled as it was trained with.
+
+    `TrainingConfig` checks the scaling of the other backbones.
+    """
+    import torch
+
     backbone, scaling = training.model.backbone, training.transform.scaling
     expected = trained_on(backbone.name) if backbone.name.startswith(TIMM_PREFIX) and backbone.weights != "none" else None
     if expected is not None and scaling != expected.scaling:
         raise ConfigError(f"transform.scaling is '{scaling}', but {backbone.name} was trained with '{expected.scaling}': set that")
+    if (side := training.transform.crop_size) is not None:
+        try:
+            backbone_shapes(backbone)(torch.zeros(2, 3, side, side, device="meta"))
+        except RuntimeError as error:
+            reason = f"backbone '{backbone.name}' does not take images of {side} x {side} pixels ({first_line(error)})"
+            raise ConfigError(f"transform.crop_size: {reason}; set another") from None
 
 
 def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
     from dml_core.models.heads import build_head
 
-    head = build_head(training.model.head, _num_features(training.model.backbone), num_classes)
+    head = build_head(training.model.head, cast(int, backbone_shapes(training.model.backbone).num_features), num_classes)
     return build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
-
-
-@cache
-def _num_features(backbone: BackboneConfig) -> int:
-    """Return the number of features of a backbone, which is built once without its weights."""
-    return cast(int, build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None})).num_features)
 
 
 def _has_files(folder: Path) -> bool:

@@ -44,6 +44,12 @@ class HeatedUpSoftmaxConfig(LossConfig):
     initial: Literal["uniform", "unit_norm"] = "uniform"
     better_init: bool = False
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Options of the heating if there is none, and of the bias if there is none."""
+        of_heating = {"heat_from", "schedule", "heated_learning_rate_factor"} if self.heated_alpha is None else set()
+        return frozenset(of_heating if self.bias else of_heating | {"bias_inside_alpha"})
+
     @model_validator(mode="after")
     def _heats(self) -> Self:
         if self.heated_alpha is not None and self.heated_alpha > self.alpha:

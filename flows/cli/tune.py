@@ -32,11 +32,12 @@ def tune(
     """
     project = open_project()
     from tasks.checks import check_places
+    from tasks.runs.without_effect import unreached_notes
     from tasks.tuning.search import checked_searches
 
     say(f"dml tune: checking {', '.join(rows)}")
     params, searches = checked_searches(project, rows, dataset or (), folds, seed, metric, parallel)
-    for note in check_places(project, params.scale):
+    for note in (*check_places(project, params.scale), *unreached_notes(search.spec(0, search.own, 0) for search in searches)):
         say(f"note: {note}")
     for search in searches:
         say(f"{search.title}: {', '.join(search.space)}")

@@ -27,7 +27,7 @@ from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
-from tasks.runs.without_effect import why_idle, without_effect
+from tasks.runs.without_effect import idle_notes, unreached_notes, why_idle
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
 PRETRAINED_ONLY = "pretrained_only"  # key of a variant: whether it runs only on datasets whose backbone has pretrained weights
@@ -332,9 +332,32 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         raise ConfigError(f"{path.name}: comparison.reference: {unknown_name('variant', reference, list(variants))}")
     _check_rows(path, variants)
     for name in params.comparison.datasets:
-        for variant in variants:
-            _training(params, name, variant, tuned=False)  # `dml tune` reads this file too: only runs refuse an untuned variant
+        # `dml tune` reads this file too: only runs refuse an untuned variant
+        trainings = {variant: _training(params, name, variant, tuned=False) for variant in variants}
+        with located(f"{path.name}: comparison: {name}"):
+            check_same_classes(trainings, params.evaluation.role)
     return params
+
+
+def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> None:
+    """Check that runs of one comparison are scored on the same images, and hold out the same classes if they hold out any.
+
+    On held-out classes the best run is chosen, also if the test classes are scored.
+
+    Args:
+        trainings: label of the runs -> their training settings.
+        role: role that they are scored on.
+
+    Raises:
+        ConfigError: two hold out different classes; or one of them none, and another role than "test" is scored.
+    """
+    labels = {training.validation: label for label, training in trainings.items() if role != "test" or training.validation is not None}
+    if len(labels) > 1:
+        first, second, *_ = labels.values()
+        raise ConfigError(
+            f"'{first}' and '{second}' hold out different classes (validation), so they would be compared on different images; "
+            "set the same validation for both"
+        )
 
 
 def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
@@ -415,10 +438,13 @@ def standing_runs(
     """Return dataset -> the comparison's runs on it. What is not given has its default: of variants and seeds all, if `whole`.
 
     Raises:
-        ConfigError: as `comparison_runs`, a dataset is given twice, or an override has no effect on a dataset.
+        ConfigError: as `comparison_runs`, a dataset is given twice, or an override has no effect, or none on a dataset.
     """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
+    for setting in overrides:
+        if (why := _why_unread(params, setting, datasets, seeds)) is not None:
+            raise ConfigError(f"--set {setting} has no effect: {why}")
     if not whole:
         seeds = seeds or comparison.seeds[: comparison.num_default_seeds]
 
@@ -435,6 +461,20 @@ def standing_runs(
                 ((reason, _),) = Counter(reasons).most_common(1)
                 raise ConfigError(f"--set {setting} has no effect on {name}: {reason}; change that instead")
     return runs
+
+
+def _why_unread(params: Params, setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> str | None:
+    """Return why no run reads a `--set`, for settings that are not of training; None if one does."""
+    reasons = {
+        "promotion": "only `dml models promote` reads it, from params.yaml",
+        "comparison.search": "only `dml tune` reads it, from params.yaml",
+        "comparison.default_datasets": "the datasets are named" if datasets else None,
+        "comparison.seeds": "the seeds are named" if seeds else None,
+        "comparison.num_default_seeds": "the seeds are named" if seeds else None,
+        **_idle_evaluation(params.evaluation),
+    }
+    path = _path_of(setting)
+    return next((why for place, why in reasons.items() if f"{path}.".startswith(f"{place}.")), None)
 
 
 def limited_overrides(params: Params, runs: Mapping[str, Sequence[RunSpec]], overrides: Sequence[str]) -> list[str]:
@@ -461,14 +501,29 @@ def _is_of_others(setting: str, runs: Mapping[str, Sequence[RunSpec]]) -> bool:
     return section == "comparison" and kind in requested and bool(name) and name not in requested[kind]
 
 
-def idle_settings(params: Params, runs: Mapping[str, Sequence[RunSpec]]) -> list[str]:
-    """Return a line for each setting in the block of a trained variant of `standing_runs` that has no effect there."""
-    lines = dict[str, None]()
-    for dataset, spec in ((dataset, spec) for dataset, specs in runs.items() for spec in specs if spec.training.num_epochs):
-        idle, own = without_effect(spec.training), flatten(params.comparison.variants[spec.variant])
-        where = f"comparison.variants.{spec.variant}"
-        lines |= {f"{where}.{path} has no effect on {dataset}: {why}": None for path, why in idle.items() if own.get(path) is not None}
-    return list(lines)
+def setting_notes(params: Params, runs: Sequence[RunSpec]) -> list[str]:
+    """Return a line for each setting without effect on `standing_runs`, and for what their epochs do not reach. Builds parts of the runs.
+
+    A setting of the protocol or of a dataset is named if it has no effect on any variant, requested or not.
+    """
+    comparison = params.comparison
+    trained = {(run.dataset, run.variant): run for run in runs if run.training.num_epochs}
+
+    def blocks_of(run: RunSpec) -> dict[str, dict[str, Any]]:
+        shared = {"comparison.protocol": comparison.protocol, f"comparison.datasets.{run.dataset}": comparison.datasets[run.dataset]}
+        own = {f"comparison.variants.{run.variant}": comparison.variants[run.variant]}
+        return shared | own if (run.dataset, run.variant) in trained else shared
+
+    datasets = dict.fromkeys(dataset for dataset, _ in trained)
+    every = [run for dataset in datasets for run in runnable_runs(params, dataset, (0,)) if run.training.num_epochs]
+    of_evaluation = [f"{path} has no effect: {why}" for path, why in _idle_evaluation(params.evaluation).items()]
+    return [*of_evaluation, *idle_notes(every, blocks_of), *unreached_notes(trained.values())]
+
+
+def _idle_evaluation(evaluation: EvaluationConfig) -> dict[str, str]:
+    """Return dotted path -> why the setting of an evaluation has no effect, for those that are given."""
+    is_idle = "kmeans" in evaluation.model_fields_set and not evaluation.clustering
+    return {"evaluation.kmeans": "evaluation.clustering is false"} if is_idle else {}
 
 
 def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:

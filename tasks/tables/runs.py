@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dml_core.config import refuse_repeats, unknown_name
+from dml_core.config import located, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.epochs import EPOCHS, Epoch
 from dml_core.errors import ConfigError
@@ -14,7 +14,7 @@ from dml_core.evaluation.metric_info import metric_info, recall_k
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
 from tasks.runs.protocols import COMMON, Protocol, Variant, load_protocol
-from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
+from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_same_classes, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table
@@ -118,7 +118,7 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
         left_out: receives a line for every row that has no run.
 
     Raises:
-        ConfigError: a named row is not run, or settings do not fit.
+        ConfigError: a named row is not run, settings do not fit, or runs on training images hold out different classes.
     """
     check_seeds(choice.seeds)
     runs: dict[str, list[RunSpec]] = {}
@@ -143,6 +143,9 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
                     ] = None
                 else:
                     others.extend(specs)
+        with located(f"{name}: {dataset}"):
+            on_training = [spec for spec in runs.get(dataset, ()) if spec.evaluation.role == "train"]
+            check_same_classes({spec.label: spec.training for spec in on_training}, "train")
     if left_out is not None:
         left_out += reasons
     return runs
@@ -296,7 +299,10 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
-    return parse_overridden(EvaluationConfig, f"{name}: evaluation", paper_protocol(name).evaluation, table.evaluation, values)
+    given = override(paper_protocol(name).evaluation, table.evaluation)
+    for key in {*values, "role", "epoch"} & given.keys():
+        raise ConfigError(f"{name}: evaluation.{key} has no effect: the table's columns, role and epochs decide it; remove it")
+    return parse_overridden(EvaluationConfig, f"{name}: evaluation", given, values)
 
 
 def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> str | None:

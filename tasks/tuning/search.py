@@ -19,7 +19,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import recall_k
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
-from tasks.checks import check_parts, check_settings, loss_learns, prepared_folder
+from tasks.checks import check_parts, check_settings, prepared_folder
 from tasks.environment import Project
 from tasks.runs.identity import source_digest, step_identities
 from tasks.runs.records import DatasetRecord
@@ -235,7 +235,7 @@ def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, co
         )
     training = own.training.model_copy(update={"validation": None, "keep_epochs": (), "recall_every_epochs": None})
     with located(f"{table_name}/{row} on {column}"):
-        space = row_space(training, table.search, table.rows[row].search, lambda: loss_learns(training))
+        space = row_space(training, table.search, table.rows[row].search)
     evaluation = EvaluationConfig(
         role="validation",
         recall_at=tuple(sorted({1, recall_k(metric) or 1})),

@@ -4,7 +4,7 @@ A path is one in `TrainingConfig`, for example `optimiser.groups.loss.learning_r
 which are held out and which weights are kept are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import flatten, located
@@ -13,28 +13,24 @@ from dml_core.losses.registry import PML_PREFIX, parse_loss_options
 from dml_core.overrides import override, parse_overridden
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
-from tasks.runs.without_effect import OPTIONS, loss_options_without_effect, without_effect
+from tasks.runs.without_effect import OPTIONS, why_idle
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import LossConfig
 
 SEARCHED = ("loss.options.", "model.", "optimiser.", "sampler.", "schedule.", "transform.")
 NAMES = ("model.backbone.name", "model.backbone.weights", "model.backbone.weights_sha256")
-LOSS_GROUP = "optimiser.groups.loss."
 Space = dict[str, Search]
 Params = dict[str, Any]
 
 
-def row_space(
-    training: TrainingConfig, of_table: Mapping[str, Search], of_row: Mapping[str, Search], loss_learns: Callable[[], bool]
-) -> Space:
+def row_space(training: TrainingConfig, of_table: Mapping[str, Search], of_row: Mapping[str, Search]) -> Space:
     """Return the search space of a row, sorted: dotted path -> range, each wide enough to include the row's own value.
 
     Args:
         of_table: ranges of the table's file; those of options that the row's loss does not have, and of settings without effect in the
             row, are skipped.
         of_row: ranges of the row; they replace those of the table and of the loss.
-        loss_learns: returns whether the row's loss has parameters; called only for ranges of their optimiser settings.
 
     Raises:
         ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range of the
@@ -42,26 +38,24 @@ def row_space(
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
-    options, idle = loss_options(training), without_effect(training) | loss_options_without_effect(training)
-    given = {
-        path: search
-        for path, search in of_table.items()
-        if path not in idle and (not path.startswith(OPTIONS) or path.removeprefix(OPTIONS) in options)
-    }
+    options = loss_options(training)
     space: Space = {}
-    for path, search in {**given, **of_row}.items():
+    for path, search in {**of_table, **of_row}.items():
+        why = why_idle(training, (path,))
+        is_foreign = path.startswith(OPTIONS) and path.removeprefix(OPTIONS) not in options
+        if path not in of_row and (why is not None or is_foreign):
+            continue
         with located(f"search: {path}"):
-            if path.startswith(LOSS_GROUP) and not loss_learns():
-                continue
             _check_path(path)
             own = own_value(training, path)
-            if path in idle:
-                raise ConfigError(f"has no effect: {idle[path]}; leave it out of the search")
+            if why is not None:
+                raise ConfigError(f"has no effect: {why}; leave it out of the search")
             space[path] = _holding(search, own)
             for value in _ends(space[path]):
                 lay_over(training, {path: value})
     declared = {f"{OPTIONS}{name}": search for name, search in declared_searches(_loss_config(training)).items()}
-    space = dict(sorted(({path: search for path, search in declared.items() if path not in idle} | space).items()))
+    declared = {path: search for path, search in declared.items() if why_idle(training, (path,)) is None}
+    space = dict(sorted((declared | space).items()))
     if not space:
         raise ConfigError(
             f"no setting to search: loss '{training.loss.name}' declares no range, and neither the table nor the row defines one"

@@ -1,6 +1,8 @@
 """Requests for runs: names of their flow runs on Prefect's pages, and the parameters that deployments may set."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +13,10 @@ from flows.cli.options import request_of
 from flows.reproduce import flow_run_name
 from flows.request import Request, requested_runs
 from tasks.environment import Project
+from tasks.runs.specs import Params, RunSpec
+from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
+from tasks.tables.runs import Chosen
 from tests.conftest import ROOT
 
 
@@ -88,3 +93,27 @@ def test_what_a_setting_drops_and_does_not_reach_is_reported(tmp_path: Path, mon
         f"note: --set {name} drops comparison.protocol.model.backbone.width: 16",
         f"note: --set {kind} does not apply to discriminative on synthetic: comparison.variants.discriminative overrides it",
     ]
+
+
+def test_settings_of_a_table_without_effect_are_named_before_runs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose loss is never heated gives a share of the epochs after which it would be."""
+
+    def lines(*tables: str, **options: Any) -> list[str]:
+        printed: list[str] = []
+        project = Project(tmp_path, tmp_path / "state", store="s", tracking_uri="sqlite:///x.db")
+        requested_runs(project, Request(tables=tables, force=True, **options), printed.append)
+        return [line for line in printed if line.startswith("note: ")]
+
+    def checked(project: Project, params: Params, chosen: Chosen, choice: Choice, before_first: Callable[[], None]) -> list[RunSpec]:
+        if is_new:
+            before_first()
+        return [run for runs in chosen.runs for run in runs]
+
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    monkeypatch.setattr("tasks.plans.needs.check_tables", checked)
+    is_new = True
+    (line,) = lines("project/claims")
+    assert line.startswith("note: project/claims: rows.cold.loss.options.heat_from has no effect on fashion-mnist-200: ")
+    assert lines("project/glyphs", rows=("softtriple-1",), smoke=True) == []
+    is_new = False
+    assert lines("project/claims") == []

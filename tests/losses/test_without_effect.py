@@ -59,3 +59,19 @@ def test_it_is_the_same_with_any_value_of_these_and_of_no_other(case):
 
 def test_every_loss_with_a_range_is_looked_at():
     assert sum(bool(declared_searches(parse_loss_options(name, NEAR.get(name, {})))) for name in NAMES) >= 10
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ({"heated_alpha": None}, {"heat_from": 0.1, "schedule": "gentle", "heated_learning_rate_factor": 0.5}),
+        ({"bias": False}, {"bias_inside_alpha": False}),
+    ],
+)
+def test_options_of_a_heating_or_a_bias_that_is_not_there(own, others):
+    assert parse_loss_options("heated_up_softmax", own).without_effect == set(others)
+    assert parse_loss_options("heated_up_softmax", {}).without_effect == frozenset()
+    assert torch.equal(outcome("heated_up_softmax", own), outcome("heated_up_softmax", own | others))
+    loss = build(("heated_up_softmax", own | others))
+    loss.start_epoch(9, 10)
+    assert "heated_alpha" not in own or loss.learning_rate_factor == 1

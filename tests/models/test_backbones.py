@@ -188,12 +188,21 @@ def test_features_that_are_no_map_are_refused():
         build("timm:efficientvim_m1")(torch.zeros(1, 3, 224, 224))
 
 
-def test_images_of_a_size_that_a_transformer_does_not_take_are_refused():
-    with (
-        torch.device("meta"),
-        pytest.raises(ConfigError, match=r"'deit_tiny_patch16_224' does not take images of 48 x 48 pixels .*crop_size"),
-    ):
-        build("timm:deit_tiny_patch16_224")(torch.zeros(1, 3, 48, 48))
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "levit_128s", "coatnet_pico_rw_224", "gcvit_xxtiny", "maxvit_pico_rw_256"])
+def test_images_of_a_size_that_a_transformer_does_not_take_are_refused(name):
+    with torch.device("meta"), pytest.raises(ConfigError, match=rf"^timm's '{name}' does not take images of 48 x 48 pixels .*crop_size"):
+        build(f"timm:{name}")(torch.zeros(1, 3, 48, 48))
+
+
+@pytest.mark.parametrize(("side", "error"), [(160, RuntimeError("cuDNN error")), (48, torch.OutOfMemoryError("CUDA out of memory"))])
+def test_a_failure_that_is_not_of_the_size_is_no_setting(monkeypatch, side, error):
+    def failing(images):
+        raise error
+
+    backbone = build("timm:test_vit")
+    monkeypatch.setattr(backbone.model, "forward_features", failing)
+    with pytest.raises(type(error), match=str(error)):
+        backbone(images(side))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             of_variant(model={"backbone": {"name": "timm:tf_efficientnet_lite0", **OWN_WEIGHTS}}),
             "transform.scaling is 'zero-one', but timm:tf_efficientnet_lite0 was trained with 'minus-one-one': set that",
         ),
+        (
+            of_variant(model={"backbone": {"name": "bn_inception", "width": None}}),
+            "transform.crop_size: backbone 'bn_inception' does not take images of 24 x 24 pixels (",
+        ),
+        (
+            of_variant(model={"backbone": {"name": "timm:levit_128s"}}),
+            "timm's 'levit_128s' does not take images of 24 x 24 pixels (",
+        ),
         (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
         (
             of_variant(transform={"crop": "none", "padding": None}),

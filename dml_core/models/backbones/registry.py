@@ -1,5 +1,6 @@
 """Registry of backbones: name -> class, imported only when used, so that a run depends only on its own family's file."""
 
+from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,19 @@ def build_backbone(config: BackboneConfig) -> "nn.Module":
             config = config.model_copy(update={"weights": str(fetch_published(config.name))})
     network: nn.Module = builder(config)
     return network
+
+
+@cache
+def backbone_shapes(config: BackboneConfig) -> "nn.Module":
+    """Return the configured network on torch's device "meta": sizes without values, at no cost of memory. Each is built once.
+
+    Raises:
+        ConfigError: as `build_backbone`, but for the weights.
+    """
+    import torch
+
+    with torch.device("meta"):
+        return build_backbone(config.model_copy(update={"weights": "none", "weights_sha256": None})).eval()
 
 
 def _builder(name: str) -> str:

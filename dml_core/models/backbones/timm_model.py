@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dml_core.config import nearest_hint, unknown_name
@@ -36,8 +37,11 @@ class TimmModel(nn.Module):
         """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, without the class token."""
         try:
             features = self.model.forward_features(images)
-        except AssertionError as error:  # many transformers take images of one size only
+        except (AssertionError, RuntimeError) as error:  # many transformers take images of one size only
             height, width = images.shape[2:]
+            is_own_size = [height, width] == [*self.model.default_cfg.get("input_size", ())][1:]
+            if isinstance(error, RuntimeError) and (is_own_size or isinstance(error, torch.OutOfMemoryError)):
+                raise
             raise ConfigError(
                 f"timm's '{self.name}' does not take images of {height} x {width} pixels ({first_line(error)}); set transform.crop_size"
             ) from None

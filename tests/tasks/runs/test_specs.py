@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -19,10 +20,10 @@ from tasks.runs.specs import (
     comparison_runs,
     comparison_title,
     dropped_options,
-    idle_settings,
     is_whole,
     limited_overrides,
     load_params,
+    setting_notes,
     standing_runs,
     variants_on,
 )
@@ -236,6 +237,14 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
         (["schedule={kind: every, every_epochs: 8, floor: null}"], "schedule.every_epochs=60", "the first drop is after 60 of 48 epochs"),
         (["model={backbone: {name: resnet18}, freeze_batchnorm: all}"], "model.batchnorm_momentum=0.5", "model.freeze_batchnorm is 'all'"),
         (["num_epochs=2"], "cross_batch_memory={size: 96, after_epochs: 2}", "cross_batch_memory.after_epochs is 2 of 2 epochs"),
+        (["optimiser.weight_decay=0"], "optimiser.without_decay=biases", "optimiser.weight_decay is 0"),
+        ([], "optimiser.groups.loss.learning_rate=1e-3", "the loss has no parameters"),
+        (["model={head: {kind: identity, embedding_dim: 64}}"], "optimiser.groups.head.weight_decay=0.1", "the head has no parameters"),
+        (
+            ["optimiser.groups={backbone: {learning_rate: 1e-3}, head: {learning_rate: 1e-2}}"],
+            "optimiser.learning_rate=1e-4",
+            "every group has its own",
+        ),
     ],
 )
 def test_a_setting_without_effect_beside_the_others_is_refused_or_named(tmp_path: Path, settings: list[str], path: str, why: str) -> None:
@@ -245,16 +254,16 @@ def test_a_setting_without_effect_beside_the_others_is_refused_or_named(tmp_path
     params = overridden(tmp_path, *others, own)
     with pytest.raises(ConfigError, match=re.escape(f"--set {own} has no effect on synthetic: {why}; change that instead")):
         standing_runs(params, ["synthetic"], ["contrastive"], [0], [own])
-    in_file = idle_settings(params, standing_runs(params, ["synthetic"], ["contrastive", "untrained"], [0, 1]))
-    assert in_file[0].startswith(f"{place}.{path.partition('=')[0]}")
-    assert in_file[0].endswith(f" has no effect on synthetic: {why}")
+    in_file = setting_notes(params, standing_runs(params, ["synthetic"], ["contrastive", "untrained"], [0, 1])["synthetic"])
+    (line,) = [line for line in in_file if line.startswith(f"{place}.{path.partition('=')[0]}")][:1]
+    assert line.endswith(f" has no effect on synthetic: {why}")
 
 
 def test_settings_without_effect_for_some_variants_name_these(tmp_path: Path) -> None:
     def lines(setting: str, *more: str) -> list[str]:
         params = overridden(tmp_path, setting, *more)
         runs = standing_runs(params, ["synthetic"], ["contrastive", "heated-up-softmax", "softmax"], [0], [setting])
-        assert idle_settings(params, runs) == []
+        assert setting_notes(params, runs["synthetic"]) == []
         return limited_overrides(params, runs, [setting])
 
     size = "comparison.protocol.sampler.batch_size=8"
@@ -270,6 +279,61 @@ def test_settings_without_effect_for_some_variants_name_these(tmp_path: Path) ->
     one_centre = overridden(tmp_path, gamma, "comparison.variants.softtriple.loss.options.num_centres=1")
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: the loss's other options disable it"):
         standing_runs(one_centre, ["synthetic"], ["softtriple"], [0], [gamma])
+
+
+def test_a_setting_of_the_protocol_or_a_dataset_is_named_if_it_has_no_effect_on_any_variant(tmp_path: Path) -> None:
+    def lines(*settings: str) -> list[str]:
+        params = overridden(tmp_path, *settings)
+        return setting_notes(params, standing_runs(params, ["synthetic"], ["contrastive"], [0])["synthetic"])
+
+    assert lines() == [], "batch_size and the loss's own rate are for other variants"
+    places = "comparison.protocol", "comparison.datasets.synthetic"
+    assert lines(*(f"{place}.transform.jitter_first=true" for place in places)) == [
+        f"{place}.transform.jitter_first has no effect on synthetic: transform.jitter changes nothing" for place in places
+    ]
+    assert lines("evaluation.clustering=false", "evaluation.kmeans={num_runs: 5}") == [
+        "evaluation.kmeans has no effect: evaluation.clustering is false"
+    ]
+
+
+def test_parts_of_a_schedule_that_the_epochs_do_not_reach_are_named(tmp_path: Path) -> None:
+    def lines(*settings: str, variants: Sequence[str] = ("softmax", "heated-up-softmax", "untrained")) -> list[str]:
+        params = overridden(tmp_path, *(f"comparison.{setting}" for setting in settings))
+        return setting_notes(params, standing_runs(params, ["synthetic"], variants, [0])["synthetic"])
+
+    assert lines("protocol.num_epochs=3") == []
+    assert lines("protocol.num_epochs=1") == [
+        "heated-up-softmax, softmax on synthetic: the warm-up takes 1 of 1 epochs: the learning rate does not reach its full value",
+        "heated-up-softmax on synthetic: loss.options.heat_from 0.6 heats none of the 1 epochs",
+    ]
+    steps = "protocol.schedule={kind: step, floor: null, milestones: [10, 48]}"
+    assert lines(steps, variants=["softmax"]) == ["softmax on synthetic: the last drop is after 48 of 48 epochs"]
+    heated = "{name: heated_up_softmax, options: {heat_from: 1.0}}"
+    terms = f"variants.softmax.loss={{name: combined, options: {{terms: [{{name: ring_loss}}, {heated}]}}}}"
+    assert lines(terms, variants=["softmax"]) == ["softmax on synthetic: loss.options.heat_from 1 heats none of the 48 epochs"]
+    cold = "variants.heated-up-softmax.loss.options.heated_alpha=null"
+    never = ["comparison.variants.heated-up-softmax.loss.options.heat_from has no effect on synthetic: the loss's other options disable it"]
+    assert lines("protocol.schedule.warmup_epochs=0", "protocol.num_epochs=1", cold) == never, "it is not meant to be heated"
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "why"),
+    [
+        ("evaluation.kmeans.num_runs=5", {}, "evaluation.clustering is false"),
+        ("comparison.search.num_epochs.low=8", {}, "only `dml tune` reads it"),
+        ("promotion.min_gain=1", {}, "only `dml models promote` reads it"),
+        ("comparison.default_datasets=[synthetic]", {"datasets": ["synthetic"]}, "the datasets are named"),
+        ("comparison.seeds=[7]", {"seeds": [1]}, "the seeds are named"),
+        ("comparison.num_default_seeds=2", {"seeds": [1]}, "the seeds are named"),
+    ],
+)
+def test_a_setting_that_no_run_reads_is_refused(tmp_path: Path, setting: str, options: dict[str, Sequence[Any]], why: str) -> None:
+    """It would be in the name of a comparison with the same runs."""
+    params = overridden(tmp_path, setting, "evaluation.clustering=false")
+    with pytest.raises(ConfigError, match=re.escape(f"--set {setting} has no effect: {why}")):
+        standing_runs(params, overrides=[setting], **options)
+    if options:
+        assert standing_runs(params, overrides=[setting])
 
 
 def test_freezing_the_batchnorm_of_a_network_without_one_is_refused(tmp_path: Path) -> None:
@@ -378,6 +442,21 @@ def test_only_datasets_that_run_must_hold_out_the_classes_that_are_scored(tmp_pa
         comparison_runs(params, "fashion-mnist")
     both = overridden(tmp_path, "evaluation.role=validation", "comparison.datasets.fashion-mnist.validation={share: 0.2}")
     assert {run.training.validation.share for run in comparison_runs(both, "fashion-mnist") if run.training.validation} == {0.2}
+
+
+@pytest.mark.parametrize("role", ["test", "validation", "train"])
+def test_variants_that_hold_out_different_classes_are_in_no_comparison(tmp_path: Path, role: str) -> None:
+    """They would be compared on different images; where the test classes are scored, the best run would be chosen on different ones."""
+    held_out = "comparison.protocol.validation={share: 0.2}"
+    overridden(tmp_path, f"evaluation.role={role}", held_out)
+    with pytest.raises(ConfigError, match=r"comparison: fashion-mnist: '.+' and '.+' hold out different classes \(validation\)"):
+        overridden(tmp_path, f"evaluation.role={role}", held_out, "comparison.variants.softmax.validation={share: 0.3}")
+    none = f"evaluation.role={role}", held_out, "comparison.variants.softmax.validation=null"
+    if role == "test":
+        overridden(tmp_path, *none)  # it cannot be the best run
+    else:
+        with pytest.raises(ConfigError, match="hold out different classes"):
+            overridden(tmp_path, *none)
 
 
 def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from tasks.runs.protocols import load_protocol
 from tasks.tables.file import load_table, paper_tables
-from tasks.tables.runs import row_training, scoring_of
+from tasks.tables.runs import row_training, runs_of, scoring_of
 
 DIGITS = ("mnist", "fashion_mnist")
 
@@ -126,3 +127,23 @@ def test_discriminative_clusters_as_scikit_learn_did_then() -> None:
             table = load_table(name)
             kmeans = scoring_of(name, table, table.datasets[0]).kmeans
             assert (kmeans.num_runs, kmeans.num_iterations) == (10, 300), name
+
+
+@pytest.mark.parametrize("key", ["recall_at", "clustering", "role", "epoch"])
+def test_scoring_that_the_columns_decide_is_refused_in_a_table(key: str) -> None:
+    name = "heated_up_softmax/table3"
+    table = load_table(name)
+    own = table.model_copy(update={"evaluation": {**table.evaluation, key: None}})
+    with pytest.raises(ConfigError, match=f"{name}: evaluation.{key} has no effect: the table's columns, role and epochs decide it"):
+        scoring_of(name, own, table.datasets[0])
+
+
+def test_rows_on_training_images_that_hold_out_different_classes_are_refused() -> None:
+    name = "project/claims"
+    table = load_table(name)
+    row, *others = (row.model_copy(update={"role": None, "runs_on": ()}) for row in table.rows.values() if row.is_run)
+    split = row.model_copy(update={"training": {**row.training, "validation": {"share": 0.2}}})
+    rows = {"one": split, **{f"other-{number}": other for number, other in enumerate(others)}}
+    runs_of(name, table.model_copy(update={"rows": rows}))
+    with pytest.raises(ConfigError, match=f"{name}: .*: '.+' and '.+' hold out different classes"):
+        runs_of(name, table.model_copy(update={"rows": rows, "role": "train"}))

@@ -17,9 +17,9 @@ SOFTTRIPLE = small_training("softtriple")
 
 
 def space_of(
-    training: TrainingConfig, of_table: dict[str, Search] | None = None, of_row: dict[str, Search] | None = None, learns: bool = True
+    training: TrainingConfig, of_table: dict[str, Search] | None = None, of_row: dict[str, Search] | None = None
 ) -> dict[str, Search]:
-    return row_space(training, of_table or {}, of_row or {}, lambda: learns)
+    return row_space(training, of_table or {}, of_row or {})
 
 
 def test_it_is_the_losss_own_with_the_tables_and_the_rows() -> None:
@@ -44,10 +44,13 @@ def test_a_groups_rate_is_the_optimisers_where_it_has_none() -> None:
     assert own_value(SOFTTRIPLE, "optimiser.groups.head.learning_rate") == 0.05
 
 
-def test_rates_of_a_loss_without_parameters_are_left_out() -> None:
+def test_rates_of_a_loss_without_parameters_are_left_out_of_a_tables_ranges_and_refused_in_a_rows() -> None:
     group = {"optimiser.groups.loss.learning_rate": Search(low=1e-3, high=1.0, log=True)}
     assert "optimiser.groups.loss.learning_rate" in space_of(SOFTTRIPLE, group)
-    assert "optimiser.groups.loss.learning_rate" not in space_of(small_training("contrastive"), group, learns=False)
+    pairs = small_training("contrastive", sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2})
+    assert "optimiser.groups.loss.learning_rate" not in space_of(pairs, group)
+    with pytest.raises(ConfigError, match=r"search: optimiser.groups.loss.learning_rate: has no effect: the loss has no parameters"):
+        space_of(pairs, {}, group)
 
 
 def test_another_losss_option_in_the_table_is_left_out_and_in_the_row_refused() -> None:
