@@ -1,6 +1,7 @@
-"""Run a server of the stack after ending what an earlier one has left: `python -m tasks.stack.run_alone NAME COMMAND...`.
+"""Run a server of the stack after ending what an earlier one has left: `python -m tasks.stack.run_alone COMMAND...`.
 
-If only the parent of a server is killed, its child continues and keeps the port; without this, supervisor could not restart the server.
+If only the process that supervisor watches is killed, those that it started (MLflow's server, Ray's GCS and raylet) continue and keep its
+ports; without this, supervisor could not restart it. Their environments have the stack's mark and, from supervisor, the server's name.
 """
 
 import os
@@ -11,22 +12,22 @@ import psutil
 
 from tasks.stack.settings import MARK
 
-SERVER = "DML_STACK_SERVER"  # variable with the stack's folder and the server's name, in the environment of all its processes
+SERVER = "SUPERVISOR_PROCESS_NAME"
 
 
-def run_alone(name: str, command: list[str]) -> None:
-    """Kill the processes that an earlier server of this name has left in this stack, and become the command."""
-    server = f"{os.environ[MARK]}/{name}"
+def run_alone(command: list[str]) -> None:
+    """Kill the other processes of this server in this stack, and become the command."""
+    server, own = (os.environ[MARK], os.environ[SERVER]), {os.getpid(), os.getppid()}
     left = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(SERVER) == server:
+            environment = process.environ()
+            if process.pid not in own and (environment.get(MARK), environment.get(SERVER)) == server:
                 process.kill()
                 left.append(process)
     psutil.wait_procs(left, timeout=10)
-    os.environ[SERVER] = server
     os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
-    run_alone(sys.argv[1], sys.argv[2:])
+    run_alone(sys.argv[1:])

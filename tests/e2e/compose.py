@@ -56,7 +56,8 @@ class Services:
     def __init__(self, folder: Path, images: Mapping[str, Image], variables: Mapping[str, str], replaced: Mapping[str, Path]) -> None:
         self.folder, self._images, self._replaced = folder, images, replaced
         text = (ROOT / "infra" / "compose.yaml").read_text()
-        self.file = yaml.safe_load(re.sub(r"\$\{(\w+):[?-]\}", lambda found: variables.get(found[1], ""), text))
+        filled = re.sub(r"\$\{(\w+):[?-]\}", lambda found: variables.get(found[1], ""), text)
+        self.file = yaml.safe_load(filled.replace("$$", "$"))
         self.services: dict[str, Any] = self.file["services"]
         self._switch = _namespace("--net")
         _ip(self._switch, "link", "add", "bridge", "type", "bridge")

@@ -48,7 +48,7 @@ def services(
     kept = Path(os.environ.get("DML_TEST_IMAGES") or folder) / "postgres"
     debian = kept if kept.exists() else make_debian(kept, "postgresql")
     variables = {
-        "POSTGRES_PASSWORD": secrets.token_hex(16),
+        "POSTGRES_PASSWORD": f"{secrets.token_hex(8)}@:/% x",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "AWS_ENDPOINT_URL": "http://s3:5555",
         "AWS_ACCESS_KEY_ID": "test",
