@@ -14,6 +14,7 @@ OF_THE_USER = {
     "MLFLOW_TRACKING_USERNAME": "User for the MLflow server, with `MLFLOW_TRACKING_PASSWORD`.",
     "MLFLOW_TRACKING_PASSWORD": "Password for the MLflow server.",
     "MLFLOW_TRACKING_TOKEN": "Token for the MLflow server, instead of user and password.",
+    "MLFLOW_WORKSPACE": "Workspace on an MLflow server with workspaces; projects that share a server need one each.",
     "PREFECT_API_URL": "Address of the Prefect server; unset, each flow starts a temporary one.",
     "PREFECT_API_AUTH_STRING": "`user:password` for the Prefect server.",
     "PREFECT_API_KEY": "Key for the Prefect server, instead of `PREFECT_API_AUTH_STRING`.",
@@ -25,7 +26,8 @@ OF_THE_USER = {
     "RAY_AUTH_MODE": "`token` (default) or `disabled`; the same on all nodes of a cluster.",
     "RAY_AUTH_TOKEN": "Token of the Ray cluster; on one machine each flow gets a random one.",
     "RAY_AUTH_TOKEN_PATH": "File with the token, instead of `RAY_AUTH_TOKEN`.",
-    "RAY_TMPDIR": "Folder of Ray's sockets, logs and spilled objects; default `TMPDIR`, or `/tmp` if that has more than 39 letters.",
+    "RAY_TMPDIR": "Folder in which a flow makes one for Ray's sockets, logs and spilled objects; default `TMPDIR`, or `/tmp` if that has "
+    "more than 39 letters.",
     "AWS_ENDPOINT_URL": "Address of an S3 server other than Amazon's, for `s3://` addresses.",
     "AWS_ENDPOINT_URL_S3": "The same for S3 only; it overrides `AWS_ENDPOINT_URL` in `boto3`.",
     "AWS_ACCESS_KEY_ID": "User of the S3 server; other ways of `boto3` to log in work too, except for `dml stack up --s3`.",

@@ -1,7 +1,7 @@
 """Queries to MLflow without its client, whose import is slower than most answers.
 
 A local database is read as an SQLite file of exactly the installed MLflow's tables (`check_database`), a server over its REST interface. If
-a server requires a login, or results are in another database, only MLflow's own client can answer.
+a server requires a login or has workspaces, or results are in another database, only MLflow's own client can answer.
 """
 
 import os
@@ -18,8 +18,8 @@ from tasks.tracking.connection import SQLITE, check_available, open_database
 
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
-# With one of these in the environment the client must authenticate; only MLflow's own client supports all of them.
-LOGIN_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+")
+# With one of these in the environment a login or a workspace is sent with each request, as only MLflow's own client does in all cases.
+CLIENT_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+|MLFLOW_WORKSPACE")
 
 
 def available_way(uri: str) -> Literal["database", "server", "client"]:
@@ -31,7 +31,7 @@ def available_way(uri: str) -> Literal["database", "server", "client"]:
     check_available(uri)
     if uri.startswith(SQLITE):
         return "database"
-    is_open = uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ)
+    is_open = uri.startswith("http") and not any(CLIENT_VARIABLES.fullmatch(name) for name in os.environ)
     return "server" if is_open else "client"
 
 

@@ -27,6 +27,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from dml_core.errors import DmlError, TrackingError
 from dml_core.training.history import Progress, read_history
+from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
@@ -40,6 +41,10 @@ from tasks.tracking.tags import Tag
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
 SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
+REPLACED = (
+    "MLflow at %s: runs of '%s' that were published from another folder are replaced; if it is of another project, give each a server or a "
+    "workspace (MLFLOW_WORKSPACE)"
+)
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
 
@@ -56,6 +61,7 @@ class Tracker:
         self._state = state
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / LOCKS
+        self._has_warned = False  # of runs that this project did not publish
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -239,13 +245,20 @@ class Tracker:
             return log_model(self.uri, run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
-        """Keep the last published run of one variant and seed in a comparison; delete the others."""
+        """Keep the last published run of one variant and seed in a comparison; delete the others.
+
+        The first of them that was published from another folder, which may be another project's, is reported.
+        """
+        source = child_run.dataset_input(report)["source"]
         place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
         for other in runs_in(self._client, [run.info.experiment_id], place):
             if other.info.run_id == run.info.run_id:
                 continue
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
+            if not self._has_warned and {entry.dataset.source for entry in other.inputs.dataset_inputs} - {source}:
+                self._has_warned = True
+                logger.warning(REPLACED, shown(self.uri), report.comparison)
             self._client.set_tag(other.info.run_id, Tag.PUBLISHED, SUPERSEDED)
             self._client.delete_run(other.info.run_id)
 

@@ -39,8 +39,8 @@ class Version:
 
 
 def registered_name(dataset: str, role: str) -> str:
-    """Return the name of the registered model of a dataset's comparison."""
-    return f"{MODEL_PREFIX}{dataset}" if role == "test" else f"{MODEL_PREFIX}{dataset}-{role}"
+    """Return the name of the registered model of a dataset's comparison. No dataset's name has a point, so none is another's."""
+    return f"{MODEL_PREFIX}{dataset}" if role == "test" else f"{MODEL_PREFIX}{dataset}.{role}"
 
 
 def registered_versions(uri: str, dataset: str | None = None) -> list[Version]:

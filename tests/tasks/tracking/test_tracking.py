@@ -16,6 +16,7 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -38,6 +39,7 @@ from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.validation import scorers
 from tasks.data import read_packed
+from tasks.environment import answers
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.comparable import UNKNOWN, settings_identity
 from tasks.runs.embeddings import load_embeddings, save_kept_epoch
@@ -56,7 +58,7 @@ from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
 from tasks.tracking.alarm_marks import mark_comparisons
-from tasks.tracking.child_run import PublishedRun, experiment_name
+from tasks.tracking.child_run import PublishedRun, experiment_name, process_tag
 from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
@@ -70,7 +72,7 @@ from tasks.tracking.published import (
 from tasks.tracking.registered import Registry, find_model, register_best
 from tasks.tracking.tags import Tag
 from tasks.tracking.tracker import LiveCurves, Tracker
-from tasks.tracking.versions import Version, registered_versions
+from tasks.tracking.versions import Version, registered_name, registered_versions
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, SYNTHETIC_OPTIONS, small_training
 from tests.damage import DAMAGE, as_format, cut
@@ -313,9 +315,9 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "RUNNING"  # its process is this one, and is alive
     (running,) = [run for run in all_runs(tracker) if run.info.status == "RUNNING"]
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    client.set_tag(running.info.run_id, Tag.PROCESS, f"{socket.gethostname()}:{ended.pid}")
+    with subprocess.Popen(["sleep", "60"]) as ended:
+        client.set_tag(running.info.run_id, Tag.PROCESS, process_tag(ended.pid))
+        ended.kill()
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "KILLED"
     run_id = tracker.publish(report)
@@ -512,6 +514,62 @@ def test_a_run_that_ran_again_with_other_scores_replaces_the_one_of_before(track
     assert tracker.publish(after) == second
     assert tracker.publish(before) == first, "it comes back"
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [first]
+
+
+def test_runs_of_another_folder_are_replaced_with_one_warning(
+    tracker: Tracker, report: RunReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of another project, which shares the server."""
+    elsewhere = report.dataset.model_copy(update={"folder": str(shutil.copytree(report.dataset.folder, tmp_path / "elsewhere"))})
+    own = [other(tracker, report, f"own-{seed}", "softtriple", seed, 0.5) for seed in range(2)]
+    theirs = [
+        other(tracker, report, f"theirs-{seed}", "softtriple", seed, 0.6).model_copy(update={"dataset": elsewhere}) for seed in range(2)
+    ]
+    for run in (*own, other(tracker, report, "own-again", "softtriple", 0, 0.7)):
+        tracker.publish(run.model_copy(update={"scores_only": True}))
+    assert not caplog.messages, "its own runs"
+    second = Tracker(tracker.uri, tmp_path, tracker._store)
+    for run in theirs:
+        second.publish(run.model_copy(update={"scores_only": True}))
+    (line,) = caplog.messages
+    assert f"runs of '{COMPARISON}' that were published from another folder are replaced" in line
+
+
+@pytest.mark.proof
+def test_projects_that_share_a_server_see_only_their_workspace(
+    report: RunReport, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    places = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "artifacts")]
+    command = [sys.executable, "-m", "mlflow", "server", "--enable-workspaces", "--port", str(port), "--workers", "1", *places]
+    with (tmp_path / "log").open("w") as log:
+        started = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not answers(uri):
+            assert started.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.5)
+        for place, workspace in enumerate(("birds", "shoes")):
+            MlflowClient(uri).create_workspace(workspace)
+            monkeypatch.setenv("MLFLOW_WORKSPACE", workspace)
+            tracker = Tracker(uri, tmp_path / workspace, store)
+            for seed in range(2 - place):
+                assert tracker.publish(other(tracker, report, f"{workspace}-{seed}", "softtriple", seed, 0.5, validation=0.4))
+            assert tracker.publish(comparison())
+        assert not [line for line in caplog.messages if "replaced" in line]
+        for workspace, num_runs in (("birds", 2), ("shoes", 1)):
+            monkeypatch.setenv("MLFLOW_WORKSPACE", workspace)
+            identities = [f"{workspace}-{seed}" for seed in range(num_runs)]
+            assert [run.tags[Tag.IDENTITY] for run in published_runs(uri, "d", COMPARISON)] == identities
+            assert [version.name for version in registered_versions(uri)] == ["dml-d"]
+            assert Registry(uri).logged(Tag.IDENTITY, "shoes-0") is None or workspace == "shoes"
+            assert standing_comparisons(uri).keys() == {"d"}
+    finally:
+        for process in [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]:
+            process.kill()
+        started.wait()
 
 
 def test_variants_and_datasets_that_share_an_identity_are_all_there(tracker: Tracker, report: RunReport) -> None:
@@ -947,9 +1005,11 @@ def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_cl
     assert by_file == by_rest == registered_versions(server)
     assert registered_versions(tracker.uri, "other") == []
     assert {version.name for version in registered_versions(tracker.uri, "d")} == {"dml-d"}, "another dataset's name begins like it"
-    client.create_registered_model("dml-d-validation")
-    client.create_model_version("dml-d-validation", "s3://models/m", run_id="0" * 32)
-    assert {version.name for version in registered_versions(tracker.uri, "d")} == {"dml-d", "dml-d-validation"}
+    of_validation = registered_name("d", "validation")
+    assert of_validation != registered_name("d-validation", "test"), "the model of another dataset"
+    client.create_registered_model(of_validation)
+    client.create_model_version(of_validation, "s3://models/m", run_id="0" * 32)
+    assert {version.name for version in registered_versions(tracker.uri, "d")} == {"dml-d", of_validation}
 
 
 def test_a_database_before_the_first_run_has_no_versions(tmp_path: Path) -> None:
