@@ -14,6 +14,7 @@ from flows.cli.session import open_model, open_project, say, say_unused_boxes
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
+from tasks.runs.finished import made_by_older_code
 from tasks.wording import counted
 
 models_app = new_group("models", cls=FirstByDefault)
@@ -30,8 +31,9 @@ def list_(
 ) -> None:
     """List trained networks, highest validation Recall@1 first.
 
-    Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Also lists the versions in MLflow's
-    registry. Other commands take a table's network by its identity.
+    Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Runs that older code made are named,
+    with the source files that have changed. Also lists the versions in MLflow's registry. Other commands take a table's network by its
+    identity.
     """
     project = open_project()
     from tasks.models.listing import is_table_name, list_models
@@ -56,6 +58,12 @@ def list_(
         Column("checkpoint", [f"{model.num_bytes / 1e6:.1f} MB" for model in models], drop=2),
         Column("identity", [model.identity for model in models], drop=None if is_table else 1),
     )
+    older: dict[tuple[str, ...], list[str]] = {}
+    for model in models:
+        older.setdefault(model.older_code, []).append(model.run)
+    for files, runs in older.items():
+        if files:
+            print(f"{', '.join(runs)}: {made_by_older_code(files)}")
     for dataset, line in listing.best.items():
         print(f"{dataset}: {line}")
     if project.is_tracked and not is_table:

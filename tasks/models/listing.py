@@ -27,6 +27,7 @@ class ListedModel:
         num_bytes: size of its checkpoint.
         identity: identity of its training.
         num_seeds: number of trained runs of the same variant.
+        older_code: source files that differ from those that made the run.
     """
 
     run: str
@@ -35,6 +36,7 @@ class ListedModel:
     num_bytes: int
     identity: str
     num_seeds: int
+    older_code: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
 def _listed(store: Store, run: TrainedRun, scores: dict[str, float], num_seeds: int) -> ListedModel:
     name = f"{run.spec.dataset}/{run.spec.label}/{run.spec.seed}"
     num_parameters, num_bytes = _recorded_sizes(run.trained) or _measured_sizes(store, run.trained)
-    return ListedModel(name, scores, num_parameters, num_bytes, run.trained, num_seeds)
+    return ListedModel(name, scores, num_parameters, num_bytes, run.trained, num_seeds, run.older_code)
 
 
 def _recorded_sizes(trained: str) -> tuple[int, int] | None:

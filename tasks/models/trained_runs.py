@@ -19,13 +19,17 @@ from tasks.tables.runs import chosen_runs
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run in the store, with the identities of its steps, made by the current code or older code; None if a step is missing."""
+    """A finished run in the store, with the identities of its steps; None if a step is missing.
+
+    `older_code` has the source files that differ from those that made it; empty for the current code.
+    """
 
     spec: RunSpec
     dataset: DatasetRecord
     trained: str
     embedded: str | None
     scored: str | None
+    older_code: tuple[str, ...] = ()
 
     @property
     def network(self) -> str:
@@ -66,21 +70,22 @@ def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRe
     """Yield those of the runs whose networks are in the store, made by the current code or older code. Their files are not checked."""
     store = open_store(project)
 
-    def stored(kind: str, step: StepIdentity) -> str | None:
-        """Return the identity under which a step's files are in the store, or None."""
-        for identity in finished_identities(project.state, step):
+    def stored(kind: str, step: StepIdentity) -> tuple[str | None, tuple[str, ...]]:
+        """Return the identity under which a step's files are in the store, or None, and the source files that differ."""
+        for identity, files in finished_identities(project.state, step).items():
             key = f"{kind}/{identity}"
             if store.list_objects(key) if store.is_remote else store.folder(key).is_dir():
-                return identity
-        return None
+                return identity, files
+        return None, ()
 
     for spec in specs:
-        trained = stored("train", train_step(spec, dataset))
+        trained, of_training = stored("train", train_step(spec, dataset))
         if trained is None:
             continue
-        embedded = stored("embed", embed_step(spec, trained))
-        scored = None if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
-        yield TrainedRun(spec, dataset, trained, embedded, scored)
+        embedded, of_embedding = stored("embed", embed_step(spec, trained))
+        scored, of_scoring = (None, ()) if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
+        older_code = tuple(sorted({*of_training, *of_embedding, *of_scoring}))
+        yield TrainedRun(spec, dataset, trained, embedded, scored, older_code)
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:

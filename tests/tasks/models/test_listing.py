@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,16 @@ from pathlib import Path
 import pytest
 
 from dml_core.training.checkpoints import file
+from flows.cli import models
 from flows.reuse.step_cache import SealedJSON
+from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import listing
 from tasks.models.listing import list_models
+from tasks.runs import identity
+from tasks.runs.finished import record_provenance
+from tasks.runs.identity import train_step
 from tasks.runs.records import ScoreRecord
 from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
@@ -63,8 +69,28 @@ def test_scores_of_a_former_network_are_not_listed(project: Project, storage: Pa
         scores = ScoreRecord(**report.scores.model_dump(include=set(ScoreRecord.model_fields)) | {"inputs": inputs})
         for record in (report.embeddings, scores):
             write_whole(storage / record.identity, json.dumps({"result": SealedJSON().dumps(record).decode()}))
-    models = list_models(project, None, every_seed=True).models
-    assert {model.run: bool(model.scores) for model in models} == {"own/good/0": True, "own/good/1": False, "own/untrained/0": True}
+    listed = list_models(project, None, every_seed=True).models
+    assert {model.run: bool(model.scores) for model in listed} == {"own/good/0": True, "own/good/1": False, "own/untrained/0": True}
+
+
+def test_runs_of_older_code_are_named_with_the_files_that_have_changed(
+    project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, dataset = comparison_runs(load_params(project.params_file), "own")[0], read_dataset(project, "own")
+    assert not any(model.older_code for model in list_models(project, None, every_seed=True).models)
+    trained = train_step(spec, dataset)
+    before = trained.sources()
+    record_provenance(project.state, trained)
+    monkeypatch.setattr(identity, "source_digest", lambda modules: "edited")
+    monkeypatch.setattr(identity, "source_digests", lambda modules: before | {"dml_core/losses/edited.py": "edited"})
+    monkeypatch.setattr(models, "open_project", lambda: project)
+    try:
+        (model,) = list_models(project, None, every_seed=True).models
+        assert (model.identity, model.older_code) == (trained.identity, ("dml_core/losses/edited.py",))
+        models.list_(None)
+    finally:
+        shutil.rmtree(project.state / "made")
+    assert "\nown/good/0: made by older code: dml_core/losses/edited.py\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", DAMAGE)
