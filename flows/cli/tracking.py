@@ -18,7 +18,7 @@ from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.options import SameOverrides
-from flows.cli.session import open_project
+from flows.cli.session import open_project, say
 from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
@@ -107,7 +107,7 @@ def ui(
     dataset: Annotated[
         str | None, typer.Argument(help="Dataset of the comparison. Default: the first one of params.yaml that has results.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port on this machine. Default: 5000.")] = None,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Only print the page's address. At a terminal with a display a browser opens it, too.")
     ] = False,
@@ -122,10 +122,13 @@ def ui(
     has_browser = not no_open and _has_display()
     if project.tracking_uri.startswith("http"):
         page = f"{shown(project.tracking_uri).rstrip('/')}/{link}"
+        if port is not None:
+            say("note: --port is not used: results are on an MLflow server, and nothing is started")
         print(f"MLflow: {page}")
         if has_browser:
             webbrowser.open(page)
         return
+    port = port or 5000
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a server that just ended is still in TIME_WAIT
         try:
