@@ -1,7 +1,9 @@
 """Images to embed, from a folder, a list or an object store. Names are read at once, bytes when needed."""
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +14,9 @@ from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
 from dml_core.files import read_regular
 from tasks.storage import Store
+from tasks.wording import counted
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,22 @@ def find_images(source: str) -> Images:
     return images
 
 
+def _image_names(names: Sequence[str], source: str) -> list[str]:
+    """Return the names of images, in their order; a warning counts the others by suffix."""
+    images = [name for name in names if is_image_name(PurePosixPath(name))]
+    if len(images) < len(names):
+        others = Counter(PurePosixPath(name).suffix.lower() or "none" for name in {*names}.difference(images))
+        suffixes = ", ".join(f"{suffix} {number}" for suffix, number in sorted(others.items()))
+        left_out = f"{source}: left out {counted(others.total(), 'file')} without an image's suffix ({suffixes})"
+        logger.warning("%s", DataError(left_out))  # one printable line
+    return images
+
+
 def _in_folder(folder: Path) -> Images:
     if not folder.is_dir():
         problem = "neither a folder nor a list" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
-    names = [path.as_posix() for path in sorted(path.relative_to(folder) for path in _image_paths(folder))]
+    names = _image_names([path.as_posix() for path in sorted(path.relative_to(folder) for path in _paths(folder))], str(folder))
     for name in names:
         check_utf8(name, folder)
     return _in_files(names, _parents(names), None, folder.absolute())
@@ -85,8 +101,8 @@ def _version(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _image_paths(folder: Path) -> Iterator[Path]:
-    """Yield everything below `folder` with an image's name that is not a folder, including dangling links and pipes, which are unreadable.
+def _paths(folder: Path) -> Iterator[Path]:
+    """Yield everything below `folder` that is not a folder, including dangling links and pipes, which are unreadable.
 
     Links to folders are followed, except to a folder that contains them. Hidden files and folders are skipped.
 
@@ -104,13 +120,13 @@ def _image_paths(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (inside / name for name in files if not name.startswith(".") and is_image_name(Path(name)))
+        yield from (inside / name for name in files if not name.startswith("."))
 
 
 def _in_bucket(address: str) -> Images:
     store = Store(address, Path())  # its client is created on first use, so that this store can be sent to other machines
     etags = Store(address, Path()).list_objects()
-    names = sorted(name for name in etags if is_image_name(PurePosixPath(name)))
+    names = _image_names(sorted(etags), address)
     return Images(names, _parents(names), None, address, lambda place: store.read(names[place]), lambda place: etags[names[place]])
 
 

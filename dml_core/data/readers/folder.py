@@ -59,7 +59,7 @@ def _images(folder: Path) -> list[Path]:
         )
     strange = next((path for path in paths if not is_image_name(path)), None)
     if strange is not None:
-        raise DataError(f"{strange}: not the name of an image; a class folder holds images only")
+        raise DataError(f"{strange}: not the name of an image that is read; convert it, as to JPEG, or move it out of its class's folder")
     if not paths:
         raise DataError(f"{folder}: the class has no images; add some or remove the folder")
     return paths

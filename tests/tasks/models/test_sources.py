@@ -49,3 +49,15 @@ def test_what_is_no_source_is_named(name: str, problem: str, tmp_path: Path) -> 
     (tmp_path / "there.png").touch()
     with pytest.raises(DataError, match=f"{name}: {problem}; name a folder of images"):
         find_images(str(tmp_path / name))
+
+
+def test_files_that_are_no_images_are_counted_by_suffix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a/1.JFIF", "a/2.avif", "b/3.heic", "b/4.HEIC", "b/notes", "list.c\nsv", ".hidden.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_images(str(tmp_path)).names == ["a/1.JFIF", "a/2.avif"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == f"{tmp_path}: left out 4 files without an image's suffix (.c sv 1, .heic 2, none 1)"
+    caplog.clear()
+    assert find_images(str(tmp_path / "a")).names == ["1.JFIF", "2.avif"]
+    assert not caplog.records
