@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from dml_core.data.registry import DATASETS
+from dml_core.data.store.info import INFO_FILE
 from dml_core.data.store.rows import Counts, Role
 from dml_core.errors import DataError, printable
 from flows.cli.app import examples, new_group
@@ -42,8 +43,8 @@ def data_list() -> None:
     for name, spec in load_params(project.params_file).datasets.items():
         try:
             record = dataset_if_prepared(project, name)
-        except DataError:
-            state = f"damaged; dml data prepare {name}"
+        except DataError as error:
+            state = str(error).partition(f"{INFO_FILE}: ")[2]  # damaged, or of a newer version
         else:
             if record is None:
                 state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
@@ -100,7 +101,7 @@ def data_add(
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
     for note in added.notes:
         more = ", ..." if note.num_found > len(note.examples) else ""
-        print(f"note: {note.what}: {counted(note.num_found, 'image')} ({printable(', '.join(note.examples))}{more})")
+        print(f"note: {note.what}: {counted(note.num_found, 'file')} ({printable(', '.join(note.examples))}{more})")
     _print_next(project, name, added.counts)
 
 

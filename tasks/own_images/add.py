@@ -99,7 +99,15 @@ def check_new_name(name: str, params: Params) -> None:
 
 
 def as_raw(project: Project, raw: Path) -> str:
-    """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one."""
+    """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one.
+
+    Raises:
+        ConfigError: it is the user's home folder, or contains it, as of a list there: DVC reads every file of a raw folder.
+    """
+    if Path.home().resolve().is_relative_to(raw):
+        raise ConfigError(
+            f"{raw}: is or contains your home folder, all of which DVC would read; put images and list into a separate folder"
+        )
     root = project.root.resolve()
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
 

@@ -117,7 +117,9 @@ def test_a_damaged_dataset_is_listed_as_damaged_and_prepared_again(project: Proj
     prepared = project.dml("prepare")
     info = project.packed / "dataset.json"
     info.write_bytes(info.read_bytes()[:-9])
-    assert "raw files in data/raw/d: damaged; dml data prepare d\n" in project.dml("list")
+    assert "raw files in data/raw/d: damaged; run `dml data prepare` again\n" in project.dml("list")
+    info.write_text('{"format": 99}')
+    assert "raw files in data/raw/d: written by a newer version (format 99, " in project.dml("list")
     assert project.dml("prepare") == prepared
     assert ": prepared, 9 train" in project.dml("list")
 

@@ -35,6 +35,7 @@ from tasks.own_images import add as add_module
 from tasks.own_images.add import add_images
 from tasks.own_images.fine_tuning import fine_tuning_settings, pretrained_backbone
 from tasks.own_images.params_text import with_entry
+from tasks.own_images.published import add_published
 from tasks.own_images.settings import fitted_settings
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tests.conftest import ROOT
@@ -128,7 +129,7 @@ def test_the_whole_command(
     assert "+    raw: " in printed
     assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
     assert "note: a test image is compared with 5, fewer than 8, the largest of evaluation.recall_at" in printed
-    assert re.search(r"^note: same pixels in two classes: 6 images \([^\n]*[cd]/0\.png", printed, re.MULTILINE)
+    assert re.search(r"^note: same pixels in two classes: 6 files \([^\n]*[cd]/0\.png", printed, re.MULTILINE)
     commands = re.findall(r"^next: (.*), about .* on this machine:\n  dml reproduce (.*)$", printed, re.MULTILINE)
     assert commands == [
         ("a first look, 2 variants with 1 seed", f"--dataset birds --variant {initial} --variant softtriple --seed 0"),
@@ -381,6 +382,26 @@ def test_names_and_places_that_are_taken(project: Project, tmp_path: Path) -> No
     ):
         draw_classes(project.root / place)
         refused(project, f"overlaps {whose}", "mine", project.root / place)
+
+
+@pytest.mark.parametrize("place", ["home", "home/list.csv", "."])
+def test_a_home_folder_is_no_dataset(place: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC would hash all of it."""
+    home = draw_classes(tmp_path / "home")
+    (home / "list.csv").write_text("path,label\n" + "".join(f"{name}/{number}.png,{name}\n" for name in "abcd" for number in range(3)))
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(ConfigError, match="is or contains your home folder, all of which DVC would read; put images and list into a"):
+        add_images(project, "birds", tmp_path / place)
+    with pytest.raises(ConfigError, match="is or contains your home folder"):
+        add_published(project, "cub200", home)
+
+
+def test_files_beside_a_list_are_noted(project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "birds")
+    (raw / "manifest.csv").write_text("path,label\n" + "".join(f"./{name}/{number}.png,{name}\n" for name in "abcd" for number in (0, 1)))
+    (raw / ".hidden").touch()
+    (note,) = (note for note in add_images(project, "birds", raw).notes if "DVC" in note.what)
+    assert (note.num_found, note.examples) == (5, (".hidden", "a/2.png", "b/2.png", "c/2.png", "d/2.png"))
 
 
 def test_a_list_for_the_folder_reader_and_a_file_that_is_no_list(project: Project, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 half of the classes, by name, is for training and the rest for test.
 """
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, get_args
 
@@ -47,6 +48,12 @@ class ManifestFile(DatasetConfig):
             Row(entry.path, numbers[label], label, by_class[label] if entry.role is None else _role(entry.role, path, number), entry.box)
             for number, (entry, label) in enumerate(entries, start=1)
         ]
+
+    def notes(self, raw: Path) -> Mapping[str, list[str]]:
+        """Return the files in the raw folder that are not in the list."""
+        listed = {PurePosixPath(entry.path) for entry in read_list(raw / self.file, is_dataset=True)}
+        files = {PurePosixPath(path.relative_to(raw)) for path in raw.rglob("*") if path.is_file()} - {PurePosixPath(self.file)}
+        return {"not in the list, but hashed by DVC with the folder": sorted(map(str, files - listed))}
 
 
 def _role(text: str, path: Path, number: int) -> Role:
