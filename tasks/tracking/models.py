@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Run
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import Tensor
@@ -69,7 +69,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
-    with tempfile.TemporaryDirectory() as folder, _same_import_path(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+    with tempfile.TemporaryDirectory() as folder, _same_import_path(), mlflow.start_run(run_id=run_id, log_system_metrics=False) as run:
         network, code = Path(folder) / "network", Path(folder) / packaged_model.CODE
         description = save_network(
             network,
@@ -84,7 +84,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
         requirements = [f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)]
         pack_code(training.model.backbone.name, code)
         content = content_of(Path(folder), requirements, example)
-        if (model_id := _link(MlflowClient(uri), run_id, content, network, num_steps)) is not None:
+        if (model_id := _link(MlflowClient(uri), run, content, network, num_steps)) is not None:
             return model_id
         check_opens(network, training, len(dataset.class_names), weights, example)
         info = mlflow.pyfunc.log_model(
@@ -113,17 +113,16 @@ def content_of(folder: Path, requirements: Sequence[str], example: bytes) -> str
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def _link(client: MlflowClient, run_id: str, content: str, network: Path, num_steps: int) -> str | None:
+def _link(client: MlflowClient, run: Run, content: str, network: Path, num_steps: int) -> str | None:
     """Link a complete model with this content to the run and return its id; None if the run's experiment has none.
 
     A model whose files are missing or cut, compared with those in `network`, is not complete.
     """
     sizes = {path.name: path.stat().st_size for path in network.iterdir()}
-    experiment = client.get_run(run_id).info.experiment_id
-    for model in client.search_logged_models([experiment], filter_string=f"tags.`{Tag.CONTENT}` = '{content}'"):
+    for model in client.search_logged_models([run.info.experiment_id], filter_string=f"tags.`{Tag.CONTENT}` = '{content}'"):
         files = mlflow.artifacts.list_artifacts(artifact_uri=f"{model.artifact_location}/{NETWORK}")
         if model.status == LoggedModelStatus.READY and {PurePosixPath(file.path).name: file.file_size for file in files} == sizes:
-            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, num_steps)])
+            client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, num_steps)])
             return str(model.model_id)
     return None
 
