@@ -93,8 +93,8 @@ class TrainedModel:
             DataError: an input is not an image, or the numbers of boxes and images differ; the message names the image.
             ConfigError: the batch size is below 1.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size {batch_size}: expected 1 or more")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size {batch_size!r}: expected a whole number from 1")
         views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(_with_boxes(images, boxes)))
         rows: list[NDArray[np.float32]] = []
         while batch := list(islice(views, batch_size)):
@@ -122,11 +122,14 @@ class TrainedModel:
         return test_pixels(_decoded(image, name), self.description.transform, box)
 
     def embed_views(self, views: Sequence[Tensor]) -> NDArray[np.float32]:
-        """Return the embeddings (N, D) of test views.
+        """Return the embeddings (N, D) of test views, uint8 (3, H, W).
 
         Raises:
-            DataError: the network does not take a view's size.
+            DataError: a view is something else, or the network does not take its size.
         """
+        for view in views:
+            if not isinstance(view, Tensor) or view.dtype != torch.uint8 or view.ndim != 3 or len(view) != 3:
+                raise DataError(f"expected views as `view` returns them, uint8 of shape (3, height, width), found {type(view).__name__}")
         rows, refused = self.try_views(views)
         for reason in refused.values():
             raise DataError(reason)

@@ -131,7 +131,7 @@ def test_embeddings_are_made_without_tf32_and_the_process_s_setting_stays(tmp_pa
         (PIXELS[0], {"boxes": (0, 0, 3, 4)}, r"^image 0: box 0 is not \(left, top, right, bottom\) in pixels; boxes is a list"),
         (PIXELS, {"boxes": [("a", 0, 3, 4)] * 4}, "^image 0: box .* is not"),
         (PIXELS, {"boxes": 4}, "^expected a list of boxes, one or None per image, found int$"),
-        (PIXELS, {"batch_size": 0}, "batch_size 0: expected 1 or more"),
+        (PIXELS, {"batch_size": 0}, "batch_size 0: expected a whole number from 1"),
     ],
 )
 def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: str) -> None:

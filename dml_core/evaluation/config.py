@@ -1,10 +1,11 @@
 """Settings of the evaluator; light to import."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from dml_core.config import Config
+from dml_core.config import Config, parse
 from dml_core.epochs import Epoch
 
 Positive = Annotated[int, Field(ge=1)]
@@ -75,3 +76,12 @@ class EvaluationConfig(Config):
         if self.metric != "cosine" and self.epoch != "last":
             raise ValueError(f"epoch '{self.epoch}' is chosen by cosines, whatever the metric is; use metric: cosine, or epoch: last")
         return self
+
+
+def as_config(config: EvaluationConfig | Mapping[str, Any] | None) -> EvaluationConfig:
+    """Return settings given as plain values, or None for the defaults, as a configuration.
+
+    Raises:
+        ConfigError: an unknown setting, or a value outside its range.
+    """
+    return config if isinstance(config, EvaluationConfig) else parse(EvaluationConfig, {} if config is None else config, "config")

@@ -5,7 +5,7 @@ The rules (self, ties, queries without a positive, averages) are stated in `retr
 Shapes: N gallery items, Q queries, D dimensions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
-from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.config import EvaluationConfig, as_config
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
@@ -35,7 +35,7 @@ class ClassRecall(NamedTuple):
 def evaluate(
     embeddings: ArrayLike,
     labels: ArrayLike,
-    config: EvaluationConfig | None = None,
+    config: EvaluationConfig | Mapping[str, Any] | None = None,
     query_embeddings: ArrayLike | None = None,
     query_labels: ArrayLike | None = None,
     seed: int = 0,
@@ -49,16 +49,19 @@ def evaluate(
         embeddings: (N, D) floats, an array or a torch tensor on any device: the gallery, and also the queries if none are given (each
             excluded from its own gallery by index).
         labels: (N,) integers or strings.
-        config: settings of the evaluation; None for the defaults.
+        config: settings of the evaluation, also as a mapping; None for the defaults.
         query_embeddings: (Q, D), given together with `query_labels` for the query/gallery protocol.
         query_labels: (Q,).
         seed: seed of k-means.
         by_class: filled with Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
-        EvaluationError: embeddings or labels cannot be scored, no query has a positive, or a device is missing.
+        EvaluationError: embeddings, labels or the seed cannot be used, no query has a positive, or a device is missing.
+        ConfigError: wrong settings.
     """
-    config = config or EvaluationConfig()
+    config = as_config(config)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise EvaluationError(f"seed {seed!r}: expected a whole number from 0")
     gallery_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels)
     gallery = [EmbeddingShard(lambda: gallery_ND, labels_N)]
@@ -77,7 +80,7 @@ def evaluate(
 
 def evaluate_shards(
     gallery: Sequence[EmbeddingShard],
-    config: EvaluationConfig,
+    config: EvaluationConfig | Mapping[str, Any] | None,
     queries: Sequence[EmbeddingShard] | None = None,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
@@ -87,8 +90,9 @@ def evaluate_shards(
     is read twice for each query shard.
 
     Raises:
-        EvaluationError: as in `evaluate`.
+        EvaluationError, ConfigError: as in `evaluate`.
     """
+    config = as_config(config)
     scores, codes_Q, names = retrieve(gallery, config, queries)
     if not scores.is_scored.any():
         raise EvaluationError("no query has another sample of its class in the gallery, so nothing can be found; check the labels")
@@ -103,13 +107,15 @@ def evaluate_shards(
     return values | {"num_queries": len(codes_Q), "num_queries_without_positive": int((~scores.is_scored).sum())}
 
 
-def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, ClassRecall]:
+def recall_by_class(
+    gallery: EmbeddingShard, config: EvaluationConfig | Mapping[str, Any] | None, queries: EmbeddingShard | None = None
+) -> dict[Any, ClassRecall]:
     """Return Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
-        EvaluationError: as in `evaluate`.
+        EvaluationError, ConfigError: as in `evaluate`.
     """
-    scores, codes_Q, names = retrieve([gallery], config, None if queries is None else [queries])
+    scores, codes_Q, names = retrieve([gallery], as_config(config), None if queries is None else [queries])
     return _named_recalls(scores, codes_Q, names)
 
 

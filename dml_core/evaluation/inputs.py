@@ -89,8 +89,14 @@ def shard_codes(
     Without `queries` the gallery's items are the queries.
 
     Raises:
-        EvaluationError: as in `checked_labels` and `label_codes`.
+        EvaluationError: as in `checked_labels` and `label_codes`; or the shards are no list of them, or none.
     """
+    for name, shards in (("gallery", gallery), ("queries", [] if queries is None else queries)):
+        is_list = isinstance(shards, Sequence) and not isinstance(shards, EmbeddingShard)
+        if not is_list or not all(isinstance(shard, EmbeddingShard) and callable(shard.load) for shard in shards):
+            raise EvaluationError(f"{name}: expected a list of EmbeddingShard(load, labels), whose `load` is a function")
+    if not gallery or (queries is not None and not queries):
+        raise EvaluationError("the gallery or the queries have no shard; give one at least")
     names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *(queries or ())]])
     return names, codes[: len(gallery)], codes if queries is None else codes[len(gallery) :]
 

@@ -75,13 +75,15 @@ def build_index(
         weights_sha256: hash of the network's weights (`TrainedModel.weights_sha256`), if known: networks with others are then refused.
 
     Raises:
-        ConfigError: an index or other files exist already, there are no items, names repeat or are no text, sizes do not fit, or the
+        ConfigError: an index or other files exist already, there are no items, names repeat, texts are none, sizes do not fit, or the
             metric is unknown.
         EvaluationError: embeddings cannot be compared, or are too few for the approximate index.
         StoreError: the folder cannot be written.
     """
     if metric not in get_args(Metric):
         raise ConfigError(f"metric {metric!r}: expected one of {', '.join(get_args(Metric))}")
+    if not isinstance(model_identity, str) or not all(isinstance(text, str | None) for text in (model_source, weights_sha256)):
+        raise ConfigError("model_identity is text; model_source and weights_sha256 are text or None")
     folder = Path(folder)
     with changing(folder) as version:
         check_place(folder, replace)
@@ -136,7 +138,7 @@ def remove_items(folder: str | Path, names: str | Sequence[str]) -> Index:
     with changing(folder) as version:
         old = Index.open(folder)
         present, unwanted = old.names(), {names} if isinstance(names, str) else set(names)
-        unknown = sorted(unwanted.difference(present))
+        unknown = sorted(map(str, unwanted.difference(present)))
         if unknown:
             more = f" and {len(unknown) - NUM_NAMES_SHOWN} more" if len(unknown) > NUM_NAMES_SHOWN else ""
             raise ConfigError(f"{folder}: has no item named {', '.join(unknown[:NUM_NAMES_SHOWN])}{more}; nothing was removed")
@@ -160,6 +162,8 @@ def _parts(
     """Yield batches in the form of the stored vectors and items, after checking them and that no name is twice or among `present`."""
     names: set[str] = set()
     for batch in from_caller(batches):
+        if not isinstance(batch, Batch):
+            raise ConfigError(f"expected a list of Batch(embeddings, items), found a {type(batch).__name__} in it")
         if not len(batch.items):
             continue
         if len(batch.items) != len(batch.embeddings):
@@ -169,8 +173,8 @@ def _parts(
             raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions beside some of {num_dimensions}, which do not compare")
         num_dimensions = points.raw.shape[1]
         for item in batch.items:
-            if not isinstance(item, Item) or not isinstance(item.name, str):
-                raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name is text")
+            if not isinstance(item, Item) or not isinstance(item.name, str) or not isinstance(item.class_name, str | None):
+                raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name and class are text")
             if item.name in present:
                 raise ConfigError(
                     f"{folder}: has an item named {item.name} already; remove it first with `dml index remove`, or leave it out"

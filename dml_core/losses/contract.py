@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dml_core.config import Config
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, DataError, first_line
 from dml_core.float32 import at_least_float32
 from dml_core.losses.class_shards import ClassShard
 
@@ -145,7 +145,10 @@ class Loss(nn.Module, ABC):
 
     def checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and labels as validated tensors, integer labels as int64."""
-        embeddings_ND, labels_N = torch.as_tensor(embeddings), torch.as_tensor(labels)
+        try:
+            embeddings_ND, labels_N = torch.as_tensor(embeddings), torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"embeddings are a tensor of floats and labels one of class indices ({first_line(error)})") from None
         if labels_N.dim() != 1 or embeddings_ND.shape != (len(labels_N), self.embedding_dim) or not len(labels_N):
             found = f"embeddings {tuple(embeddings_ND.shape)} and labels {tuple(labels_N.shape)}"
             raise DataError(f"a loss over {self.embedding_dim} dimensions takes (N, {self.embedding_dim}) and (N,), found {found}")

@@ -9,13 +9,12 @@ Shapes: N samples, D embedding dimensions, C classes.
 
 import inspect
 from functools import cache
-from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import DataError
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.losses.registry import build_loss, loss_class
 
@@ -43,10 +42,7 @@ class MetricLoss(nn.Module):
 
     def __init__(self, num_classes: int, embedding_dim: int, **options: Any) -> None:
         super().__init__()
-        for size, value in zip(SIZES, (num_classes, embedding_dim), strict=True):
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"loss '{self.name}': {size} must be a whole number from 1, found {value!r}")
-        self.loss: Loss = build_loss(self.name, options, int(num_classes), int(embedding_dim))
+        self.loss: Loss = build_loss(self.name, options, num_classes, embedding_dim)
         self.parts: dict[str, Tensor] = {}
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:

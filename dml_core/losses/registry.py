@@ -4,10 +4,12 @@
 """
 
 from collections.abc import Mapping
+from numbers import Integral
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import unknown_name
+from dml_core.errors import ConfigError
 from dml_core.extras import require
 from dml_core.overrides import parse_overridden
 
@@ -86,9 +88,12 @@ def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embeddin
     """Build a loss for `num_classes` classes and embeddings of `embedding_dim` dimensions.
 
     Raises:
-        ConfigError: unknown loss or option, or options incompatible with the number of classes or the embedding size.
+        ConfigError: unknown loss or option, a size below 1, or options incompatible with the sizes.
     """
-    return loss_class(name)(parse_loss_options(name, options), num_classes, embedding_dim)
+    for size, value in {"num_classes": num_classes, "embedding_dim": embedding_dim}.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"loss '{name}': {size} must be a whole number from 1, found {value!r}")
+    return loss_class(name)(parse_loss_options(name, options), int(num_classes), int(embedding_dim))
 
 
 def loss_modules(name: str, options: Mapping[str, Any]) -> set[str]:

@@ -5,6 +5,7 @@ Shapes: N samples, F backbone features, D training output dimensions, E test emb
 
 from torch import Tensor, nn
 
+from dml_core.errors import ConfigError
 from dml_core.float32 import at_least_float32
 from dml_core.initial_weights import SLIM, start_as_tensorflow
 from dml_core.models.config import HeadConfig
@@ -122,7 +123,13 @@ class BatchNormNeck(Head):
 
 
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> Head:
-    """Build the configured head over `in_features` backbone features."""
+    """Build the configured head over `in_features` backbone features.
+
+    Raises:
+        ConfigError: fewer than one class.
+    """
+    if num_classes < 1:
+        raise ConfigError(f"a network is trained on one class at least, found num_classes {num_classes}")
     if config.kind == "identity":
         return Head(in_features, in_features, config)
     if config.kind == "bn_neck":

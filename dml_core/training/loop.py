@@ -194,15 +194,21 @@ def fit(
         The trained model and loss, the same on every worker.
 
     Raises:
-        ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
+        ConfigError: loss, sampler, model, dataset, device and number of workers do not fit each other, a scorer of an epoch to keep is
+            missing, or a number is negative.
         Exception: an error of `report`, `saving` or image loading, on one or several workers.
         DataError: the dataset's labels are not class indices.
         TrainingError: the loss is not finite, or no epoch of a kind to keep could be scored.
         StoreError: the folder cannot be written, or its checkpoint cannot be opened.
         InterruptedRunError: `saving` stopped the run; the same call resumes it.
     """
-    assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
-    assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
+    for kind, scorer, name in (("best_validation", validate, "validate"), ("oracle", score_test, "score_test")):
+        if kind in config.keep_epochs and scorer is None:
+            raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told without {name}: pass a function that scores the model")
+    if not isinstance(seed, int | np.integer) or seed < 0 or num_loader_workers < 0:
+        raise ConfigError(f"seed {seed!r} and num_loader_workers {num_loader_workers}: expected whole numbers from 0")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{device}': there is no usable GPU here; take 'cpu'")
     check_decoder(config.transform, device)
     if config.num_epochs > 0:
         check_training_crop(config.transform)

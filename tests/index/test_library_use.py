@@ -32,7 +32,7 @@ def test_a_folder_may_be_text_and_k_an_integer_of_numpy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [items([1, 2]), ["a", "b"]], ids=["names that are numbers", "text"])
 def test_what_is_no_item_is_refused_by_name_and_leaves_no_index(tmp_path: Path, wrong: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^.* is no item of an index: expected an Item whose name is text$"):
+    with pytest.raises(ConfigError, match=r"^.* is no item of an index: expected an Item whose name and class are text$"):
         build_index(tmp_path, [Batch(ROWS[:2], wrong)], "m")
     with pytest.raises(ConfigError, match=r"^metric 'dot': expected one of cosine, euclidean$"):
         build_index(tmp_path, [Batch(ROWS[:2], items(["a", "b"]))], "m", "dot")  # type: ignore[arg-type]

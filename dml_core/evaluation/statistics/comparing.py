@@ -18,11 +18,13 @@ from typing import TypedDict
 
 import numpy as np
 
+from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.naming import MOST_NAMES, leaders_named, names_of
 from dml_core.evaluation.statistics.paired import (
     MIN_SEEDS,
     SAME,
+    check_score,
     half_width_of,
     paired_difference,
     probabilities,
@@ -215,11 +217,16 @@ def compare(
     Args:
         dataset, metric: dataset and metric of the scores; higher is better.
         scores: system -> seed -> score, all in the displayed unit.
-        reference: a system named beforehand.
+        reference: a system named beforehand; if it has no scores, there is no named one.
         points: one percentage point in that unit: 1 for per cent, 0.01 for shares; None for units without points.
         decimals: decimals of figures in the sentence.
         num_queries, num_classes: numbers of queries and classes scored, if known.
+
+    Raises:
+        EvaluationError: a score is not finite, or a number too small.
     """
+    if not (points is None or points > 0) or decimals < 0:
+        raise EvaluationError(f"points is {points} and decimals {decimals}; expected a number above 0 or None, and one from 0")
     means = _sorted_means(scores)
     if len(means) < 2:
         return None
@@ -259,6 +266,8 @@ def differences(scores: Scores, reference: str | None, points: float | None = No
 
 
 def _sorted_means(scores: Scores) -> dict[str, float]:
+    for name, seed, score in ((name, seed, score) for name, by_seed in scores.items() for seed, score in by_seed.items()):
+        check_score(f"{name}, seed {seed}", score)
     means = {name: float(np.mean(list(by_seed.values()))) for name, by_seed in scores.items() if by_seed}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 

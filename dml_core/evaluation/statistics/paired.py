@@ -9,11 +9,14 @@ Shapes: S seeds, C classes, Q queries.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import sqrt
+from math import isfinite, sqrt
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
+
+from dml_core.errors import EvaluationError
 
 MIN_SEEDS, MIN_CLASSES = 3, 10  # minimum for a verdict: two values may be equal by chance, which says nothing about their spread
 MOST_SEEDS = 10_000
@@ -54,10 +57,14 @@ def paired_difference(
         whole: score of a full share: 1, or 100 for per cent.
 
     Raises:
-        ValueError: the lengths differ, or are below two.
+        EvaluationError: the lengths differ or are below two, a score is not finite, or there are no queries.
     """
     if len(values_S) != len(references_S) or len(values_S) < 2:
-        raise ValueError(f"a paired difference needs two seeds or more of both, found {len(values_S)} and {len(references_S)}")
+        raise EvaluationError(f"a paired difference needs two seeds or more of both, found {len(values_S)} and {len(references_S)}")
+    for score in (*values_S, *references_S):
+        check_score("a paired difference", score)
+    if num_queries is not None and num_queries < 1:
+        raise EvaluationError(f"num_queries is {num_queries}; scores of no query have no difference")
     differences_S = np.subtract(values_S, references_S, dtype=np.float64)
     num_seeds, mean, deviation = len(differences_S), float(differences_S.mean()), float(differences_S.std(ddof=1))
     if num_queries is not None:
@@ -67,6 +74,12 @@ def paired_difference(
         return PairedDifference(mean, 0.0, num_seeds, 1.0 if abs(mean) <= SAME * scale else 2.0 ** (1 - num_seeds), 0.0)
     p_value = float(2 * stdtr(num_seeds - 1, -abs(mean) / deviation * num_seeds**0.5))
     return PairedDifference(mean, half_width_of(deviation, num_seeds), num_seeds, p_value, deviation)
+
+
+def check_score(what: str, score: object) -> None:
+    """Raise an EvaluationError about `what` if a score is no finite number."""
+    if not isinstance(score, Real) or not isfinite(score):
+        raise EvaluationError(f"{what}: the score {score!r} is no finite number; leave its run out")
 
 
 def least_deviation(difference: float, num_queries: int) -> float:
