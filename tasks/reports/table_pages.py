@@ -118,11 +118,12 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
     pictures = PictureCache(project.state / PICTURES / f"{name}.json")
     details = line_details(params, name, file, result, store, pictures)
+    columns = [table.columns[index] for index in table.order]
     html = render(
         "table.html",
         table=table,
         blocks=[
-            (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
+            (*block, len(list(of_block))) for block, of_block in groupby(columns, lambda column: (column.dataset, column.stands_in_for))
         ],
         details=details,
         links=_links(project, details.values()),

@@ -15,7 +15,7 @@ UNRESOLVED = "Published values that differ by no more than their tolerance"
 
 def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
     """Return a header, then for each row its values; `remark_lines` has the reasons for missing ones."""
-    header = ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
+    header = ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in map(table.columns.__getitem__, table.order))]
     return [header, *(line for row in table.rows for line in _value_lines(row, table, bold))]
 
 
@@ -42,12 +42,12 @@ def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]
     kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
     sources = {kind: row.published, "released": row.released, "independent": row.independent}
     rows = [
-        [what, *(column.printed(value) for column, value in zip(table.columns, values, strict=True))]
+        [what, *(table.columns[index].printed(values[index]) for index in table.order)]
         for what, values in sources.items()
         if values is not None and any(value is not None for value in values)
     ]
     rows += [[line.label, *_measured(line, table, bold)] for line in row.lines]
-    rows = rows or [["not run", *("" for _ in table.columns)]]
+    rows = rows or [["not run", *("" for _ in table.order)]]
     return [["" if place else row.label, *cells] for place, cells in enumerate(rows)]
 
 
@@ -60,7 +60,8 @@ def _remarks(row: ShownRow) -> list[str]:
 def _measured(line: ShownLine, table: ShownTable, bold: str) -> list[str]:
     """Return the mean, half-width and verdict of each cell."""
     texts = []
-    for index, (cell, column) in enumerate(zip(line.cells, table.columns, strict=True)):
+    for index in table.order:
+        cell, column = line.cells[index], table.columns[index]
         if cell is None:
             texts.append("-")
             continue

@@ -118,8 +118,9 @@ def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
 def test_what_was_measured_on_stand_ins_is_marked_on_its_page_and_on_the_index(name: str) -> None:
     shown, html = page(name), read((PAGES / f"{name}.html").read_text())
     for dataset, paper in load_table(name).stand_ins.items():
-        (head,) = [cell for cell in html.all("th", "stand-in") if cell.text.startswith(dataset)]
-        assert head.text == f"{dataset} stand-in for {paper}"
+        heads = [cell.text for cell in html.all("th", "stand-in") if cell.text.startswith(dataset)]
+        has_values = dataset in {shown.columns[index].dataset for index in shown.order}
+        assert heads == ([f"{dataset} stand-in for {paper}"] if has_values else [])
     cells = [
         cell
         for row in shown.rows

@@ -7,7 +7,7 @@ document.getElementById("theme").addEventListener("click", () => {
   try { localStorage.theme = root.dataset.theme; } catch { /* as above */ }
 });
 
-// A column's button sorts rows in descending, then in ascending order, then as in the paper; rows without a value stay last.
+// A column's button sorts rows in descending, then in ascending order, then as in the table; rows without a value stay last.
 const table = document.querySelector("table.results");
 const by = document.getElementById("by");
 const figure = (row, key) => parseFloat(row.dataset[by.value].split(" ")[key]);
@@ -35,7 +35,7 @@ function sortRows(key, order) {
       document.getElementById("sorted").textContent = `sorted by ${head.querySelector("button").textContent.trim()}, ${order}`;
     }
   });
-  if (order === "none") document.getElementById("sorted").textContent = "in the paper's order";
+  if (order === "none") document.getElementById("sorted").textContent = "in the table's order";
   sorted = { key, order };
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.environment import Project
-from tasks.reports.table_pages import HISTORY, SITE
+from tasks.reports.table_pages import HISTORY, SITE, TablePage
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.storage import write_verification
@@ -123,6 +123,21 @@ def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     assert set(tab.eval_on_selector_all(".wrong .pic", edges)) == {"dashed"}
     tab.evaluate(f"choose({script(single / 'run.js')['firstRanks'].index(1)})")
     assert set(tab.eval_on_selector_all("#neighbours .right .pic", edges)) == {"solid"}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_table_without_scripts_has_its_values_and_no_control_that_does_nothing(browser: Any, page: TablePage, width: int) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": width, "height": 844})
+    tab = context.new_page()
+    tab.goto(page.html.absolute().as_uri())
+    values = tab.locator("td.measured .figure").all()
+    assert values
+    assert all(value.is_visible() for value in values)
+    assert tab.locator("tbody .name").first.is_visible()
+    controls = tab.locator("#theme, .toolbar, .toolbar select").all()
+    assert len(controls) == 3
+    assert not any(control.is_visible() for control in controls)
+    context.close()
 
 
 def test_a_page_is_dark_where_the_system_is(browser: Any, single: Path) -> None:

@@ -199,6 +199,7 @@ def test_a_table_of_the_project_says_nothing_of_published_values(table_project: 
     assert not page.all("span", "kind")
     assert [row.all("td") for row in page.all("tr", "printed")] == [[]], "no line of dashes"
     assert "dot and bar: mean and 95 % interval" in page.all("details", "legend")[0].text
+    assert "paper's" not in page.all("script")[0].text, "the order of its rows is its own"
     assert all("hidden" in part.attributes for part in page.all("div", "toolbar")[0].all() if part.tag in ("label", "select"))
 
 

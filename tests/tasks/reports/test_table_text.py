@@ -53,6 +53,18 @@ def test_measured_values_are_below_published_ones() -> None:
     ]
 
 
+def test_measured_columns_come_first_and_columns_without_any_value_are_left_out() -> None:
+    columns = [{"dataset": "cub200", "metrics": ["recall@1", "recall@2"]}, {"dataset": "sop", "metrics": ["csc"], "unit": "share"}]
+    row = {"label": "Ours", "kind": "own", "published": [60.5, None, None], "variants": ["ours"]}
+    file = parse(TableFile, {**TABLE.model_dump(mode="json"), "columns": columns, "rows": {"ours": row}}, "table")
+    assert lines(shown(file=file)) == [["row", "values", "recall@1 cub200"], ["Ours", "published, own", "60.5"]]
+    assert lines(shown(run("ours", 0, "sop", "ours", csc=0.75), file=file)) == [
+        ["row", "values", "csc sop", "recall@1 cub200"],
+        ["Ours", "published, own", "-", "60.5"],
+        ["", "ours, 1 seed", "0.750", "-"],
+    ]
+
+
 def test_a_row_without_published_values_has_no_line_for_them() -> None:
     rows = TABLE.model_dump(mode="json")["rows"]
     for name in ("run", "not-run"):
