@@ -1,11 +1,12 @@
 """Missing requirements of the runs of tables, and how to meet them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dml_core.data.registry import DATASETS, dataset_class
+from dml_core.data.store.info import MANIFEST_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
@@ -13,7 +14,9 @@ from tasks.checks import check_before, check_parts, is_prepared, prepared_folder
 from tasks.environment import Project
 from tasks.own_images.published import published_dataset
 from tasks.runs.specs import Params, RunSpec
+from tasks.runs.tuned import TUNED
 from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
 from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block
 
 
@@ -90,6 +93,8 @@ def check_tables(
         if choice.prepared_only and not is_prepared(project, params, runs[0].dataset):
             continue
         try:
+            if not choice.smoke:
+                check_searched(project, params, runs)
             check_parts(runs, None if choice.smoke else check_before(project, params, runs), before_first)
         except (ConfigError, DataError) as error:
             problems.append(error)
@@ -101,3 +106,37 @@ def check_tables(
     if not checked:
         raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
+
+
+def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) -> None:
+    """Check that tuned settings of a table's runs on one dataset were not searched on its test classes (`tuned_on` in the table's file).
+
+    Only datasets of one reader that are both prepared can be checked: another reader's classes may have the same names.
+
+    Raises:
+        ConfigError: a training class of the search's dataset is a test class of the runs'.
+        DataError: a prepared dataset is damaged.
+    """
+    tuned = next((run for run in runs if run.variant == TUNED), None)
+    if tuned is None:
+        return
+    table = load_table(str(tuned.table))
+    searched = table.tuned_on(str(tuned.column))
+    own = named_dataset(params, searched, table.dataset_options(searched))
+    names = [name for name in (own, tuned.dataset) if name is not None and is_prepared(project, params, name)]
+    if searched == tuned.column or len(names) < 2 or params.datasets[names[0]].reader != params.datasets[names[1]].reader:
+        return
+    seen, tested = (_class_names(project.packed(name), comparison) for name, comparison in zip(names, ("=", "!="), strict=True))
+    if shared := sorted(seen & tested):
+        raise ConfigError(
+            f"{tuned.table}: the settings for {tuned.column} were searched on {searched}, whose training classes include test classes of "
+            f"{tuned.column} ('{shared[0]}'{f' and {len(shared) - 1} more' if shared[1:] else ''}); correct tuned_on in the table's file"
+        )
+
+
+def _class_names(packed: Path, comparison: str) -> set[str]:
+    """Return the names of the classes whose images have the role train ("="), or another role ("!=")."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", comparison, "train")])
+    return set(map(str, rows["label_name"].to_pylist()))

@@ -43,7 +43,7 @@ class Columns(Config):
         options: options that the project's dataset must have, such as `split: images`; with none it is split by class.
         stands_in_for: the paper's dataset that this one replaces; None for the paper's own. Stand-ins are counted separately.
         tuned_on: dataset of this table on which `dml tune` found the settings of the variant `tuned`, such as a part of this one; None for
-            this one. None of its training classes may be a test class here.
+            this one. None of its training classes may be a test class here, which a run checks if both datasets are prepared.
         note: remark on these columns for readers.
     """
 

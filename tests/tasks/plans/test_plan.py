@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torchvision
@@ -13,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
+from dml_core.data.registry import materialise
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
@@ -20,8 +23,9 @@ from flows.cli import main
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
 from tasks.checks import is_prepared
-from tasks.environment import Project
-from tasks.plans.needs import check_tables, dataset_need, weights_need
+from tasks.data import prepare_dataset
+from tasks.environment import Project, find_project
+from tasks.plans.needs import check_searched, check_tables, dataset_need, weights_need
 from tasks.plans.plan import PlannedRun, plan_tables
 from tasks.plans.times import RATES_FILE
 from tasks.runs.specs import load_params
@@ -29,6 +33,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
 from tasks.watch.candidates import find_candidates
+from tests.conftest import ROOT
 from tests.damage import DAMAGE, folder
 from tests.tasks.plans.conftest import DRAWN, finish_step, look
 
@@ -225,3 +230,33 @@ def test_images_are_counted_as_prepared_or_as_published(project: Project) -> Non
     assert here.dataset("cub200", table).counts == {"train": half, "test": half}
     assert not here.dataset("inshop", table).folder
     assert here.dataset("inshop", table).counts == {"train": 25_882, "query": 14_218, "gallery": 12_612}
+
+
+@pytest.mark.parametrize(("num_classes", "reader", "is_leak"), [(8, "synthetic", True), (2, "synthetic", False), (8, "folder", False)])
+def test_settings_searched_on_classes_that_are_tested_are_refused(
+    num_classes: int, reader: str, is_leak: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the classes, by name, are for training: those of 8 classes are all of 4, those of 2 the first of 4."""
+    datasets = {}
+    for name, number in (("glyphs", 4), ("glyphs-2000", num_classes)):
+        datasets[name] = {"reader": "synthetic", "raw": f"data/raw/{name}", "options": {**DRAWN, "num_classes": number}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), {"datasets": datasets})))
+    project = find_project(tmp_path)
+    params = load_params(project.params_file)
+    for name in datasets:
+        materialise("synthetic", params.datasets[name].options, tmp_path / "data/raw" / name)
+        prepare_dataset(project, name, params.datasets[name])
+    if reader != "synthetic":
+        params.datasets["glyphs-2000"] = params.datasets["glyphs-2000"].model_copy(update={"reader": reader})
+        monkeypatch.setattr("tasks.plans.needs.is_prepared", lambda *_: True)
+    runs = [SimpleNamespace(table="project/glyphs", column="glyphs", dataset="glyphs", variant=variant) for variant in ("ours", "tuned")]
+    monkeypatch.setattr("tasks.plans.needs.named_dataset", lambda params, dataset, options: dataset)
+    check_searched(project, params, runs[:1])  # type: ignore[arg-type]
+    if is_leak:
+        says = "searched on glyphs-2000, whose training classes include test classes of glyphs ('003.Species_3' and 1 more)"
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            check_searched(project, params, runs)  # type: ignore[arg-type]
+    else:
+        check_searched(project, params, runs)  # type: ignore[arg-type]
+    monkeypatch.setattr("tasks.plans.needs.is_prepared", lambda project, params, name: name == "glyphs")
+    check_searched(project, params, runs)  # type: ignore[arg-type]
