@@ -246,6 +246,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
 
     def work(group: WorkerGroup) -> CheckpointRecord:
         with services.meter.step("train", identity, _predicted("train", spec, dataset, services), lock.anew, waits=True) as meter:
+            logger.info("%s: training", spec.title)
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
             store.clear(key, keep=() if lock.anew else (CHECKPOINT_FILE,))
 
@@ -273,11 +274,12 @@ def embed(
     identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services, lock: StepLock
 ) -> EmbeddingRecord:
     """Extract the embeddings of the images that the run is scored on, on the same workers."""
-    services.begin(spec, "embedding")
+    services.check_going_on()
     key = f"embed/{identity}"
     store = services.store
 
     def work(group: WorkerGroup) -> EmbeddingRecord:
+        services.display.step(spec.title, "embedding")
         store.clear(key)
         with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.anew, waits=True) as meter:
             with _of_same_data(dataset, store, key):
@@ -302,11 +304,12 @@ def evaluate(
     lock: StepLock,
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
-    services.begin(spec, "evaluating")
+    services.check_going_on()
     key = f"evaluate/{identity}"
     store = services.store
 
     def work(_: object) -> ScoreRecord:
+        services.display.step(spec.title, "evaluating")
         with services.meter.step("evaluate", identity, is_forced=lock.anew) as meter:
             # scikit-learn, matplotlib: only if something is scored
             from tasks.scores.drawing import Drawing, titled
@@ -347,7 +350,8 @@ def publish(
     older_code: tuple[str, ...] = (),
 ) -> str | None:
     """Publish the run to MLflow unless it is there; return its MLflow run id, or None if it waits in the outbox. Always runs, adds once."""
-    services.begin(spec, "publishing to MLflow")
+    services.check_going_on()
+    services.display.step(spec.title, "publishing to MLflow")
     report = RunReport(
         comparison=spec.comparison,
         identity=published_identity(spec, scores.identity),

@@ -66,15 +66,6 @@ class Services(Backends):
         self._smoke_tables.add(spec.table)
         return is_first
 
-    def begin(self, spec: RunSpec, doing: str) -> None:
-        """Show a run's step; each calls it first, except training, which shows more.
-
-        Raises:
-            TrainingError: the flow is stopping because another run failed.
-        """
-        self.check_going_on()
-        self.display.step(spec.title, doing)
-
     def check_going_on(self) -> None:
         """Raise an error if another run's failure stops the flow.
 

@@ -5,6 +5,7 @@ files. The lock's file is in the store, or in this machine's cache of a remote o
 write the same files.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from tasks.runs.records import StepRecord
 
 POLL_SECONDS = 0.2
 DOING = {"train": "training", "embed": "embedding", "evaluate": "evaluating"}
+logger = logging.getLogger(__name__)
 AnyRecord = TypeVar("AnyRecord", bound=StepRecord)
 Held = TypeVar("Held")
 
@@ -51,7 +53,8 @@ class StepLock:
     ) -> AnyRecord:
         """Return the record of `work`, or that of another process which did the same meanwhile.
 
-        The lock is still held on return: `release` it when the record is stored.
+        The lock is still held on return: `release` it when the record is stored. Prefect's page shows a step as running while it waits for
+        its turn; the step's log shows the difference.
 
         Args:
             work: the step; called with what `turn` yields, while the lock is held too.
@@ -61,6 +64,7 @@ class StepLock:
         Raises:
             TrainingError: the flow is stopping.
         """
+        logger.info("%s: waiting for its turn", self._title)
         while True:
             with turn() as held:
                 if self._lock.acquire(wait=False):
