@@ -12,8 +12,9 @@ from dml_core.errors import TrainingError
 from tasks.environment import ray_cluster
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
+from tasks.wording import Say
 from tasks.workers.connection import start_ray, stop_ray
-from tasks.workers.group import WORKERS, Say, WorkerGroup
+from tasks.workers.group import WORKERS, WorkerGroup
 
 RAY = "Ray"  # name of its start in `StartTimes`
 

@@ -28,7 +28,8 @@ from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
 from tasks.watch.storage import read_reference, reference_path, write_reference, write_verification
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import Say, commit, reference, say, train_here, verified
+from tasks.wording import Say
+from tests.tasks.watch.conftest import commit, reference, say, train_here, verified
 
 pytestmark = pytest.mark.slow
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
