@@ -92,16 +92,17 @@ def all_squared_distances(
     computed pair by pair.
     """
     distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
-    by_product = distances_IJ.size >= SMALLEST_PRODUCT
-    for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE):
-        right_JD = right.rows(right_J[columns])
-        for rows in blocks(len(left_I), NUM_ROWS_AT_ONCE // 16 if by_product else max(1, BYTES_AT_ONCE // right_JD.nbytes)):
-            left_ID = left.rows(left_I[rows])
-            if not by_product:
-                distances_IJ[rows, columns] = _squared_norms(left_ID[:, None] - right_JD)
-                continue
-            low, high = bracketed(left_ID - origin_D, right_JD - origin_D)
-            unsure_I, unsure_J = np.nonzero(low != high)
+    if distances_IJ.size < SMALLEST_PRODUCT:
+        right_JD = right.rows(right_J)
+        for rows in blocks(len(left_I), max(1, BYTES_AT_ONCE // right_JD.nbytes)):
+            distances_IJ[rows] = _squared_norms(left.rows(left_I[rows])[:, None] - right_JD)
+        return distances_IJ
+    left_ID = left.rows(left_I) - origin_D
+    for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE // 4):  # these and their products fit in a processor's cache
+        right_JD = right.rows(right_J[columns]) - origin_D
+        for rows in blocks(len(left_I), NUM_ROWS_AT_ONCE // 16):
+            low, high = bracketed(left_ID[rows], right_JD)
+            unsure_I, unsure_J = np.divmod(np.flatnonzero(low != high), low.shape[1])  # np.nonzero takes as long as the products
             low[unsure_I, unsure_J] = squared_distances(left, left_I[rows][unsure_I], right, right_J[columns][unsure_J])
             distances_IJ[rows, columns] = low
     return distances_IJ
@@ -110,13 +111,14 @@ def all_squared_distances(
 def bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return two bounds on the rounded squared distance of every pair, (I, J); they are tighter for points closer to zero."""
     squares_I, squares_J = (np.einsum("nd,nd->n", rows, rows) for rows in (left_ID, right_JD))
-    distances_IJ = left_ID @ right_JD.T
-    distances_IJ *= -2
+    distances_IJ = (-2 * left_ID) @ right_JD.T
     distances_IJ += squares_I[:, None]
     distances_IJ += squares_J
     largest = float(np.sqrt(squares_J.max()))
     error_I1 = 2 * rounding_error("euclidean", np.sqrt(squares_I), largest, left_ID.shape[1], np.float64)[:, None]
-    return (distances_IJ - error_I1).astype(np.float32), (distances_IJ + error_I1).astype(np.float32)
+    high_IJ = (distances_IJ + error_I1).astype(np.float32)
+    distances_IJ -= error_I1
+    return distances_IJ.astype(np.float32), high_IJ
 
 
 def _squared_norms(differences: NDArray[np.float64]) -> NDArray[np.float32]:
