@@ -129,12 +129,11 @@ def _write_images(manifest: Manifest, path: Path, salvaged: Iterator[list[bytes]
 
 
 def _checked_bytes(manifest: Manifest, row: Row, already_checked: bytes) -> bytes:
-    data = manifest.read_bytes(row)
-    if data and data == already_checked:
-        return data
     try:
-        decode_rgb(data)
-    except ValueError as error:
+        data = manifest.read_bytes(row)
+        if not data or data != already_checked:
+            decode_rgb(data)
+    except ValueError as error:  # of the image, or of one to be resized
         raise DataError(f"{row.path}: cannot be decoded ({error}); restore or replace the file") from None
     return data
 

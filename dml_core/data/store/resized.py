@@ -15,7 +15,6 @@ from torchvision.transforms.v2 import functional as tv
 from dml_core.data.store.decode import decode_rgb, decode_upright
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.store.sizes import Interpolation, Resize
-from dml_core.errors import DataError
 
 
 def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
@@ -31,17 +30,14 @@ def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
 def resized(manifest: Manifest, size: Resize, interpolation: Interpolation, own_images: bool = False) -> Manifest:
     """Return the manifest with images resized as in `TransformConfig` (an int is the short side), as PNG, without boxes.
 
-    The user's own images are first rotated upright by their EXIF orientation.
+    The user's own images are first rotated upright by their EXIF orientation. Its `read_bytes` raises ValueError for a damaged image.
     """
     rows = [dataclasses.replace(row, box=None) for row in manifest.rows]
     return Manifest(rows, lambda row: _resized_png(manifest, row, size, interpolation, own_images))
 
 
 def _resized_png(manifest: Manifest, row: Row, size: Resize, interpolation: Interpolation, own_images: bool) -> bytes:
-    try:
-        image = (decode_upright if own_images else decode_rgb)(manifest.read_bytes(row))
-    except ValueError as error:
-        raise DataError(f"{row.path}: cannot be decoded ({error}); restore or replace the file") from None
+    image = (decode_upright if own_images else decode_rgb)(manifest.read_bytes(row))
     encoded = io.BytesIO()
     Image.fromarray(resize(image, size, interpolation).permute(1, 2, 0).numpy()).save(encoded, "PNG")
     return encoded.getvalue()

@@ -211,7 +211,7 @@ def no_network(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "not an IDX file"),
+        (b"", "the file is empty"),
         (b"\0\0\x08", "not an IDX file"),
         (b"\0\0\x0d\1\0\0\0\1x", "not an IDX file of unsigned bytes"),
         (b"\0\0\x08\1\0\0\0\2x", "has 1 bytes where"),

@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
+from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_package
 from dml_core.data.store.rows import Row
@@ -220,11 +221,10 @@ def idx_bytes(path: Path) -> bytes:
     Raises:
         DataError: the file is unreadable or damaged.
     """
+    data = read_file(path)
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error):
         raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
 
 
