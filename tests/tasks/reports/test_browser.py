@@ -140,6 +140,19 @@ def test_a_table_without_scripts_has_its_values_and_no_control_that_does_nothing
     context.close()
 
 
+def test_a_run_s_page_without_scripts_has_its_worst_queries_and_scores_and_no_link_that_does_nothing(browser: Any, single: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((single / "index.html").as_uri())
+    assert "need JavaScript" in tab.locator("#any").inner_text()
+    assert tab.locator("#worst .pic").first.is_visible()
+    assert tab.locator("#scores td").first.is_visible()
+    dead = tab.locator("#choose, #members, #map, a[href='#map'], #worst h3 a").all()
+    assert len(dead) > 5
+    assert not any(part.is_visible() for part in dead)
+    context.close()
+
+
 def test_a_page_is_dark_where_the_system_is(browser: Any, single: Path) -> None:
     shades = []
     for scheme in ("light", "dark"):
