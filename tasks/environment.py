@@ -78,7 +78,7 @@ def find_project(*starts: Path) -> Project:
     starts = starts or (Path.cwd(),)
     root = next((folder for start in starts for folder in (start, *start.parents) if (folder / "params.yaml").is_file()), None)
     if root is None:
-        raise ConfigError(f"{starts[0]}: no params.yaml here or in any parent folder; run dml inside a project")
+        raise ConfigError(f"{starts[0]}: no params.yaml here or in any parent folder; cd to your checkout of dml-repro")
     state = state_folder(root)
     if "?" in str(state):
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")

@@ -14,7 +14,10 @@ from dml_core.data.drawing.layouts import WRITERS
 from dml_core.data.readers.cub200 import Cub200
 from dml_core.data.readers.synthetic import Synthetic, draw_pictures
 from dml_core.data.store.rows import Counts
+from dml_core.errors import ConfigError
 from flows.cli import main
+from tasks.data import dataset_spec
+from tasks.runs.specs import load_params
 from tests.conftest import ROOT
 
 DRAWN = Synthetic(num_classes=4, images_per_class=3, image_size=16)
@@ -113,3 +116,13 @@ def test_own_images_may_have_a_published_name_where_the_reader_is_named(project,
         path.write_bytes(picture.jpeg)
     assert "dml reproduce --dataset sop\n" in add("sop", str(tmp_path / "images"), "--reader", "folder")
     assert read_yaml(project / "params.yaml")["datasets"]["sop"]["reader"] == "folder"
+
+
+def test_a_published_dataset_that_is_not_added_names_the_command_that_adds_it() -> None:
+    params = load_params(ROOT / "params.yaml")
+    with pytest.raises(
+        ConfigError, match="dataset 'cub200' is not in params.yaml; add it with its archive or folder: dml data add cub200 PATH"
+    ):
+        dataset_spec(params, "cub200")
+    with pytest.raises(ConfigError, match="unknown dataset 'synthetik'; did you mean 'synthetic'"):
+        dataset_spec(params, "synthetik")
