@@ -120,9 +120,7 @@ def test_own_images_may_have_a_published_name_where_the_reader_is_named(project,
 
 def test_a_published_dataset_that_is_not_added_names_the_command_that_adds_it() -> None:
     params = load_params(ROOT / "params.yaml")
-    with pytest.raises(
-        ConfigError, match="dataset 'cub200' is not in params.yaml; add it with its archive or folder: dml data add cub200 PATH"
-    ):
+    with pytest.raises(ConfigError, match="add it with its archive or folder: dml data add cub200 PATH"):
         dataset_spec(params, "cub200")
     with pytest.raises(ConfigError, match="unknown dataset 'synthetik'; did you mean 'synthetic'"):
         dataset_spec(params, "synthetik")
