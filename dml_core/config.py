@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -112,6 +112,12 @@ def located(where: str) -> Iterator[None]:
 def unknown_name(kind: str, name: str, known: list[str]) -> ConfigError:
     """Return the error for a name missing from a registry, with the nearest known name."""
     return ConfigError(f"unknown {kind} '{name}'{nearest_hint(name, known)} (known: {', '.join(sorted(known))})")
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise the error of `unknown_name` if a name is not among the known ones."""
+    if name not in known:
+        raise unknown_name(kind, name, list(known))
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:

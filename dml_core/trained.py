@@ -32,7 +32,7 @@ from dml_core.errors import ConfigError, DataError, StoreError, first_line
 from dml_core.files import file_sha256, read_regular, replace_folder, write_errors
 from dml_core.float32 import without_tf32
 from dml_core.models.config import ModelConfig
-from dml_core.models.embedder import Embedder
+from dml_core.models.embedder import Embedder, network_weights
 from dml_core.network_description import (
     DESCRIPTION_FILE,
     REMEDY,
@@ -249,7 +249,7 @@ def save_network(
     model["backbone"] |= {"weights": "none", "weights_sha256": None}  # the state contains them
     config = parse(ModelConfig, model, "model")
     network = Embedder(config, num_classes)
-    state = {name.removeprefix("model."): value for name, value in system_state.items() if name.startswith("model.")}
+    state = network_weights(system_state)
     network.load_state_dict(state)
     description = NetworkDescription(
         model=config,

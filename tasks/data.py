@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from dml_core.config import unknown_name
+from dml_core.config import check_known
 from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import ConfigError, DataError, first_line
@@ -41,12 +41,11 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
     Raises:
         ConfigError: `params.yaml` has no such dataset.
     """
-    if name not in params.datasets:
+    check_known("dataset", name, params.datasets)
         from tasks.own_images.published import published_dataset  # imports this module
 
         if published_dataset(name):
             raise ConfigError(f"dataset '{name}' is not in params.yaml; add it with its archive or folder: dml data add {name} PATH")
-        raise unknown_name("dataset", name, list(params.datasets))
     return params.datasets[name]
 
 

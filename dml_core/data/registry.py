@@ -5,7 +5,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from dml_core.config import parse, unknown_name
+from dml_core.config import check_known, parse
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import DatasetConfig
 
@@ -30,8 +30,7 @@ def dataset_class(name: str) -> type[DatasetConfig]:
     Raises:
         ConfigError: unknown dataset; the message suggests the nearest name.
     """
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, list(DATASETS))
+    check_known("dataset", name, DATASETS)
     dataset: type[DatasetConfig] = resolve_name(DATASETS[name])
     return dataset
 

@@ -16,7 +16,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers, regular
 from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Generator, Tensor, nn
 
-from dml_core.config import nearest_hint, unknown_name
+from dml_core.config import check_known, nearest_hint
 from dml_core.errors import ConfigError, first_line
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.training.seeding import seeded
@@ -127,8 +127,7 @@ def _named(kind: str, name: str) -> Any:
     module, base = CLASSES[kind]
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)}
     known = {key: value for key, value in classes.items() if value not in (base, *UNUSABLE)}
-    if name not in known:
-        raise unknown_name(f"pytorch-metric-learning {kind}", name, list(known))
+    check_known(f"pytorch-metric-learning {kind}", name, known)
     return known[name]
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from dml_core.config import Config, parse, unknown_name
+from dml_core.config import Config, check_known, parse
 
 MEASUREMENTS = (
     "centroid_distances",
@@ -30,8 +30,7 @@ def measurement_module(name: str) -> str:
     Raises:
         ConfigError: no such measurement; the nearest name is given.
     """
-    if name not in MEASUREMENTS:
-        raise unknown_name("measurement", name, list(MEASUREMENTS))
+    check_known("measurement", name, MEASUREMENTS)
     return f"dml_core.measurements.{name}"
 
 

@@ -1,5 +1,7 @@
 """The embedding network: backbone, pooling, head."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +47,11 @@ class Embedder(nn.Module):
 
     def _backbone_batchnorms(self) -> list[nn.modules.batchnorm._BatchNorm]:
         return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def network_weights(system_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the network's state dict from that of a trained system, its network and loss (`training.parallel.workers.TrainingSystem`)."""
+    return {name.removeprefix("model."): value for name, value in system_state.items() if name.startswith("model.")}
 
 
 def _set_up_batchnorm(module: nn.modules.batchnorm._BatchNorm, config: ModelConfig) -> None:

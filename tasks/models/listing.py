@@ -119,6 +119,7 @@ def _recorded_sizes(trained: str) -> tuple[int, int] | None:
 
 def _measured_sizes(store: Store, trained: str) -> tuple[int, int]:
     """Return number of parameters and size by the checkpoint, as for a run that another machine left in a bucket."""
+    from dml_core.models.embedder import network_weights
     from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 
     folder = store.pull(f"train/{trained}")
@@ -126,5 +127,5 @@ def _measured_sizes(store: Store, trained: str) -> tuple[int, int]:
     if checkpoint is None:
         return 0, 0
     weights, _ = weights_of(checkpoint, "last")
-    num_parameters = sum(value.numel() for name, value in weights.items() if name.startswith("model."))
+    num_parameters = sum(value.numel() for value in network_weights(weights).values())
     return num_parameters, (folder / CHECKPOINT_FILE).stat().st_size

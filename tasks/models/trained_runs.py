@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dml_core.config import unknown_name
+from dml_core.config import check_known
 from tasks.data import dataset_if_intact
 from tasks.environment import Project
 from tasks.plans.results import load_result
@@ -44,8 +44,8 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
         ConfigError: the comparison has no such dataset.
     """
     params = load_params(project.params_file)
-    if dataset is not None and dataset not in params.comparison.datasets:
-        raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
+    if dataset is not None:
+        check_known("dataset of the comparison", dataset, params.comparison.datasets)
     names = [name for name in params.comparison.datasets if dataset in (None, name)]
     records = [(name, record) for name in names if (record := dataset_if_intact(project, name)) is not None]
     return [run for name, record in records for run in trained_among(project, runnable_runs(params, name), record)]

@@ -3,12 +3,12 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from dml_core.config import located, unknown_name
+from dml_core.config import check_known, located
 from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DmlError
 from tasks.data import dataset_if_intact
@@ -209,9 +209,9 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:
     """Check every name of a run from another project. Its folder is a path in the store, below which files are read and removed."""
-    _check_known("row", run.row, table.rows)
-    _check_known("variant", run.variant, (*table.rows[run.row].variants, TUNED, COMMON))
-    _check_known("dataset", run.dataset, table.datasets)
+    check_known("row", run.row, table.rows)
+    check_known("variant", run.variant, (*table.rows[run.row].variants, TUNED, COMMON))
+    check_known("dataset", run.dataset, table.datasets)
     if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
         raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
 
@@ -222,11 +222,6 @@ def _is_known(table: TableFile, run: MeasuredRun) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _check_known(kind: str, name: str, known: Iterable[str]) -> None:
-    if name not in (names := list(known)):
-        raise unknown_name(kind, name, names)
 
 
 def _lock(project: Project) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dml_core.config import Config, Name, parse, read_yaml, unknown_name
+from dml_core.config import Config, Name, check_known, parse, read_yaml
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
 from dml_core.overrides import parse_overridden
@@ -61,8 +61,7 @@ class Protocol(Config):
             ConfigError: the dataset or variant is unknown, or settings do not fit.
         """
         for kind, name, known in (("dataset", dataset, self.datasets), ("variant", variant, self.variants)):
-            if name not in known:
-                raise unknown_name(f"{kind} of protocol '{self.paper}'", name, list(known))
+            check_known(f"{kind} of protocol '{self.paper}'", name, known)
         changes = self.variants[variant]
         layers = self.datasets[dataset], changes.training, changes.datasets.get(dataset, {})
         return parse_overridden(TrainingConfig, f"protocol {self.paper}: {dataset} / {variant}", self.training, *layers)
@@ -84,8 +83,7 @@ def load_protocol(name: str) -> Protocol:
 
 @cache
 def _read(name: str, tables: Path) -> Protocol:
-    if name not in protocol_names():
-        raise unknown_name("protocol", name, protocol_names())
+    check_known("protocol", name, protocol_names())
     path = tables / f"{name}.yaml" if name == COMMON else tables / name / "protocol.yaml"
     protocol = parse(Protocol, read_yaml(path), path.relative_to(tables).as_posix())
     if protocol.prints not in protocol.epochs:
@@ -94,6 +92,5 @@ def _read(name: str, tables: Path) -> Protocol:
         raise ConfigError(f"{path.name}: paper is '{protocol.paper}', but the folder is '{name}': use the name of the folder")
     for variant, changes in protocol.variants.items():
         for dataset in changes.datasets:
-            if dataset not in protocol.datasets:
-                raise unknown_name(f"dataset of variant '{variant}'", dataset, list(protocol.datasets))
+            check_known(f"dataset of variant '{variant}'", dataset, protocol.datasets)
     return protocol

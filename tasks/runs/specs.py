@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, tuples_for_lists, unknown_name
+from dml_core.config import Config, Name, check_known, flatten, located, read_value, read_yaml, refuse_repeats, tuples_for_lists
 from dml_core.data.registry import parse_dataset
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
@@ -324,12 +324,13 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     with located(path.name):
         check_raw_places(path.parent, params.datasets)
     for kind, names in (("datasets", params.comparison.datasets), ("default_datasets", params.comparison.default_datasets)):
-        for name in names:
-            if name not in params.datasets:
-                raise ConfigError(f"{path.name}: comparison.{kind}: {unknown_name('dataset', name, list(params.datasets))}")
+        with located(f"{path.name}: comparison.{kind}"):
+            for name in names:
+                check_known("dataset", name, params.datasets)
     reference, variants = params.comparison.reference, params.comparison.variants
-    if reference is not None and reference not in variants:
-        raise ConfigError(f"{path.name}: comparison.reference: {unknown_name('variant', reference, list(variants))}")
+    if reference is not None:
+        with located(f"{path.name}: comparison.reference"):
+            check_known("variant", reference, variants)
     _check_rows(path, variants)
     for name in params.comparison.datasets:
         # `dml tune` reads this file too: only runs refuse an untuned variant
@@ -564,8 +565,7 @@ def variants_on(params: Params, dataset: str) -> list[str]:
     Raises:
         ConfigError: the dataset is unknown, or a setting is wrong.
     """
-    if dataset not in params.comparison.datasets:
-        raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
+    check_known("dataset of the comparison", dataset, params.comparison.datasets)
 
     def applies(variant: str) -> bool:
         if not params.comparison.variants[variant].get(PRETRAINED_ONLY, False):
@@ -607,8 +607,7 @@ def comparison_runs(
     check_seeds(seeds or ())
     present = variants_on(params, dataset)
     for variant in variants or ():
-        if variant not in comparison.variants:
-            raise unknown_name("variant", variant, list(comparison.variants))
+        check_known("variant", variant, comparison.variants)
         if variant not in present:
             raise ConfigError(f"variant '{variant}' needs a backbone with pretrained weights; that of '{dataset}' starts from random ones")
     named = tuple(setting for setting in overrides if changes_results(setting))
@@ -704,8 +703,9 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
         raise ConfigError(f"--set {setting}: DVC prepares datasets from params.yaml; change it there")
     for kind, at in (("dataset of the comparison", ["comparison", "datasets"]), ("variant", ["comparison", "variants"])):
         known = list(_within(values, at))
-        if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
-            raise ConfigError(f"--set {setting}: {unknown_name(kind, keys[2], known)}")
+        if keys[:2] == at and len(keys) > 3:
+            with located(f"--set {setting}"):
+                check_known(kind, keys[2], known)
     return _nested(setting)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dml_core.config import located, refuse_repeats, unknown_name
+from dml_core.config import check_known, located, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.epochs import EPOCHS, Epoch
 from dml_core.errors import ConfigError
@@ -60,11 +60,9 @@ def runs_of_tables(names: Sequence[str], choice: Choice) -> RunsOfTables:
 
 def _check_names(kind: str, requested: Iterable[str], tables: Collection[str], known: Iterable[str]) -> None:
     """Refuse a requested name that no table has; the error suggests the nearest one."""
-    names = list(dict.fromkeys(known))
+    names, where = list(dict.fromkeys(known)), next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
     for name in requested:
-        if name not in names:
-            where = next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
-            raise unknown_name(f"{kind} of {where}", name, names)
+        check_known(f"{kind} of {where}", name, names)
 
 
 @dataclass(frozen=True)

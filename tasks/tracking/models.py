@@ -30,7 +30,7 @@ from dml_core.data.views.transforms import scale
 from dml_core.errors import SavedNetworkError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.backbones import registry
-from dml_core.models.embedder import Embedder
+from dml_core.models.embedder import Embedder, network_weights
 from dml_core.network_description import WEIGHTS_FILE
 from dml_core.trained import load_model, save_network
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
@@ -147,7 +147,7 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
     except Exception as error:
         raise SavedNetworkError(f"the saved network cannot be loaded: {error}; it was not published") from error
     trained = Embedder(training.without_weights().model, num_classes)
-    trained.load_state_dict({name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")})
+    trained.load_state_dict(network_weights(weights))
     with torch.no_grad():
         expected = trained.eval().embed(scale(opened.view(image)[None], training.transform.scaling)).numpy()
     embedding = opened.embed([image])

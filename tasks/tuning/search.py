@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dml_core.config import located, parse, refuse_repeats, unknown_name
+from dml_core.config import check_known, located, parse, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import read_info
 from dml_core.data.store.split_config import ValidationConfig, check_folds, num_held_out
@@ -206,11 +206,9 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     table = load_table(table_name)
     if metric not in METRICS and recall_k(metric) is None:
         raise unknown_name("metric of a search", metric, [*METRICS, "recall@1"])
-    if row not in table.rows:
-        raise unknown_name(f"row of {table_name}", row, list(table.rows))
+    check_known(f"row of {table_name}", row, table.rows)
     for dataset in datasets:
-        if dataset not in table.datasets:
-            raise unknown_name(f"dataset of {table_name}", dataset, list(table.datasets))
+        check_known(f"dataset of {table_name}", dataset, table.datasets)
         if table.tuned_on(dataset) != dataset:
             raise ConfigError(f"{table_name}: tuned runs on {dataset} have the settings found on {table.tuned_on(dataset)}; tune there")
     own = [dataset for dataset in table.datasets if table.tuned_on(dataset) == dataset]

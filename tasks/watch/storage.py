@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dml_core.config import unknown_name
+from dml_core.config import check_known, unknown_name
 from dml_core.errors import StoreError
 from dml_core.files import json_sha256, read_regular
 from tasks.environment import Project
@@ -152,8 +152,7 @@ def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
         ConfigError: the name is unknown, or no row of it can be run.
     """
     known = names_today(params)
-    if name not in known:
-        raise unknown_name("dataset of the comparison or table", name, known)
+    check_known("dataset of the comparison or table", name, known)
     if name in params.comparison.datasets:
         runs = comparison_runs(params, name, None, (0,))
     else:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TestView
@@ -18,7 +17,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.files import write_errors
 from dml_core.float32 import without_tf32
 from dml_core.models.embedder import Embedder
-from dml_core.training.parallel.workers import rank, world_size
+from dml_core.training.parallel.workers import rank, wait_for_all, world_size
 from dml_core.training.pulse import beat
 from tasks.runs.embeddings import RoleEntry, save_array, save_manifest, shard_ranges
 
@@ -64,8 +63,7 @@ def extract(
             if rank() == 0:
                 save_array(folder / labels, dataset.labels)
             entries[role] = RoleEntry(rows=len(dataset), dimensions=int(model.head.embedding_dim), shards=tuple(rows_of), labels=labels)
-        if world_size() > 1:
-            dist.barrier()
+        wait_for_all()
         if rank() == 0:
             save_manifest(folder, entries)
 

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dml_core.data.store.info import IMAGES_FILE, read_info
@@ -17,12 +16,12 @@ from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.splits import open_role, save_split
 from dml_core.errors import StoreError
 from dml_core.files import remove_leftovers
-from dml_core.models.embedder import Embedder
+from dml_core.models.embedder import Embedder, network_weights
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.checkpoints.writing import Saving
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import fit
-from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, world_size
+from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, wait_for_all
 from dml_core.training.pulse import patient
 from dml_core.training.validation import scorers
 from tasks.locks import alone
@@ -103,15 +102,13 @@ def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         store.pull(job.embed_key)  # this machine's cache may hold files of an earlier attempt
     model = Embedder(job.spec.training.without_weights().model, len(open_role(folder, "train", validation).class_names)).to(device)
     model.load_state_dict(weights)
-    if world_size() > 1:
-        dist.barrier()
+    wait_for_all()
     if rank() == 0 and job.spec.evaluation.epoch != "last":
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     with patient():
         store.push(job.embed_key)
-        if world_size() > 1:  # rank 0 says when the job is done: then the shards of all machines are in the store
-            dist.barrier()
+        wait_for_all()  # rank 0 says when the job is done: then the shards of all machines are in the store
     return {}
 
 
@@ -144,7 +141,7 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
         if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
             raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
         of_system, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
-        weights = {name.removeprefix("model."): value for name, value in of_system.items() if name.startswith("model.")}
+        weights = network_weights(of_system)
         return num_epochs
 
     num_epochs = from_rank_zero(read)
@@ -163,8 +160,7 @@ def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImag
         if local_rank == 0:
             with alone(store.locks / f".{job.dataset_key.replace('/', '-')}"):  # one of a machine's runs fetches it for all
                 store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
-        if world_size() > 1:
-            dist.barrier()
+        wait_for_all()
     images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)
     return store.folder(job.dataset_key), images
 

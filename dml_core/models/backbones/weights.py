@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dml_core.config import unknown_name
+from dml_core.config import check_known
 from dml_core.errors import ConfigError, first_line
 from dml_core.files import file_sha256
 from dml_core.models.backbones.config import BackboneConfig
@@ -128,8 +128,7 @@ def _download(address: str, sha256: str) -> Path:
     if path.exists():
         _check_hash(path, sha256, address)
         return path
-    if scheme not in DOWNLOADERS:
-        raise unknown_name("kind of weights address", scheme, list(DOWNLOADERS))
+    check_known("kind of weights address", scheme, DOWNLOADERS)
     with downloaded(address, path.parent) as part:
         _check_hash(part, sha256, address)
         part.replace(path)

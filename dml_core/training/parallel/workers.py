@@ -33,6 +33,12 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def wait_for_all() -> None:
+    """Return when every worker has called this."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 def from_rank_zero(read: Callable[[], T]) -> T:
     """Return the result of `read` on rank 0 to every worker; if their disks differ, workers reading for themselves would disagree.
 
