@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import subprocess
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,10 @@ def ray_cluster() -> str | None:
 def num_cores() -> int:
     """Return the number of cores that this process may use: a job of a scheduler or a container may have fewer than the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
-    with suppress(OSError, ValueError):  # "max 100000" without a limit
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
-        allowed = min(allowed, max(1, quota // period))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of cgroups of version 2, and of version 1
+        with suppress(OSError, ValueError):  # "max 100000" without a limit; -1 in version 1
+            quota, period = map(int, " ".join(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8") for name in names).split())
+            allowed = min(allowed, max(1, quota // period)) if quota > 0 else allowed
     return allowed
 
 
@@ -358,6 +360,19 @@ def set_environment(project: Project) -> None:
         home.mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
 
 
+def ray_folder() -> Path | None:
+    """Create and return a folder for the sockets, logs and spilled objects of a Ray on this machine, which uses it from now on.
+
+    None with a cluster, and if the folder cannot be created or its path would be too long: Ray then uses one that stays.
+    """
+    within = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    if ray_cluster() is None and len(os.fsencode(within)) + len("/dml-ray-12345678") <= RAY_FOLDER_BYTES:
+        with suppress(OSError):
+            os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="dml-ray-", dir=within)
+            return Path(os.environ["RAY_TMPDIR"])
+    return None
+
+
 def _ray_on_this_machine() -> dict[str, str]:
     """Return settings of a Ray started for one flow: other machines cannot reach it, and its callers need a token.
 
@@ -373,6 +388,7 @@ def _ray_on_this_machine() -> dict[str, str]:
         "RAY_LD_PRELOAD_ON_WORKERS": "1",
         "MALLOC_CONF": "dirty_decay_ms:-1",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_agent_register_timeout_ms": "120000",
         "RAY_raylet_client_connect_timeout_milliseconds": "20",
         "RAY_raylet_client_num_connect_attempts": "500",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -16,7 +16,7 @@ from typer._click.exceptions import NoArgsIsHelpError, UsageError
 from dml_core.errors import ConfigError, DmlError, StoreError, first_line, printable
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
-from tasks.environment import find_project, open_project, prefect_server, shown, without_secrets
+from tasks.environment import find_project, open_project, prefect_server, ray_folder, shown, without_secrets
 
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
@@ -80,10 +80,11 @@ def _supervised() -> Path | None:
         state = open_project().state
     except ConfigError:
         return None
+    ray = ray_folder()
     try:
         if sys.argv[1] == "serve":
-            return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again")
-        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0)
+            return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again", ray)
+        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, temporary=ray)
     except OSError as error:
         raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
 

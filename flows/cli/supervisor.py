@@ -12,6 +12,7 @@ in `state/logs`; Python's own standard error stays the terminal.
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -27,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Path:
+def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON, temporary: Path | None = None) -> Path:
     """Fork. The child returns its log file, which receives its standard error below Python; the parent waits for it and then exits.
 
     The exit code is the flow's; 128 + the signal (130 after Ctrl-C, 143 after SIGTERM) if it was interrupted; 2 if the flow's process was
@@ -37,6 +38,7 @@ def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Pat
         logs: folder of log files; created if missing.
         grace_seconds: time for the child to end after a signal; 0 if its state is always consistent.
         go_on: advice printed after an early end.
+        temporary: a folder that is removed at the end, unless it has files of a flow that failed.
 
     Raises:
         OSError: the log file cannot be written.
@@ -58,7 +60,13 @@ def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Pat
         threading.Thread(target=_end_with_the_parent, args=(read_end,), name="supervisor-watch", daemon=True).start()
         return log
     os.close(read_end)
-    sys.exit(_stand_by(child, handled, log, grace_seconds, go_on))
+    code = _stand_by(child, handled, log, grace_seconds, go_on)
+    if temporary is not None and code in (BUG, MENDABLE):
+        with contextlib.suppress(OSError):
+            temporary.rmdir()
+    elif temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sys.exit(code)
 
 
 def _adopt_orphans() -> None:

@@ -78,6 +78,7 @@ REASONS = {
     "RAY_LD_PRELOAD_ON_WORKERS": "Workers use jemalloc, as Ray's own processes do.",
     "MALLOC_CONF": "Freed memory is kept until workers return it, every 20 s: steps of large networks take half the time.",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": LOOPBACK,
+    "RAY_agent_register_timeout_ms": "A busy machine starts Ray's agent in more than 30 s, Ray's default.",
     "RAY_raylet_client_connect_timeout_milliseconds": "Ray's raylet looks for its object store every 20 ms; every second is Ray's default.",
     "RAY_raylet_client_num_connect_attempts": "As many of these attempts as Ray's ten seconds hold.",
     "GLOO_SOCKET_IFNAME": LOOPBACK,

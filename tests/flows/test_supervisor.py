@@ -22,7 +22,7 @@ from flows.cli.exit_codes import SUPERVISED_BUG
 from flows.cli.supervisor import supervise
 from tasks.processes import watch_children
 
-supervise(Path(sys.argv[1]))
+supervise(Path(sys.argv[1]), temporary=Path(sys.argv[1]).with_name("temporary"))
 server = subprocess.Popen(["sleep", "600"])
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 deaf = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
@@ -46,7 +46,9 @@ class Started:
     """A supervised flow that has started three processes: a child, one that ignores SIGTERM, and an orphan."""
 
     def __init__(self, folder: Path, then: str) -> None:
-        self.logs = folder / "logs"
+        self.logs, self.temporary = folder / "logs", folder / "temporary"
+        self.temporary.mkdir()
+        (self.temporary / "log").touch()
         self.mark = f"DML_TEST_MARK={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
@@ -76,10 +78,11 @@ class Started:
         return found
 
     def end(self, code: int) -> str:
-        """Wait for the end, assert this exit code and that no process is left, and return the standard error."""
+        """Wait for the end, assert this exit code and that no process is left, nor files unless it failed; return the standard error."""
         _, printed = self.process.communicate(timeout=600)
         assert self.process.returncode == code, printed
         assert not self.left()
+        assert self.temporary.exists() == (code in (1, 2))
         return printed
 
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -34,6 +35,7 @@ from tasks.environment import (
     overridden,
     prefect_server,
     ray_cluster,
+    ray_folder,
     set_environment,
     shown,
     stack_environment,
@@ -147,9 +149,18 @@ def test_only_cores_that_this_process_may_use_count() -> None:
     ("quota", "allowed"), [("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("max 100000", 4), ("", 4)]
 )
 def test_a_container_s_quota_limits_the_cores(quota: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(Path, "read_text", lambda path, encoding: {"/sys/fs/cgroup/cpu.max": quota}[str(path)])
-    assert num_cores() == allowed
+    first, _, second = quota.replace("max", "-1").partition(" ")
+    of_version_1 = {"cpu/cpu.cfs_quota_us": first + "\n", "cpu/cpu.cfs_period_us": second + "\n"}
+    for files in ({"cpu.max": quota}, of_version_1):
+
+        def read_text(path: Path, encoding: str, files: dict[str, str] = files) -> str:
+            if (name := str(path.relative_to("/sys/fs/cgroup"))) not in files:
+                raise FileNotFoundError(name)
+            return files[name]
+
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+        monkeypatch.setattr(Path, "read_text", read_text)
+        assert num_cores() == allowed
 
 
 @pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_HOME", "TORCH_HOME"])
@@ -353,6 +364,28 @@ def test_ray_s_sockets_have_short_paths(length: int, folder: str | None, inside:
     used = folder or os.environ["TMPDIR"]
     socket = f"{used}/ray/session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{2**22}/sockets/plasma_store"  # 2**22: the largest process id
     validate_socket_filepath(socket)
+
+
+def test_each_flow_has_a_folder_of_its_own_for_ray_unless_its_path_would_be_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    first = ray_folder()
+    assert first is not None
+    second = ray_folder()  # of a flow within a flow
+    assert second is not None
+    assert second.is_relative_to(first)
+    assert os.environ["RAY_TMPDIR"] == str(second)
+    shutil.rmtree(first)
+    for within in (str(tmp_path / ("t" * 30)), str(first)):
+        monkeypatch.setenv("RAY_TMPDIR", within)
+        assert ray_folder() is None, "too long, and missing"
+        assert os.environ["RAY_TMPDIR"] == within
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert ray_folder() is None
 
 
 CLUSTERS = {None: None, "": None, "local": None, "10.0.0.1:6379": "10.0.0.1:6379", "auto": "auto"}
