@@ -2,10 +2,11 @@
 
 import atexit
 import logging
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from typing import Any
 
 from dml_core.errors import TrainingError, first_line
 from tasks.environment import num_cores, ray_cluster, shown, without_secrets
@@ -68,19 +69,29 @@ def connect(attempts: int = 2) -> None:
 def _needed_processes() -> Iterator[None]:
     """Let Ray start without its dashboard, autoscaler and log monitor, which serve nothing here and delay its start and its end.
 
-    Its agent listens on a free port: it would wait three seconds for its usual one if another Ray of this machine has that.
+    Its agents get free ports: they would wait three seconds for a usual one that another Ray of this machine has. The raylet is told all of
+    them: it would wait 15 seconds until its agents have started, which takes longer on a busy machine, and end (ray-project/ray#65983).
 
     This overrides what is private to Ray 2.60: tests/tasks/workers/test_local_trainer.py names the processes.
     """
-    from ray._private import node, parameter
+    from ray._private import node, parameter, services
 
-    default, start_api_server = parameter.RayParams, node.Node.start_api_server
-    parameter.RayParams = partial(default, dashboard_agent_listen_port=0, no_monitor=True, include_log_monitor=False)
+    default, start_api_server, start_process = parameter.RayParams, node.Node.start_api_server, services.start_ray_process
+    listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]  # all open together, so that all get different ports
+    names = ("dashboard_agent_listen_port", "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
+    ours: dict[str, Any] = {name: server.getsockname()[1] for name, server in zip(names, listening, strict=True)}
+    for server in listening:
+        server.close()
+    of_raylet = [f"--{names[0]}={ours[names[0]]}"]
+    parameter.RayParams = lambda **options: default(**options | ours, no_monitor=True, include_log_monitor=False)
     node.Node.start_api_server = lambda *_, **__: None
+    services.start_ray_process = lambda command, kind, *more, **options: start_process(
+        command + of_raylet * (kind == "raylet"), kind, *more, **options
+    )
     try:
         yield
     finally:
-        parameter.RayParams, node.Node.start_api_server = default, start_api_server
+        parameter.RayParams, node.Node.start_api_server, services.start_ray_process = default, start_api_server, start_process
 
 
 def stop_ray() -> None:

@@ -1,6 +1,7 @@
 """Ray and a group of one machine start only the processes that they need, and Ray Train's controller without torch."""
 
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -55,6 +56,10 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert any("RayTrainWorker" in command for command in commands)
     assert [command for command in commands if any(part in command for part in UNUSED)] == []
+    (raylet,) = [command for command in commands if "raylet/raylet" in command]
+    ports = re.findall(r"--(?:metrics-agent-port|metrics_export_port|runtime_env_agent_port|dashboard_agent_listen_port)=([0-9]+)", raylet)
+    assert len({*ports}) == 4
+    assert "0" not in ports, "on a busy machine the raylet would end before it was told"
     log = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1] / "logs/dashboard_agent.log"
     assert "Failed to bind" not in log.read_text(), "Ray's start waited for another Ray's port"
     workers.close()
