@@ -41,11 +41,12 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
     Raises:
         ConfigError: `params.yaml` has no such dataset.
     """
-    check_known("dataset", name, params.datasets)
+    if name not in params.datasets:
         from tasks.own_images.published import published_dataset  # imports this module
 
         if published_dataset(name):
             raise ConfigError(f"dataset '{name}' is not in params.yaml; add it with its archive or folder: dml data add {name} PATH")
+    check_known("dataset", name, params.datasets)
     return params.datasets[name]
 
 
