@@ -81,10 +81,9 @@ def plan(
     _print_sums(plans, estimate, priced)
     first_seeds = "--seeds auto: these are the first seeds; how many more are needed depends on their results"
     notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
-    for line in [*notes, *resources.lines()]:
+    of_needs = (f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}" for need in needs)
+    for line in [*notes, *resources.lines(), *of_needs]:
         print(line)
-    for need in needs:
-        print(f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}")
 
 
 def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
