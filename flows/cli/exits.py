@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 import select
+import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tasks.environment import find_project, open_project, prefect_server, ray_fo
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
+FULL_BYTES = 1 << 20  # of a disk on which databases cannot write any more
 FEWER_IMAGES = "embed fewer images at a time (dml embed --batch-size, dml serve --batch), or end other programs on the GPU"
 EXTRAS = {  # module -> the extra of pyproject.toml that installs it
     **dict.fromkeys(("ray", "prefect", "mlflow", "sqlalchemy", "dvc", "boto3", "botocore", "optuna", "pandas"), "pipeline"),
@@ -96,13 +98,17 @@ def _report(error: BaseException, log: Path | None) -> int:
     """Print a verb's error as one line, and return the exit code; `log` is the log file of a supervised flow."""
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return BROKEN_PIPE
+    full = "" if "No space left" in str(error) else _full_disk()
     if isinstance(error, DmlError) and not error.unforeseen:
-        return _say(str(error), MENDABLE)
+        return _say(f"{error}{full}", MENDABLE)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
         return _say(f"{error.name} is not installed; in the project's folder: pip install -e '.[{extra}]'", MENDABLE)
     path = _write_traceback(error, log)
+    what = str(error) if isinstance(error, DmlError) else f"unexpected {type(error).__name__}"
+    if full:
+        return _say(f"{what}{full}; details in {path}", MENDABLE)
     if isinstance(error, DmlError):
-        return _say(f"{error}; details in {path}", BUG if log is None else SUPERVISED_BUG)
+        return _say(f"{what}; details in {path}", BUG if log is None else SUPERVISED_BUG)
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which most commands do not load
         return _say(f"{first_line(error)}; {FEWER_IMAGES}; details in {path}", MENDABLE)
     api = prefect_server()
@@ -112,7 +118,7 @@ def _report(error: BaseException, log: Path | None) -> int:
         path_name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
         what = error.strerror if error.filename is None else f"{path_name or 'the empty path'}: {error.strerror}; check this path"
         return _say(f"{what}; details in {path}", MENDABLE)
-    return _say(f"unexpected {type(error).__name__}; the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
+    return _say(f"{what}; the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
 
 
 def _say(line: str, code: int) -> int:
@@ -132,14 +138,23 @@ def _say_usage(error: UsageError) -> int:
     return _say(f"{message}{end} See {error.ctx.command_path} --help" if error.ctx else message, MENDABLE)
 
 
+def _full_disk() -> str:
+    """Return words on the state folder's disk if it is full, else nothing: servers and libraries then fail with errors of their own."""
+    with contextlib.suppress(Exception):  # the cause of the error may also break this
+        state = find_project().state
+        if shutil.disk_usage(state).free < FULL_BYTES:
+            return f"; No space left on device at {state}: free space, then rerun"
+    return ""
+
+
 def _write_traceback(error: BaseException, log: Path | None) -> Path:
-    """Append a traceback to the log file, or without one to a new file in the state folder or the system's temporary folder."""
+    """Append a traceback to the log file, or without one to a new file in the state folder; else in the system's temporary folder."""
     text = without_secrets("".join(traceback.format_exception(error)))
     name = f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     paths = [Path(tempfile.gettempdir()) / name]
     with contextlib.suppress(Exception):  # the cause of the error may also break this
-        paths.insert(0, find_project().state / "logs" / name)
-    for path in [log] if log is not None else paths:
+        paths.insert(0, log or find_project().state / "logs" / name)
+    for path in paths:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,30 @@ def test_a_file_that_cannot_be_used_is_named(
         assert ending(words, error, monkeypatch) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {said}; details in {project}/state/logs/")
+
+
+@pytest.mark.parametrize("words", ALL_ERRORS)
+def test_a_full_disk_is_named_whatever_failed_by_it(
+    words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "state").mkdir()
+    (project / "state/logs").write_text("")  # no log can be written there
+    monkeypatch.setattr("tempfile.tempdir", str(project / "elsewhere"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096 if path == project / "state" else 0))
+    said = f"; No space left on device at {project}/state: free space, then rerun"
+    for error, start in [
+        (RuntimeError("Server error '500 Internal Server Error'"), f"unexpected RuntimeError{said}; details in {project}/elsewhere/"),
+        (SavedNetworkError("the network does not open again"), f"the network does not open again{said}; details in {project}/elsewhere/"),
+        (ConnectionResetError(104, "Connection reset by peer"), f"unexpected ConnectionResetError{said}; details in "),
+        (DmlError("the server did not start"), f"the server did not start{said}\n"),
+        (
+            DmlError("x: cannot be written (No space left on device); free space"),
+            "x: cannot be written (No space left on device); free space\n",
+        ),
+    ]:
+        assert ending(words, error, monkeypatch) == 2
+        assert capsys.readouterr().err.startswith(f"error: {start}")
+    assert "Internal Server Error" in "".join(path.read_text() for path in (project / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize("words", sorted(VERBS))
