@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tasks.runs.costs import Cost
 
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
+NOTHING = {True: "nothing can be run", False: "nothing can be run: no row matches on these datasets"}  # whether reasons are printed
 
 
 @app.command(epilog=examples("dml plan softtriple/table1 --row softtriple --seeds 5", "dml plan 'softtriple/*' --json"))
@@ -93,7 +94,11 @@ def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Pri
             print(f"{plan.name}: omitted: {why}")
     runs = [run for plan in plans for run in plan.runs]
     num_to_train = sum(run.trains for run in runs)
-    print(f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}" if runs else "nothing can be run")
+    print(
+        f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}"
+        if runs
+        else NOTHING[any(plan.left_out for plan in plans)]
+    )
     if estimate.cost is not None and num_to_train:
         print(_cost_line(estimate.cost, prices))
 

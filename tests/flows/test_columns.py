@@ -327,6 +327,8 @@ def test_a_plan_of_no_runs_prints_why_and_no_table(capsys: pytest.CaptureFixture
         assert last == "nothing can be run"
         assert reasons
         assert all("is not on the common track" in line for line in reasons)
+    plan.plan(["discriminative/table3", "softtriple/table1"], row=["softtriple"], dataset=["cars196"])
+    assert capsys.readouterr().out == "nothing can be run: no row matches on these datasets\n"
 
 
 def test_commands_to_type_are_not_in_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
