@@ -106,7 +106,7 @@ class Walk(RuleBasedStateMachine):
     def begin(self) -> None:
         """Make everything that reads the environment use this project."""
         os.environ["PREFECT_LOCAL_STORAGE_PATH"] = str(self.project.state / "prefect/storage")
-        results.read_dataset = gc.dataset_if_prepared = lambda project, name: self.dataset  # type: ignore[attr-defined]
+        results.dataset_if_intact = gc.dataset_if_prepared = lambda project, name: self.dataset  # type: ignore[attr-defined]
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
         identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
         gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
@@ -311,7 +311,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore after the walk what it replaces."""
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
-        (results, "read_dataset"), (gc, "dataset_if_prepared"), (gc, "plan_tables"), (identity, "source_digest"),
+        (results, "dataset_if_intact"), (gc, "dataset_if_prepared"), (gc, "plan_tables"), (identity, "source_digest"),
         (identity, "source_digests"), (present, "present_digest"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
