@@ -149,6 +149,11 @@ def test_parquet_without_roles(tmp_path: Path) -> None:
         ("path,label,role\n1.png,a,test\n2.png,a,train\n", "class 'a' is in train and in test; classes must be disjoint"),
         ("path,label\n1.png\n", r"not readable as a table \(.*\); write CSV in UTF-8 with commas, or Parquet$"),
         ("", "not readable as a table"),
+        (
+            "path;label;role\n1.png;a;train\n",
+            r"manifest\.csv: its columns are separated by ';'; write CSV in UTF-8 with commas, or Parquet$",
+        ),
+        ("path\tlabel\n1.png\ta\n", r"its columns are separated by '\\t'; write"),
         ("path,label\n", "no images"),
         ("path,label,role\n1.png,a,training\n", "row 1 has role 'training'"),
         ("path,label,role\n1.png,a,\n", "column 'role' is missing or has empty cells"),

@@ -77,7 +77,10 @@ def _read_table(path: Path) -> tuple[Any, list[str]]:
         is_parquet = path.suffix.lower() == ".parquet"
         table = parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=lines, convert_options=cells)
         table.validate(full=True)  # texts of a Parquet file may be no UTF-8
-        return table, table.column_names  # decoded here
+        names = table.column_names  # decoded here
+        if len(names) == 1 and (other := {";", "\t"} & {*names[0]}):
+            raise DataError(f"{path}: its columns are separated by {other.pop()!r}; write CSV in UTF-8 with commas, or Parquet")
+        return table, names
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
