@@ -117,14 +117,14 @@ def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) ->
         ConfigError: a training class of the search's dataset is a test class of the runs'.
         DataError: a prepared dataset is damaged.
     """
-    tuned = next((run for run in runs if run.variant == TUNED), None)
+    table = load_table(str(runs[0].table))
+    tuned = next((run for run in runs if run.variant == TUNED and table.tuned_on(str(run.column)) != run.column), None)
     if tuned is None:
         return
-    table = load_table(str(tuned.table))
     searched = table.tuned_on(str(tuned.column))
     own = named_dataset(params, searched, table.dataset_options(searched))
     names = [name for name in (own, tuned.dataset) if name is not None and is_prepared(project, params, name)]
-    if searched == tuned.column or len(names) < 2 or params.datasets[names[0]].reader != params.datasets[names[1]].reader:
+    if len({params.datasets[name].reader for name in names}) != 1 or len(names) != 2:
         return
     seen, tested = (_class_names(project.packed(name), comparison) for name, comparison in zip(names, ("=", "!="), strict=True))
     if shared := sorted(seen & tested):

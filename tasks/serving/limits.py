@@ -7,6 +7,8 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from dml_core.errors import printable
+
 IMAGE_BYTES = 20_000_000  # of one encoded image
 PIXELS = 50_000_000  # of one image, read from its header before anything is decoded
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
@@ -28,7 +30,7 @@ LONGEST_LINE = 300
 
 def refusal(error: HTTPException) -> JSONResponse:
     """Return the response to a refused request: the reason as one line of printable characters."""
-    line = "".join(letter if letter.isprintable() else " " for letter in error.detail)[:LONGEST_LINE]
+    line = printable(error.detail)[:LONGEST_LINE]
     headers = {503: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(error.status_code, {})
     return JSONResponse({"error": line}, error.status_code, {**(error.headers or {}), **headers})
 

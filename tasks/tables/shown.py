@@ -3,7 +3,6 @@
 The JSON of a table is the record `ShownTable`, described in docs/reference/tables.md; `tasks.tables.view` computes it.
 """
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -354,14 +353,12 @@ class ShownTable(Record):
     @property
     def order(self) -> list[int]:
         """Indices of the columns that are shown: those with a measured value first, then those with others; none without any value."""
-        lines = [line.cells for row in self.rows for line in row.lines]
-        others = [values for row in self.rows for values in (row.published, row.released, row.independent) if values is not None]
-
-        def has_value(rows: Sequence[Sequence[object]], column: int) -> bool:
-            return any(row[column] is not None for row in rows)
-
-        columns = [column for column in range(len(self.columns)) if has_value([*lines, *others], column)]
-        return sorted(columns, key=lambda column: not has_value(lines, column))
+        measured = {place for row in self.rows for line in row.lines for place, cell in enumerate(line.cells) if cell is not None}
+        others = (values for row in self.rows for values in (row.published, row.released, row.independent) if values is not None)
+        return [
+            *sorted(measured),
+            *sorted({place for values in others for place, value in enumerate(values) if value is not None} - measured),
+        ]
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
         """Return whether the line's cell is in the confidence set of the best."""
