@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dml_core.errors import DmlError, TrainingError, printable
+from dml_core.errors import DmlError, TrainingError, first_line, printable
 from tasks.runs.costs import Cost, costs_of
 from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
@@ -86,9 +86,8 @@ class Failure:
     @classmethod
     def of(cls, spec: RunSpec, error: Exception) -> "Failure":
         """Return the failure of a run whose step raised this error."""
-        reason = str(error).removeprefix(f"{spec.title}: ") or type(error).__name__
         foreseen = isinstance(error, DmlError) and not error.unforeseen
-        return cls(spec, printable(reason.splitlines()[0]), None if foreseen else error)
+        return cls(spec, printable(first_line(error).removeprefix(f"{spec.title}: ")), None if foreseen else error)
 
     @property
     def line(self) -> str:

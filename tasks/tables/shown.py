@@ -50,7 +50,7 @@ class ShownColumn(Record):
 
     def measured(self, value: float) -> str:
         """Return a measured value as text."""
-        return f"{value:.{self.decimals}f}"
+        return f"{round(value, self.decimals) + 0.0:.{self.decimals}f}"  # no -0.0
 
 
 class ShownCell(Record):

@@ -10,7 +10,7 @@ import pytest
 from dml_core.errors import SavedNetworkError, TrainingError
 from flows.chain import finish
 from flows.cli.run import _print_outcome
-from flows.outcomes import Outcome, RunsFailedError
+from flows.outcomes import Failure, Outcome, RunsFailedError
 from tasks.environment import Project
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
@@ -113,3 +113,16 @@ def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, 
 def test_an_error_without_words_is_named_by_its_kind(error: Exception) -> None:
     _, failures = finish([Submitted(RUNS[0], error)], Shown())  # type: ignore[arg-type]
     assert failures[0].reason == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TrainingError(f"{RUNS[0].title}: the loss is nan"), "the loss is nan"),
+        (RuntimeError("\n\x1b[2J out of memory\nTraceback"), "\\x1b[2J out of memory"),
+        (RuntimeError("\n"), "RuntimeError"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_a_failure_s_reason_is_one_printable_line(error: Exception, reason: str) -> None:
+    assert Failure.of(RUNS[0], error).reason == reason

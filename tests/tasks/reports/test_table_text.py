@@ -133,3 +133,8 @@ def test_a_published_value_counts_once_for_variants_with_the_same_settings() -> 
     table = shown(*(one.model_copy(update={"variant": variant}) for variant in ("as_published", "as_released") for one in runs))
     assert [line.repeated for line in table.rows[1].lines] == ["", "settings of as_published: not compared"]
     assert "Verdicts on published values: 1 compatible." in as_markdown(table)
+
+
+def test_a_value_that_rounds_to_zero_has_no_sign() -> None:
+    column = shown().columns[1]
+    assert [column.measured(value) for value in (-0.0004, 0.0004, -0.0006)] == ["0.000", "0.000", "-0.001"]
