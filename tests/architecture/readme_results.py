@@ -16,7 +16,7 @@ TITLES = {"recall@1": "R@1", "recall@10": "R@10", "map@r": "MAP@R", "nmi": "NMI"
 
 def summary(page: dict[str, Any]) -> str:
     """Return a caption and a table: a row per loss, a column per metric."""
-    rows = [(row["label"].removesuffix(", pytorch-metric-learning's"), row["lines"][0]) for row in page["rows"]]
+    rows = [(row["label"].removesuffix(" (pytorch-metric-learning)"), row["lines"][0]) for row in page["rows"]]
     (num_seeds,) = {len(line["seeds"]) for _, line in rows}
     caption = f"Per cent, test classes, mean ± half of the 95 % interval over {num_seeds} seeds."
     cells = [["", *(TITLES[column["metric"]] for column in page["columns"])]]
