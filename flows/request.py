@@ -200,7 +200,8 @@ def _table_notes(runs: Sequence[RunSpec]) -> list[str]:
         return {place: {"loss": row.loss or {}}} | blocks
 
     of_evaluation = [f"{name}: evaluation.kmeans has no effect: no column has a metric of clustering" for name in idle]
-    return [*of_evaluation, *idle_notes(trained, blocks_of), *unreached_notes(trained)]
+    of_rows = idle_notes((run.dataset, run.training, blocks_of(run)) for run in trained)
+    return [*of_evaluation, *of_rows, *unreached_notes((run.dataset, run.label, run.training) for run in trained)]
 
 
 def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str], None]) -> list[RunSpec]:

@@ -37,7 +37,8 @@ def tune(
 
     say(f"dml tune: checking {', '.join(rows)}")
     params, searches = checked_searches(project, rows, dataset or (), folds, seed, metric, parallel)
-    for note in (*check_places(project, params.scale), *unreached_notes(search.spec(0, search.own, 0) for search in searches)):
+    unreached = unreached_notes((search.dataset, search.row, search.training) for search in searches)
+    for note in (*check_places(project, params.scale), *unreached):
         say(f"note: {note}")
     for search in searches:
         say(f"{search.title}: {', '.join(search.space)}")

@@ -518,7 +518,8 @@ def setting_notes(params: Params, runs: Sequence[RunSpec]) -> list[str]:
     datasets = dict.fromkeys(dataset for dataset, _ in trained)
     every = [run for dataset in datasets for run in runnable_runs(params, dataset, (0,)) if run.training.num_epochs]
     of_evaluation = [f"{path} has no effect: {why}" for path, why in _idle_evaluation(params.evaluation).items()]
-    return [*of_evaluation, *idle_notes(every, blocks_of), *unreached_notes(trained.values())]
+    idle = idle_notes((run.dataset, run.training, blocks_of(run)) for run in every)
+    return [*of_evaluation, *idle, *unreached_notes((run.dataset, run.label, run.training) for run in trained.values())]
 
 
 def _idle_evaluation(evaluation: EvaluationConfig) -> dict[str, str]:

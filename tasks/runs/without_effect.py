@@ -4,7 +4,7 @@ A run inherits most settings from a protocol, so they are not errors. A setting 
 one if it has no effect. In a file it is named before the run is trained.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from dml_core.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import LossConfig  # imports torch
-    from tasks.runs.specs import RunSpec  # imports this module
 
 OPTIONS, GROUPS, BATCHNORM = "loss.options.", "optimiser.groups.", ("model.freeze_batchnorm", "model.batchnorm_momentum")
 OF_GROUPS = ("optimiser.learning_rate", "optimiser.weight_decay")  # of groups without their own
@@ -53,28 +52,31 @@ def why_idle(training: TrainingConfig, paths: Collection[str]) -> str | None:
     return next((idle[path] for path in paths), None) if idle.keys() >= set(paths) else None
 
 
-def idle_notes(runs: Iterable["RunSpec"], blocks_of: Callable[["RunSpec"], Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def idle_notes(runs: Iterable[tuple[str, TrainingConfig, Mapping[str, Mapping[str, Any]]]]) -> list[str]:
     """Return a line for each setting that has an effect on none of the runs on a dataset. Builds parts of the runs.
 
     Args:
-        runs: trained ones with one seed each.
-        blocks_of: returns place -> the settings there; several runs may share one.
+        runs: dataset and settings of each trained run, and place -> the settings there; several runs may share a place.
     """
     reasons: dict[tuple[str, str], list[str | None]] = {}
-    for run in runs:
-        for place, block in blocks_of(run).items():
+    for dataset, training, blocks in runs:
+        for place, block in blocks.items():
             for path, value in flatten(block).items():
                 if value is not None:
-                    reasons.setdefault((f"{place}.{path}", run.dataset), []).append(why_idle(run.training, (path,)))
+                    reasons.setdefault((f"{place}.{path}", dataset), []).append(why_idle(training, (path,)))
     return [f"{path} has no effect on {dataset}: {whys[0]}" for (path, dataset), whys in reasons.items() if None not in whys]
 
 
-def unreached_notes(runs: Iterable["RunSpec"]) -> list[str]:
-    """Return a line for each part of the schedule that the epochs of trained runs do not reach, with the runs. Imports their losses."""
+def unreached_notes(runs: Iterable[tuple[str, str, TrainingConfig]]) -> list[str]:
+    """Return a line for each part of the schedule that the epochs of trained runs do not reach, with the runs. Imports their losses.
+
+    Args:
+        runs: dataset, label and settings of each.
+    """
     labels: dict[tuple[str, str], dict[str, None]] = {}
-    for run in runs:
-        for line in (*_unreached(run.training), *_unheated(run.training)):
-            labels.setdefault((run.dataset, line), {})[run.label] = None
+    for dataset, label, training in runs:
+        for line in (*_unreached(training), *_unheated(training)):
+            labels.setdefault((dataset, line), {})[label] = None
     return [f"{', '.join(of_line)} on {dataset}: {line}" for (dataset, line), of_line in labels.items()]
 
 
