@@ -147,9 +147,10 @@ class Search:
             return training
         num_left = self.num_classes - num_held_out(ValidationConfig(folds=self.folds, fold=0), self.num_classes)
         longer = self.num_classes / num_left
-        training = training.model_copy(
-            update={"num_epochs": round(training.num_epochs * longer), "schedule": _stretched(training.schedule, longer)}
-        )
+        stretched = {"num_epochs": round(training.num_epochs * longer), "schedule": _stretched(training.schedule, longer)}
+        if (memory := training.cross_batch_memory) is not None:
+            stretched["cross_batch_memory"] = memory.model_copy(update={"after_epochs": round(memory.after_epochs * longer)})
+        training = training.model_copy(update=stretched)
         sampler = training.sampler
         if sampler.kind != "k_by_n" or sampler.num_classes_per_batch <= num_left:
             return training

@@ -8,6 +8,7 @@ import tasks.tuning.search
 from dml_core.config import flatten
 from dml_core.errors import ConfigError
 from dml_core.search_space import Search as Range
+from dml_core.training.config import CrossBatchConfig
 from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import SEEDS, load_params
@@ -84,9 +85,11 @@ def test_what_makes_another_search_and_what_does_not() -> None:
 def test_a_fold_trains_as_many_steps_as_all_classes() -> None:
     """Of 20 classes 5 are held out: 15 / 20 of the images, so 20 / 15 as many epochs, rounded, and the schedule is stretched equally."""
     (search,) = plan_searches(PARAMS, "project/standing/softtriple", ("synthetic",), 4, 0, "recall@1")
-    search = replace(search, num_classes=20)
+    memory = CrossBatchConfig(size=96, after_epochs=6)
+    search = replace(search, num_classes=20, training=search.training.model_copy(update={"cross_batch_memory": memory}))
     training = search.spec(0, search.own, 0).training
     assert training.num_epochs == round(search.training.num_epochs * 20 / 15)
+    assert training.cross_batch_memory == CrossBatchConfig(size=96, after_epochs=8)
     assert training.schedule.warmup_epochs == pytest.approx(search.training.schedule.warmup_epochs * 20 / 15)
 
 
