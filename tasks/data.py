@@ -284,7 +284,8 @@ def run_dvc(project: Project, *arguments: str) -> str:
     if ran.returncode != 0:
         error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*)?)", ran.stdout + ran.stderr, re.MULTILINE)  # a second line after a colon
         reason = " ".join(error[1].split()) if error else f"exit code {ran.returncode}"
-        raise DataError(f"dvc {' '.join(arguments)} failed: {reason}")
+        remedy = "; copy the hidden folder .dvc of the repository into the project" if "not inside of a DVC repository" in reason else ""
+        raise DataError(f"dvc {' '.join(arguments)} failed: {reason}{remedy}")
     return ran.stdout
 
 

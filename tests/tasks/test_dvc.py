@@ -94,6 +94,14 @@ def test_a_project_in_a_folder_with_braces_is_refused_before_dvc_fails_in_it(tmp
         run_dvc(environment.Project(root, root / "state", "", ""), "status")
 
 
+@pytest.mark.slow
+def test_a_copy_of_the_project_without_hidden_folders_is_told_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"dvc status failed: .*not inside of a DVC repository.*; copy the hidden folder \.dvc of the repos"
+    ):
+        run_dvc(environment.Project(tmp_path, tmp_path / "state", "", ""), "status")
+
+
 def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Project, tmp_path: Path) -> None:
     first.run("dvc", "remote", "add", "--default", "--force", "team", str(tmp_path / "remote"))
     second = pushed_and_pulled(first, tmp_path / "second")
