@@ -1,6 +1,7 @@
 """Safe file access: only regular files are read, new files replace old ones atomically, JSON carries its own hash."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -72,6 +73,21 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Admit one process at a time; the others wait. The system releases the lock, a file, when a process ends.
+
+    Raises:
+        OSError: the file cannot be created or locked, or is not regular.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    check_regular(lock)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

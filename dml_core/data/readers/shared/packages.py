@@ -4,14 +4,12 @@ apt verifies a package by the distribution's signature. If the machine's package
 name the package, lists are fetched into a temporary folder first. npm verifies a package by its registry's hash.
 """
 
-import fcntl
 import os
 import posixpath
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +17,7 @@ from urllib.parse import unquote
 
 from dml_core.data.readers.shared.archives import unpack
 from dml_core.errors import DataError
+from dml_core.files import alone
 
 _LIMIT_SECONDS = 600
 # An unreachable mirror fails within seconds. As root, apt would download as its own user, who cannot write to the user's folder.
@@ -84,7 +83,7 @@ def debian_archive(package: str, cache: Path) -> DebianArchive:
         DataError: apt is missing, does not know the package, or the download failed.
     """
     try:
-        with alone(cache):
+        with alone(cache / ".lock"):
             if not list(cache.glob(f"{package}_*.deb")):
                 with tempfile.TemporaryDirectory(dir=cache, prefix=f".{package}.") as name:
                     archive = _download_debian(package, Path(name))
@@ -97,15 +96,6 @@ def debian_archive(package: str, cache: Path) -> DebianArchive:
 def cache_folder() -> Path:
     """Return this user's folder of downloads: `dml-repro` in `XDG_CACHE_HOME`, by default in `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dml-repro"
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Allow one process at a time in a folder; the others wait and then find its files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def unpack_package(manager: Literal["debian", "npm"], package: str, target: Path) -> None:
