@@ -16,6 +16,7 @@ from dml_core.config import merge, read_yaml
 from tests.conftest import ROOT
 
 COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
+HANGS_SECONDS = 7200  # of a command that does not end; one of a minute takes 20 with forty other busy processes
 UNUSUAL = "a b ü#%41"  # characters of a folder's name that are special or not allowed in URLs
 SMALL: dict[str, Any] = {
     "datasets": {
@@ -46,10 +47,10 @@ class Project:
     root: Path
     environment: dict[str, str]
 
-    def run(self, *command: str, code: int = 0, timeout_seconds: float = 1200, **environment: str) -> str:
+    def run(self, *command: str, code: int = 0, **environment: str) -> str:
         """Run a command and return its output, which must show no traceback unless a Prefect server, which logs them, is used."""
         process = self.start(*command, **environment)
-        printed, _ = process.communicate(timeout=timeout_seconds)
+        printed, _ = process.communicate(timeout=HANGS_SECONDS)
         assert process.returncode == code, printed
         assert "PREFECT_API_URL" in environment or "Traceback" not in printed, printed
         return printed
