@@ -22,6 +22,7 @@ import yaml
 
 from dml_core.config import check_known
 from dml_core.data.readers.shared.rules import check_files
+from dml_core.data.registry import fetch, published_dataset
 from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import ConfigError, DataError, first_line
 from dml_core.files import write_errors
@@ -41,11 +42,8 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
     Raises:
         ConfigError: `params.yaml` has no such dataset.
     """
-    if name not in params.datasets:
-        from tasks.own_images.published import published_dataset  # imports this module
-
-        if published_dataset(name):
-            raise ConfigError(f"dataset '{name}' is not in params.yaml; add it with its archive or folder: dml data add {name} PATH")
+    if name not in params.datasets and published_dataset(name):
+        raise ConfigError(f"dataset '{name}' is not in params.yaml; add it with its archive or folder: dml data add {name} PATH")
     check_known("dataset", name, params.datasets)
     return params.datasets[name]
 
@@ -59,8 +57,6 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
         DataError: files are missing and have to be obtained by hand; the message says how.
         StoreError: the mirror cannot be read, or the folder cannot be written.
     """
-    from dml_core.data.registry import fetch
-
     raw = project.root / spec.raw
     lock = project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"
     with write_errors(f"{raw}:", "free space or choose another folder"), alone(lock):

@@ -7,7 +7,7 @@ from typing import Any
 
 from dml_core.config import check_known, parse
 from dml_core.data.readers.shared.archives import Progress
-from dml_core.data.readers.shared.contract import DatasetConfig
+from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 
 DATASETS: dict[str, str] = {
     "cars196": "dml_core.data.readers.cars196:Cars196",
@@ -33,6 +33,12 @@ def dataset_class(name: str) -> type[DatasetConfig]:
     check_known("dataset", name, DATASETS)
     dataset: type[DatasetConfig] = resolve_name(DATASETS[name])
     return dataset
+
+
+def published_dataset(name: str) -> type[OfficialDataset] | None:
+    """Return the class of a published dataset, which the user provides as an archive or a folder; None for any other name."""
+    dataset = dataset_class(name) if name in DATASETS else None
+    return dataset if dataset is not None and issubclass(dataset, OfficialDataset) else None
 
 
 def parse_dataset(name: str, options: Mapping[str, Any]) -> DatasetConfig:

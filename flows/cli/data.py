@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from dml_core.data.registry import DATASETS
+from dml_core.data.registry import DATASETS, published_dataset
 from dml_core.data.store.info import INFO_FILE
 from dml_core.data.store.rows import Counts, Role
 from dml_core.errors import DataError, printable
@@ -21,7 +21,7 @@ from flows.cli.session import open_project
 from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
-from tasks.own_images.published import add_published, published_dataset
+from tasks.own_images.published import add_published
 from tasks.runs.specs import FROZEN, DatasetSpec, comparison_runs, load_params, standing_runs
 from tasks.wording import counted
 

@@ -4,20 +4,13 @@ from pathlib import Path
 
 from dml_core.config import parse
 from dml_core.data.readers.shared.archives import check_md5, unpack
-from dml_core.data.readers.shared.contract import OfficialDataset
-from dml_core.data.registry import DATASETS, dataset_class, materialise, parse_dataset
+from dml_core.data.registry import materialise, parse_dataset, published_dataset
 from dml_core.data.store.rows import role_counts
 from dml_core.errors import DataError
 from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
 from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
-
-
-def published_dataset(name: str) -> type[OfficialDataset] | None:
-    """Return the reader of a published dataset, which the user provides as an archive or a folder; None for any other name."""
-    reader = dataset_class(name) if name in DATASETS else None
-    return reader if reader is not None and issubclass(reader, OfficialDataset) else None
 
 
 def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> Added:
@@ -51,8 +44,8 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
 
 def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
     """Unpack the archive that holds the whole dataset; refuse it if one is unpacked already, which may be another."""
-    kind = dataset_class(name)
-    assert issubclass(kind, OfficialDataset)
+    kind = published_dataset(name)
+    assert kind is not None
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder; {kind.how_to_get}")
     archives = {archive.file_name: archive for archive in kind.archives if archive.unpacked != archive.file_name}

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dml_core.data.registry import DATASETS, dataset_class
+from dml_core.data.registry import DATASETS, dataset_class, published_dataset
 from dml_core.data.store.info import MANIFEST_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
 from tasks.checks import check_before, check_parts, is_prepared, prepared_folder
 from tasks.environment import Project
-from tasks.own_images.published import published_dataset
 from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import TUNED
 from tasks.tables.choice import Choice

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from dml_core.data.registry import published_dataset
 from tasks.checks import is_prepared
 from tasks.data import dataset_if_intact
 from tasks.environment import Project, finished_records
-from tasks.own_images.published import published_dataset
 from tasks.plans.needs import Need, needs_of
 from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
 from tasks.runs.comparable import Facts

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dml_core.data.registry import published_dataset
 from dml_core.data.store.info import read_info
 from tasks.environment import memory_bytes
-from tasks.own_images.published import published_dataset
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
 from tasks.plans.times import input_size, num_images
 from tasks.runs.records import DatasetRecord

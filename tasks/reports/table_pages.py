@@ -11,12 +11,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
+from dml_core.data.registry import published_dataset
 from dml_core.errors import ConfigError, DataError, TrackingError
 from tasks.checks import check_before
 from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
-from tasks.own_images.published import published_dataset
 from tasks.plans.prices import Prices
 from tasks.plans.results import load_result
 from tasks.reports.kit import render
