@@ -13,7 +13,7 @@ from dml_core.files import write_errors
 from dml_core.network_description import DESCRIPTION_FILE, intact_description
 from dml_core.trained import save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
-from tasks.data import read_dataset
+from tasks.data import dataset_if_prepared
 from tasks.environment import Project, find_project, open_project, set_environment
 from tasks.files import write_whole
 from tasks.locks import alone
@@ -100,7 +100,8 @@ def find_run(project: Project, text: str) -> TrainedRun:
         raise ConfigError(f"{text}: does not name a trained network; expected {MODEL_FORMS}")
     seeds = None if name.seed is None else (name.seed,)
     specs = comparison_runs(load_params(project.params_file), name.dataset, (name.variant,), seeds)
-    trained = trained_among(project, specs, read_dataset(project, name.dataset))
+    dataset = dataset_if_prepared(project, name.dataset)
+    trained = [] if dataset is None else trained_among(project, specs, dataset)
     runs = {run.spec.seed: run for run in trained if seeds or run.scored}
     if not runs:
         option = "" if name.seed is None else f" --seed {name.seed}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import ConfigError, DmlError, StoreError
-from tasks.data import read_dataset
+from tasks.data import dataset_if_prepared
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE
@@ -86,8 +86,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
 
     Raises:
         ConfigError: a name is not in params.yaml.
-        DataError: the dataset is not prepared.
-        NotRunError: no run matches.
+        DataError: the prepared dataset is damaged.
+        NotRunError: no run matches, or the dataset is not prepared; the command in the message prepares it, too.
     """
     name = parse_run_name(named.strip("/"))
     if name is None:
@@ -99,9 +99,9 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     seeds = sorted({*params.comparison.seeds, *([] if seed is None else [seed])})
     runnable = [] if is_run else runnable_runs(params, dataset, seeds, overrides)
     specs = runnable or comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
-    record = read_dataset(project, dataset)
-    store = open_store(project)
-    runs = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
+    record, store = dataset_if_prepared(project, dataset), open_store(project)
+    found = [_finished(project, store, record, spec) for spec in specs] if record is not None else []
+    runs = {(run.spec.variant, run.spec.seed): run for run in found if run is not None}
     if seed is None and is_run and runs:
         validation = {of_seed: run.metrics[VALIDATION] for (_, of_seed), run in runs.items() if VALIDATION in run.metrics}
         seed = best_seed((of_seed for _, of_seed in runs), validation)
@@ -109,7 +109,7 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         seed = params.comparison.seeds[0]
     variants = list(dict.fromkeys(spec.variant for spec in specs))
     missing = tuple(variant for variant in variants if (variant, seed) not in runs)
-    if len(missing) == len(variants):
+    if record is None or len(missing) == len(variants):
         what = f"{missing[0]} on {dataset}" if is_run else f"the comparison on {dataset}"
         command = reproduce_command(dataset, overrides, missing[0] if is_run else None, seed)
         finished = ", ".join(str(of_seed) for of_seed in sorted({of_seed for _, of_seed in runs}))

@@ -347,6 +347,13 @@ def test_names_of_nothing(project: Project, text: str, said: str) -> None:
         resolve_model(text, project)
 
 
+def test_a_run_on_data_that_are_not_prepared_is_not_trained(project: Project, tmp_path: Path) -> None:
+    """`dml run` prepares them; preparing alone would lead to the next error."""
+    (tmp_path / "params.yaml").write_bytes(project.params_file.read_bytes())
+    with pytest.raises(ConfigError, match="own/good: not trained here; train it: dml run own good"):
+        resolve_model("own/good", replace(project, root=tmp_path))
+
+
 def test_a_description_stands_for_its_folder(project: Project) -> None:
     folder = resolve_model("own/good", project)
     assert resolve_model(str(folder / "network.json"), project) == folder

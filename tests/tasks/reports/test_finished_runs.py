@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, StoreError
 from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
@@ -142,10 +143,16 @@ def test_missing_embeddings_or_those_of_other_images_are_refused(own: Made) -> N
         choose(*own, "photos/softmax/0")
 
 
-def test_unprepared_data_are_refused(made: Made, tmp_path: Path) -> None:
+def test_without_prepared_data_the_command_is_named_that_also_prepares_them(made: Made, tmp_path: Path) -> None:
     project, params = made
     elsewhere = Project(tmp_path, project.state, project.store, project.tracking_uri)
-    with pytest.raises(DataError):
+    with pytest.raises(NotRunError, match="the comparison on photos has no finished run with seed 0; run dml reproduce --dataset photos"):
+        choose(elsewhere, params, "photos")
+    with pytest.raises(NotRunError, match="run dml reproduce --dataset photos --variant softmax --seed 0"):
+        choose(elsewhere, params, "photos/softmax")
+    elsewhere.packed("photos").mkdir(parents=True)
+    (elsewhere.packed("photos") / INFO_FILE).write_text("{")
+    with pytest.raises(DataError, match="damaged"):
         choose(elsewhere, params, "photos")
 
 
