@@ -190,9 +190,5 @@ def _annotation(record: dict[str, Any], path_field: str, folder: str, path: Path
     missing = [field for field in (path_field, "class", *_BOX_FIELDS) if field not in record]
     if missing:
         raise DataError(f"{path}: an annotation has no field '{missing[0]}'; the test annotations must be the ones with labels")
-    try:
-        return f"{folder}{record[path_field]}", [float(record[field]) for field in _BOX_FIELDS], int(record["class"])
-    except (TypeError, ValueError):  # an empty or repeated value is an array
-        raise DataError(
-            f"{path}: the annotation of '{record[path_field]}' has a value that is not one number; get the files again"
-        ) from None
+    *corners, label = read_numbers([str(record[field]) for field in (*_BOX_FIELDS, "class")], path)  # an empty value is an array
+    return f"{folder}{record[path_field]}", corners, int(label)

@@ -6,9 +6,7 @@ from dml_core.data.store.rows import Role
 from dml_core.errors import DataError
 
 LIST_SUFFIXES = (".csv", ".parquet")
-IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
+IMAGE_SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 def is_image_name(path: PurePath) -> bool:
