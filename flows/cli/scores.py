@@ -45,10 +45,10 @@ def evaluate(
     Prints the metric of the similarities and the retrieval and clustering metrics, as fractions, as JSON.
     """
     from tasks.runs.embeddings import recorded_network
-    from tasks.scores.scoring import Files, approximation_of, score_files
+    from tasks.scores.scoring import Files, approximation_of, is_number, score_files
 
-    if not all(part.strip().isdecimal() for part in k.split(",")):
-        raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
+    if not all(is_number(part.strip()) for part in k.split(",")):
+        raise ConfigError(f"--k {k[:100]}: expected whole numbers separated by commas, as in 1,2,4,8")
     if output is not None:
         check_output(output, "application/json", b'{\n  "metric": ')
     if index_option and approximate is None:

@@ -18,6 +18,7 @@ from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_sha
 from dml_core.evaluation.retrieval.approximate import READ_BY_INDEX, ApproximateConfig, evaluate_approximately
 from tasks.runs.embeddings import MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
 
+MOST_DIGITS = 18  # of a number of 64 bits
 INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
 
 
@@ -59,8 +60,8 @@ def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
     if index not in INDEXES:
         raise ConfigError(f"--approximate {index}: expected one of {', '.join(INDEXES)}")
     for option in options:
-        if not option.partition("=")[2].isdecimal():
-            raise ConfigError(f"--index-option {option}: expected name=number, as in num_probes=64")
+        if not is_number(option.partition("=")[2]):
+            raise ConfigError(f"--index-option {option[:100]}: expected name=number, as in num_probes=64")
     pairs = [(name, int(value)) for name, _, value in (option.partition("=") for option in options)]
     refuse_repeats("--index-option", (name for name, _ in pairs))
     approximation = parse(ApproximateConfig, {"index": INDEXES[index], **dict(pairs)}, "--index-option")
@@ -69,6 +70,11 @@ def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
         if name not in read:
             raise ConfigError(f"--index-option {name}: index '{index}' does not read it; it reads {', '.join(sorted(read))}")
     return approximation
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number that fits in 64 bits."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:

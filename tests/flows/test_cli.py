@@ -206,7 +206,9 @@ def test_evaluate_scores_files(project: Path) -> None:
     for words, error, said in (
         ([*files, "--k", "1,x"], ConfigError, "--k 1,x"),
         ([*files, "--k", "²"], ConfigError, "--k ²"),
+        ([*files, "--k", "9" * 5000], ConfigError, "--k 999"),
         (approximately, ConfigError, "--index-option num_probes=²"),
+        ([*approximately[:-1], f"num_visited={'9' * 30}"], ConfigError, "--index-option num_visited=999"),
         (swapped, EvaluationError, "found shape (4,)"),
     ):
         with pytest.raises(error, match=re.escape(said)):
