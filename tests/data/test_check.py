@@ -197,6 +197,17 @@ def test_contact_sheet_has_a_row_per_class(packed_synthetic: Path, tmp_path: Pat
         assert np.median(np.abs(tile.astype(int) - np.asarray(picture))) <= 2, "the box is drawn over it, the rest is the image"
 
 
+def test_a_contact_sheet_has_the_letters_of_other_languages(tmp_path: Path) -> None:
+    for path in (tmp_path / "raw" / name / f"{number}.png" for name in ("ä", "é", "ö", "я") for number in (1, 2)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    prepare("folder", tmp_path / "raw", tmp_path / "packed", {})
+    for role in ("train", "test"):
+        contact_sheet(tmp_path / "packed", role, 2, 2, tmp_path / "sheet.png")
+        names = np.asarray(Image.open(tmp_path / "sheet.png"))[:, :180]
+        assert (names[4:100] != names[104:200]).any(), "a letter that the font lacks is a box"
+
+
 def test_a_contact_sheet_is_no_wider_than_its_largest_class_and_refused_if_it_is_too_large(
     packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
