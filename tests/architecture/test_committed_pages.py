@@ -103,6 +103,8 @@ def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
     diagrams = [figure.all("img")[0].attributes["src"] for figure in read(html).all("figure", "ranks")]
     assert [str(source)[:22] for source in diagrams] == (["data:image/webp;base64"] if shown.ranking else []), AGAIN.format(name)
     assert ("paper's system" in html) == (shown.page is not None), "a table of the project has no rows of a paper"
+    printed = [cell.text for row in read(html).all("tr", "printed") for cell in row.all("td")]
+    assert not printed or {*printed} != {"-"}, "no lines of dashes where the paper prints no values"
     figures = [cell.all("span", "figure")[0].text for cell in read((PAGES / f"{name}.html").read_text()).all("td", "measured")]
     expected = [
         column.measured(cell.mean) + (f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else "")
