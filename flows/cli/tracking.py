@@ -8,6 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 from rich.text import Text
@@ -119,6 +120,8 @@ def ui(
     """
     project = open_project()
     link = _comparison_link(project, dataset)
+    if workspace := os.environ.get("MLFLOW_WORKSPACE"):
+        link += f"&workspace={quote(workspace)}"
     has_browser = not no_open and _has_display()
     if project.tracking_uri.startswith("http"):
         page = f"{shown(project.tracking_uri).rstrip('/')}/{link}"

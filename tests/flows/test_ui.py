@@ -123,6 +123,8 @@ def test_the_comparison_on_a_server_is_opened_there(
         monkeypatch.setattr(tracking, "_has_display", lambda display=display: display)
         assert CliRunner().invoke(app, ["ui", *words, *more], catch_exceptions=False).stdout == f"MLflow: {page}\n"
         assert opened == expected
+    monkeypatch.setenv("MLFLOW_WORKSPACE", "birds")
+    assert CliRunner().invoke(app, ["ui", *words, "--no-open"], catch_exceptions=False).stdout == f"MLflow: {page}&workspace=birds\n"
     assert "--port is not used" in CliRunner().invoke(app, ["ui", *words, "--no-open", "--port", "5001"], catch_exceptions=False).stderr
     with pytest.raises(ConfigError, match="unknown dataset of the comparison 'syntetic'; did you mean 'synthetic'"):
         CliRunner().invoke(app, ["ui", "syntetic"], catch_exceptions=False)
