@@ -1,5 +1,7 @@
 """Parts of distances, by hand: blocks of rows, the origin, and the bound on float32's error."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,15 @@ def test_a_product_of_bfloat16_is_within_its_bound(kind: str, num_dimensions: in
     errors = np.abs(products - (units.double() @ units.double().T).numpy())
     bounds = narrow_error(losses, float(losses.max()), num_dimensions)[:, None] + NARROW_ROUNDING * np.abs(products)
     assert (errors <= bounds).all()
+
+
+def test_all_distances_need_no_copy_of_all_points() -> None:
+    """Of queries or of gallery: either may be all images of a large class."""
+    many, few = np.arange(20_000), np.arange(300)
+    points = as_points(np.random.default_rng(0).standard_normal((len(many), 256), dtype=np.float32), "euclidean")
+    for left, right in ((many, few), (few, many)):
+        tracemalloc.start()
+        distances = all_squared_distances(points, left, points, right)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most - distances.nbytes < points.raw.size * 8 / 2

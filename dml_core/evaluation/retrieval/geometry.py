@@ -94,17 +94,18 @@ def all_squared_distances(
     distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
     if distances_IJ.size < SMALLEST_PRODUCT:
         right_JD = right.rows(right_J)
-        for rows in blocks(len(left_I), max(1, BYTES_AT_ONCE // right_JD.nbytes)):
+        for rows in blocks(len(left_I), max(1, BYTES_AT_ONCE // max(1, right_JD.nbytes))):
             distances_IJ[rows] = _squared_norms(left.rows(left_I[rows])[:, None] - right_JD)
         return distances_IJ
-    left_ID = left.rows(left_I) - origin_D
-    for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE // 4):  # these and their products fit in a processor's cache
-        right_JD = right.rows(right_J[columns]) - origin_D
-        for rows in blocks(len(left_I), NUM_ROWS_AT_ONCE // 16):
-            low, high = bracketed(left_ID[rows], right_JD)
-            unsure_I, unsure_J = np.divmod(np.flatnonzero(low != high), low.shape[1])  # np.nonzero takes as long as the products
-            low[unsure_I, unsure_J] = squared_distances(left, left_I[rows][unsure_I], right, right_J[columns][unsure_J])
-            distances_IJ[rows, columns] = low
+    for strip in blocks(len(left_I), NUM_ROWS_AT_ONCE // 4):
+        left_ID = left.rows(left_I[strip]) - origin_D
+        for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE // 4):  # these and their products fit in a processor's cache
+            right_JD = right.rows(right_J[columns]) - origin_D
+            for rows in blocks(len(left_ID), NUM_ROWS_AT_ONCE // 16):
+                low, high = bracketed(left_ID[rows], right_JD)
+                unsure_I, unsure_J = np.divmod(np.flatnonzero(low != high), low.shape[1])  # np.nonzero takes as long as the products
+                low[unsure_I, unsure_J] = squared_distances(left, left_I[strip][rows][unsure_I], right, right_J[columns][unsure_J])
+                distances_IJ[strip, columns][rows] = low
     return distances_IJ
 
 
