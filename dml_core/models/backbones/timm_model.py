@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dml_core.config import nearest_hint, unknown_name
@@ -38,10 +37,9 @@ class TimmModel(nn.Module):
         try:
             features = self.model.forward_features(images)
         except (AssertionError, RuntimeError) as error:  # many transformers take images of one size only
+            if isinstance(error, RuntimeError) and not images.is_meta:
+                raise  # a check before the training runs it on the device "meta"; elsewhere the machine may be the cause
             height, width = images.shape[2:]
-            is_own_size = [height, width] == [*self.model.default_cfg.get("input_size", ())][1:]
-            if isinstance(error, RuntimeError) and (is_own_size or isinstance(error, torch.OutOfMemoryError)):
-                raise
             raise ConfigError(
                 f"timm's '{self.name}' does not take images of {height} x {width} pixels ({first_line(error)}); set transform.crop_size"
             ) from None
