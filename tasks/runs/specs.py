@@ -336,14 +336,14 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         # `dml tune` reads this file too: only runs refuse an untuned variant
         trainings = {variant: _training(params, name, variant, tuned=False) for variant in variants}
         with located(f"{path.name}: comparison: {name}"):
-            check_same_classes(trainings, params.evaluation.role)
+            check_same_classes({variant: trainings[variant] for variant in variants_on(params, name)}, params.evaluation.role)
     return params
 
 
 def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> None:
     """Check that runs of one comparison are scored on the same images, and hold out the same classes if they hold out any.
 
-    On held-out classes the best run is chosen, also if the test classes are scored.
+    On held-out classes the best trained run is chosen, also if the test classes are scored.
 
     Args:
         trainings: label of the runs -> their training settings.
@@ -352,7 +352,11 @@ def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> No
     Raises:
         ConfigError: two hold out different classes; or one of them none, and another role than "test" is scored.
     """
-    labels = {training.validation: label for label, training in trainings.items() if role != "test" or training.validation is not None}
+    labels = {
+        training.validation: label
+        for label, training in trainings.items()
+        if role != "test" or (training.validation is not None and training.num_epochs)
+    }
     if len(labels) > 1:
         first, second, *_ = labels.values()
         raise ConfigError(
@@ -444,7 +448,7 @@ def standing_runs(
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
     for setting in overrides:
-        if (why := _why_unread(params, setting, datasets, seeds)) is not None:
+        if (why := _why_unread(params, setting, datasets, seeds, whole)) is not None:
             raise ConfigError(f"--set {setting} has no effect: {why}")
     if not whole:
         seeds = seeds or comparison.seeds[: comparison.num_default_seeds]
@@ -464,14 +468,14 @@ def standing_runs(
     return runs
 
 
-def _why_unread(params: Params, setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> str | None:
+def _why_unread(params: Params, setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None, whole: bool) -> str | None:
     """Return why no run reads a `--set`, for settings that are not of training; None if one does."""
     reasons = {
         "promotion": "only `dml models promote` reads it, from params.yaml",
         "comparison.search": "only `dml tune` reads it, from params.yaml",
         "comparison.default_datasets": "the datasets are named" if datasets else None,
-        "comparison.seeds": "the seeds are named" if seeds else None,
-        "comparison.num_default_seeds": "the seeds are named" if seeds else None,
+        "comparison.seeds": "--seed or --seeds chooses the seeds" if seeds else None,
+        "comparison.num_default_seeds": "--seed, --seeds or --all chooses the seeds" if seeds or whole else None,
         **_idle_evaluation(params.evaluation),
     }
     path = _path_of(setting)

@@ -323,11 +323,12 @@ def test_parts_of_a_schedule_that_the_epochs_do_not_reach_are_named(tmp_path: Pa
         ("comparison.search.num_epochs.low=8", {}, "only `dml tune` reads it"),
         ("promotion.min_gain=1", {}, "only `dml models promote` reads it"),
         ("comparison.default_datasets=[synthetic]", {"datasets": ["synthetic"]}, "the datasets are named"),
-        ("comparison.seeds=[7]", {"seeds": [1]}, "the seeds are named"),
-        ("comparison.num_default_seeds=2", {"seeds": [1]}, "the seeds are named"),
+        ("comparison.seeds=[7]", {"seeds": [1]}, "--seed or --seeds chooses the seeds"),
+        ("comparison.num_default_seeds=2", {"seeds": [1]}, "--seed, --seeds or --all chooses the seeds"),
+        ("comparison.num_default_seeds=1", {"whole": True}, "--seed, --seeds or --all chooses the seeds"),
     ],
 )
-def test_a_setting_that_no_run_reads_is_refused(tmp_path: Path, setting: str, options: dict[str, Sequence[Any]], why: str) -> None:
+def test_a_setting_that_no_run_reads_is_refused(tmp_path: Path, setting: str, options: dict[str, Any], why: str) -> None:
     """It would be in the name of a comparison with the same runs."""
     params = overridden(tmp_path, setting, "evaluation.clustering=false")
     with pytest.raises(ConfigError, match=re.escape(f"--set {setting} has no effect: {why}")):
@@ -457,6 +458,13 @@ def test_variants_that_hold_out_different_classes_are_in_no_comparison(tmp_path:
     else:
         with pytest.raises(ConfigError, match="hold out different classes"):
             overridden(tmp_path, *none)
+
+
+@pytest.mark.parametrize("own", ["num_epochs=0", "pretrained_only=true"])
+def test_a_variant_that_cannot_be_the_best_run_may_hold_out_other_classes(tmp_path: Path, own: str) -> None:
+    """One is not trained, the other does not run on these datasets."""
+    held_out = "comparison.protocol.validation={share: 0.2}", "comparison.variants.softmax.validation={share: 0.3}"
+    assert overridden(tmp_path, *held_out, f"comparison.variants.softmax.{own}")
 
 
 def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:
