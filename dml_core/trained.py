@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import islice, zip_longest
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class TrainedModel:
             DataError: an input is not an image, or the numbers of boxes and images differ; the message names the image.
             ConfigError: the batch size is below 1.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, Integral) or batch_size < 1:
             raise ConfigError(f"batch_size {batch_size!r}: expected a whole number from 1")
         views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(_with_boxes(images, boxes)))
         rows: list[NDArray[np.float32]] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dml_core.config import flatten
 from dml_core.data.views.transform_config import Jitter
-from dml_core.errors import ConfigError
+from dml_core.errors import DmlError
 from dml_core.losses.registry import build_loss, parse_loss_options
 from dml_core.models.backbones.registry import backbone_shapes
 from dml_core.training.config import TrainingConfig
@@ -108,7 +108,7 @@ def _unheated(training: TrainingConfig) -> list[str]:
 
 def _loss_configs(name: str, options: Mapping[str, Any]) -> Iterator["LossConfig"]:
     """Yield the options of a loss and of its terms. Wrong ones are left out: they are refused elsewhere."""
-    with suppress(ConfigError):
+    with suppress(DmlError):
         config = parse_loss_options(name, options)
         yield config
         for term in getattr(config, "terms", ()):
@@ -140,7 +140,7 @@ def _learning_parts(training: TrainingConfig) -> tuple[str, ...]:
     from dml_core.models.heads import build_head
     from dml_core.models.pooling import build_pooling
 
-    with suppress(ConfigError):
+    with suppress(DmlError):
         head = build_head(training.model.head, SIZE, SIZE)
         loss = build_loss(training.loss.name, training.loss.options, SIZE, head.output_dim)
         parts = {"head": (head, build_pooling(training.model.pooling)), "loss": (loss,)}

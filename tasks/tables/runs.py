@@ -298,7 +298,7 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
     given = override(paper_protocol(name).evaluation, table.evaluation)
-    for key in {*values, "role", "epoch"} & given.keys():
+    for key in sorted({*values, "role", "epoch"} & given.keys()):
         raise ConfigError(f"{name}: evaluation.{key} has no effect: the table's columns, role and epochs decide it; remove it")
     return parse_overridden(EvaluationConfig, f"{name}: evaluation", given, values)
 
