@@ -168,16 +168,19 @@ def test_a_database_s_password_is_in_no_address_in_which_its_letters_would_have_
         assert "//dml@" in address
 
 
-def test_a_worker_of_prefect_ends_with_its_ray_node() -> None:
-    """In both scripts `ray` and `prefect` are replaced: the first ends, and so must the second, which is the main process."""
+def test_a_worker_of_prefect_ends_with_its_ray_node(tmp_path: Path) -> None:
+    """In both scripts `ray` and `prefect` are replaced: the raylet ends after a second, and so must the main process."""
+    raylet = Path(shutil.copy("/bin/sleep", tmp_path / "raylet-of-test"))
     compose = shlex.split(COMPOSE["services"]["prefect-worker"]["command"])[-1]
     for script in (compose, container("prefect-worker")["command"][-1]):
         script = script.replace("$$", "$")  # as compose and Kubernetes do
-        quick = re.sub(r"ray start --block [^;|]*", "false ", script.strip())
-        stand_in = re.sub(r"exec prefect .*", "exec sleep 60", quick)
-        assert "false " in stand_in
+        with_node = re.sub(r"ray start [^;\n]*", f"{raylet} 1 &\n", script.strip().replace("raylet", raylet.name)).replace("&\n;", "&\n")
+        stand_in = re.sub(r"exec prefect .*", "exec sleep 60", with_node)
+        assert stand_in.count(str(raylet)) == 1
         assert "sleep 60" in stand_in
         assert subprocess.run(["bash", "-ec", stand_in], check=False, timeout=30).returncode == -15, stand_in
+        without_node = stand_in.replace(f"{raylet} 1 &", "false")
+        assert subprocess.run(["bash", "-ec", without_node], check=False, timeout=30).returncode == 1, "it does not start without one"
 
 
 # ---------------------------------------------------------------- files that a flow needs in the image
