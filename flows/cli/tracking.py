@@ -8,7 +8,6 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 import typer
 from rich.text import Text
@@ -24,7 +23,7 @@ from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
-from tasks.tracking.child_run import WORKFLOW, view_link
+from tasks.tracking.child_run import page_query, view_link
 from tasks.tracking.outbox import OUTBOX
 from tasks.tracking.published import (
     comparable_runs,
@@ -120,8 +119,6 @@ def ui(
     """
     project = open_project()
     link = _comparison_link(project, dataset)
-    if workspace := os.environ.get("MLFLOW_WORKSPACE"):
-        link += f"&workspace={quote(workspace)}"
     has_browser = not no_open and _has_display()
     if project.tracking_uri.startswith("http"):
         page = f"{shown(project.tracking_uri).rstrip('/')}/{link}"
@@ -159,7 +156,7 @@ def _comparison_link(project: "Project", dataset: str | None) -> str:
     """
     experiments = standing_comparisons(project.tracking_uri)
     if not experiments and dataset is None:
-        return f"#/experiments?{WORKFLOW}"
+        return f"#/experiments?{page_query()}"
     comparison = load_params(project.params_file).comparison
     if dataset is None:
         dataset = next((name for name in (*comparison.default_datasets, *comparison.datasets) if name in experiments), None)
@@ -168,7 +165,7 @@ def _comparison_link(project: "Project", dataset: str | None) -> str:
     elif dataset not in experiments:
         has = f"it has: {', '.join(sorted(experiments))}" if experiments else "it has none"
         raise TrackingError(f"MLflow has no comparison on '{dataset}'; {has}; run {reproduce_command(dataset)}")
-    return f"#/experiments?{WORKFLOW}" if dataset is None else view_link(experiments[dataset])
+    return f"#/experiments?{page_query()}" if dataset is None else view_link(experiments[dataset])
 
 
 def _has_display() -> bool:

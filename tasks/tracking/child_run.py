@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from dml_core.config import flatten, parse
 from dml_core.evaluation.config import EvaluationConfig
@@ -42,7 +43,7 @@ MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an ob
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
 DETAIL = "detail/"  # prefix of metrics that explain the others
 ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
-WORKFLOW = "workflowType=machine_learning"  # without it in a link MLflow's menu is that of agents and prompts
+WORKFLOW = "workflowType=machine_learning"  # in a link: without it MLflow's menu is that of agents and prompts
 VIEW = "variants"  # saved view of an experiment
 
 
@@ -100,12 +101,18 @@ def run_title(dataset: str, variant: str, seed: int) -> str:
 
 def run_link(experiment_id: str, run_id: str, tab: str = "") -> str:
     """Return the link to a run's page or a tab of it ("/artifacts"), relative to the UI's address."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}{tab}?{WORKFLOW}"
+    return f"#/experiments/{experiment_id}/runs/{run_id}{tab}?{page_query()}"
 
 
 def view_link(experiment_id: str) -> str:
     """Return the link to the saved view of a dataset's standing comparison: a row for each variant, best first."""
-    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{page_query()}"
+
+
+def page_query() -> str:
+    """Return the end of a link to a page of MLflow, which opens it in the project's workspace."""
+    workspace = os.environ.get("MLFLOW_WORKSPACE")
+    return f"{WORKFLOW}&workspace={quote(workspace)}" if workspace else WORKFLOW
 
 
 def metric_name(name: str) -> str:
@@ -188,24 +195,25 @@ def source_tags() -> dict[str, str]:
 
 
 def process_tag(pid: int | None = None) -> str:
-    """Return the tag that marks a run as being trained by a process, by default this one: `host:system:pid:start`.
+    """Return the tag that marks a run as being trained by a process, by default this one: `host:boot:namespace:pid:start`.
 
-    Numbers of processes are used again, and containers with the same host name count their own. So a system is a start of the kernel and a
-    namespace of such numbers, and `start` the time of the process's (proc_pid_stat(5)), empty without such a process.
+    Numbers of processes are used again, and each container counts its own: `boot` is the start of the kernel, `namespace` that of the
+    numbers, `start` the time of the process's (proc_pid_stat(5)), empty without such a process.
     """
-    pid, system, start = os.getpid() if pid is None else pid, "", ""
+    pid, boot, namespace, start = os.getpid() if pid is None else pid, "", "", ""
     with suppress(OSError):
-        system = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{Path('/proc/self/ns/pid').stat().st_ino}"
+        boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").stat().st_ino)
         start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{socket.gethostname()}:{system}:{pid}:{start}"
+    return f"{socket.gethostname()}:{boot}:{namespace}:{pid}:{start}"
 
 
 def has_ended(process: str) -> bool:
-    """Return whether the process of such a tag ran on this machine and has ended."""
-    place = process.rpartition(":")[0]
-    pid = place.rpartition(":")[2]
-    now = process_tag(int(pid)) if pid.isdecimal() else process
-    return now != process and now.rpartition(":")[0] == place
+    """Return whether the process of such a tag ran on this machine and has ended, at the latest when the machine was started again."""
+    parts = process.split(":")
+    if len(parts) != 5 or not parts[3].isdecimal():
+        return False  # of a version that wrote host and number
+    host, boot, namespace, _, start = process_tag(int(parts[3])).split(":")
+    return parts[0] == host and (parts[1] != boot or (parts[2] == namespace and parts[4] != start))
 
 
 def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str) -> str:

@@ -21,12 +21,12 @@ from tasks.runs.specs import comparison_title
 from tasks.tracking.alarm_marks import ALARM_LETTERS, MOST_LETTERS, with_alarm
 from tasks.tracking.child_run import (
     VIEW,
-    WORKFLOW,
     PublishedRun,
     current_tags,
     has_ended,
     metric_name,
     mlflow_tags,
+    page_query,
     plain_name,
     run_link,
     view_link,
@@ -134,7 +134,7 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
     name = registered_name(report.dataset, report.role)
     version = register_best(client, name, client.get_run(run_id), str(best))
-    link = f"#/models/{name}/versions/{version}?{WORKFLOW}"
+    link = f"#/models/{name}/versions/{version}?{page_query()}"
     best_says = said_best(validation)
     return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {best_says[0].upper()}{best_says[1:]}"
 

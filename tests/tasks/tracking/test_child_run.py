@@ -66,14 +66,15 @@ def test_the_command_is_named_as_a_person_types_it(program: str, called: str, mo
 def test_a_process_has_ended_only_where_it_was_of_this_machine_and_is_gone() -> None:
     child = subprocess.Popen(["sleep", "60"])
     tag = child_run.process_tag(child.pid)
-    host, system, pid, start = tag.split(":")
+    host, boot, namespace, pid, start = tag.split(":")
     assert (host, pid) == (socket.gethostname(), str(child.pid))
     assert not child_run.has_ended(tag)
-    assert child_run.has_ended(f"{host}:{system}:{pid}:{int(start) - 1}"), "its number is used again"
+    assert child_run.has_ended(f"{host}:{boot}:{namespace}:{pid}:{int(start) - 1}"), "its number is used again"
+    assert child_run.has_ended(f"{host}:{boot}0:{namespace}:{pid}:{start}"), "the machine was started again"
     child.kill()
     child.wait()
     assert child_run.has_ended(tag)
-    of_another_container, of_an_older_version = f"{host}:{system}0:{pid}:{start}", f"{host}:{pid}"
+    of_another_container, of_an_older_version = f"{host}:{boot}:{namespace}0:{pid}:{start}", f"{host}:{pid}"
     for unknown in (child_run.process_tag(), f"other{tag}", of_another_container, of_an_older_version, f"{host}:", ""):
         assert not child_run.has_ended(unknown)
 
