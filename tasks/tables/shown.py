@@ -352,13 +352,11 @@ class ShownTable(Record):
 
     @property
     def order(self) -> list[int]:
-        """Indices of the columns that are shown: those with a measured value first, then those with others; none without any value."""
+        """Indices of the columns that are shown: those with a measured value first, then those with others; all if none has a value."""
         measured = {place for row in self.rows for line in row.lines for place, cell in enumerate(line.cells) if cell is not None}
         others = (values for row in self.rows for values in (row.published, row.released, row.independent) if values is not None)
-        return [
-            *sorted(measured),
-            *sorted({place for values in others for place, value in enumerate(values) if value is not None} - measured),
-        ]
+        other = {place for values in others for place, value in enumerate(values) if value is not None} - measured
+        return [*sorted(measured), *sorted(other)] or list(range(len(self.columns)))
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
         """Return whether the line's cell is in the confidence set of the best."""
