@@ -22,12 +22,15 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text as one line without characters that a terminal would obey: they are escaped, and line ends become spaces."""
+    """Return a text as one line without characters that a terminal would obey: they are escaped, and line ends become spaces.
+
+    The joiners of letters (U+200C and U+200D, of Persian, Hindi or emoji) remain.
+    """
     return "".join(map(_printable, text))
 
 
 def _printable(letter: str) -> str:
-    if letter.isprintable():
+    if letter.isprintable() or letter in "\u200c\u200d":
         return letter
     return " " if letter.isspace() else letter.encode("unicode_escape").decode()
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from mimetypes import guess_type
+from mimetypes import MimeTypes
 from pathlib import Path
 
 from dml_core.errors import ConfigError
@@ -27,7 +27,7 @@ def check_output(path: Path, kind: str, start: bytes) -> None:
         ConfigError: the name's suffix is of another kind (as `image/png`) than the output, or another file is there, or something that is
             not a regular file.
     """
-    if (named := guess_type(path.name)) not in ((None, None), (kind, None)):
+    if (named := MimeTypes().guess_type(path.name)) not in ((None, None), (kind, None)):
         raise ConfigError(f"{path}: named as {named[1] or named[0]}, and the file would be {kind}; choose another name")
     try:
         check_regular(path)

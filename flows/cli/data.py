@@ -44,7 +44,7 @@ def data_list() -> None:
         try:
             record = dataset_if_prepared(project, name)
         except DataError as error:
-            state = str(error).partition(f"{INFO_FILE}: ")[2]  # damaged, or of a newer version
+            state = str(error).rpartition(f"{INFO_FILE}: ")[2]  # damaged, or of a newer version
         else:
             if record is None:
                 state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"

@@ -24,7 +24,7 @@ BODY_SECONDS = 60.0  # for a whole body, and for reading a whole answer
 ANSWER_SECONDS = 60.0  # once the request has arrived
 DRAIN_SECONDS = 5  # for requests in progress when the service ends
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 LONGEST_LINE = 300
 
 

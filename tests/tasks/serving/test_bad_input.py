@@ -51,7 +51,7 @@ BROKEN_FORM = b'--x\r\ncontent-disposition: form-data; name="image"; filename="a
 TEXT = base64.b64encode(GOOD).decode()
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_an_image_is_taken(kind: str) -> None:
     limits.check_image(picture(kind), "image 1")
 
