@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import os
 import select
-import shutil
 import sys
 import tempfile
 import time
@@ -88,6 +87,8 @@ def _supervised() -> Path | None:
             return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again", ray)
         return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, temporary=ray)
     except OSError as error:
+        if ray is not None:
+            ray.rmdir()
         raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
 
 
@@ -142,7 +143,9 @@ def _full_disk() -> str:
     """Return words on the state folder's disk if it is full, else nothing: servers and libraries then fail with errors of their own."""
     with contextlib.suppress(Exception):  # the cause of the error may also break this
         state = find_project().state
-        if shutil.disk_usage(state).free < FULL_BYTES:
+        disk = os.statvfs(state)
+        free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail  # root writes into a reserve
+        if disk.f_blocks and free * disk.f_frsize < FULL_BYTES:
             return f"; No space left on device at {state}: free space, then rerun"
     return ""
 

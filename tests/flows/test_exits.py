@@ -136,7 +136,8 @@ def test_a_full_disk_is_named_whatever_failed_by_it(
     (project / "state").mkdir()
     (project / "state/logs").write_text("")  # no log can be written there
     monkeypatch.setattr("tempfile.tempdir", str(project / "elsewhere"))
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096 if path == project / "state" else 0))
+    full = SimpleNamespace(f_blocks=100, f_bfree=1, f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda path: full if path == project / "state" else SimpleNamespace(f_blocks=0))
     said = f"; No space left on device at {project}/state: free space, then rerun"
     for error, start in [
         (RuntimeError("Server error '500 Internal Server Error'"), f"unexpected RuntimeError{said}; details in {project}/elsewhere/"),
@@ -203,7 +204,7 @@ def test_a_flow_that_a_server_records_has_time_to_report_its_end(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["dml", verb])
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr("flows.cli.supervisor.supervise", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("flows.cli.supervisor.supervise", lambda *arguments, **_: calls.append(arguments))
     exits._supervised()
     assert calls[0][:2] == (tmp_path / "state/logs", seconds)
 
