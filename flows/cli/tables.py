@@ -16,6 +16,7 @@ from flows.cli.session import open_project
 from tasks.wording import counted, duration
 
 if TYPE_CHECKING:
+    from tasks.plans.plan import TablePlan
     from tasks.plans.progress import TableState
 
 tables_app = new_group("tables", cls=FirstByDefault)
@@ -87,11 +88,7 @@ def _entry(state: "TableState") -> dict[str, Any]:
 
 def _print_states(states: Sequence["TableState"]) -> None:
     missing = [", ".join(need.what.removeprefix("dataset ") for need in state.plan.needs if need.stops) for state in states]
-    estimates = [state.plan.estimate for state in states]
-    times = [
-        "" if one.seconds is None or not state.plan.runs else f"about {duration(one.seconds)}"
-        for one, state in zip(estimates, states, strict=True)
-    ]
+    times = [_time(state.plan) for state in states]
     print_table(
         Column("table", [state.name for state in states]),
         Column("state", list(map(_how, states)), wraps=True),
@@ -100,6 +97,12 @@ def _print_states(states: Sequence["TableState"]) -> None:
         Column("title", [state.table.title for state in states], wraps=True),
     )
     print("dml plan TABLE prints how to get what is missing, and the time; dml tables show TABLE prints values")
+
+
+def _time(plan: "TablePlan") -> str:
+    """Return the time of a seed; "roughly" if it is not measured with these networks and sizes. Empty if nothing is known, or runs."""
+    seconds, basis = plan.estimate.seconds, plan.estimate.basis
+    return "" if seconds is None or not plan.runs else f"{'about' if basis == 'measured' else 'roughly'} {duration(seconds)}"
 
 
 def _how(state: "TableState") -> str:
