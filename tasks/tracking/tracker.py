@@ -42,8 +42,8 @@ from tasks.tracking.tags import Tag
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
 SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 REPLACED = (
-    "MLflow at %s: runs of '%s' that were published from another folder are replaced; if it is of another project, give each a server or a "
-    "workspace (MLFLOW_WORKSPACE)"
+    "MLflow at %s: runs of '%s' that were published from another folder are replaced; if that folder is another project's, give each "
+    "project a server or a workspace (MLFLOW_WORKSPACE)"
 )
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
