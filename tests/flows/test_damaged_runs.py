@@ -141,7 +141,6 @@ class Place:
             meter=Meter(state),
             tracker=tracker,
             display=ProgressDisplay(Console(quiet=True)),
-            begin=lambda spec, doing: None,
             scale=ScaleSpec(),
             tags={},
             earlier_figures=EarlierFigures(state, self.store),

@@ -54,12 +54,19 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
 
     def score(title: str) -> None:
         spec: Any = SimpleNamespace(
-            training=small_training(), evaluation=SimpleNamespace(epoch="last"), seed=0, subject=title, measurements=(), trial="t"
+            title=title,
+            training=small_training(),
+            evaluation=SimpleNamespace(epoch="last"),
+            seed=0,
+            subject=title,
+            measurements=(),
+            trial="t",
         )
         checkpoint = CheckpointRecord(step="train", identity=title, key=f"train/{title}", files=())
         embeddings = EmbeddingRecord(step="embed", identity=title, key=f"embed/{title}", files=())
         dataset = DatasetRecord(name="d", folder=str(tmp_path), digest="0", counts={}, source="synthetic")
-        services: Any = SimpleNamespace(begin=lambda *_: None, store=Store(str(tmp_path), tmp_path / "cache"), meter=Meter(tmp_path))
+        services: Any = SimpleNamespace(store=Store(str(tmp_path), tmp_path / "cache"), meter=Meter(tmp_path))
+        services.check_going_on, services.display = lambda: None, SimpleNamespace(step=lambda *_: None)
         lock: Any = SimpleNamespace(anew=False, run_once=lambda work, *_: work(True))
         chain.evaluate.fn(title, spec, dataset, checkpoint, embeddings, services, lock)
         if title == "first":
