@@ -199,7 +199,9 @@ def test_a_prefect_server_that_does_not_answer_is_named(
 def test_a_flow_that_a_server_records_has_time_to_report_its_end(
     verb: str, server: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", os.environ | {"PREFECT_API_URL": server, "DML_STATE": str(tmp_path / "state")})
+    monkeypatch.setattr(
+        os, "environ", os.environ | {"PREFECT_API_URL": server, "DML_STATE": str(tmp_path / "state"), "RAY_TMPDIR": str(tmp_path)}
+    )
     (tmp_path / "params.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["dml", verb])
