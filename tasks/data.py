@@ -117,7 +117,7 @@ def dataset_if_prepared(project: Project, name: str) -> DatasetRecord | None:
 
 
 def dataset_if_intact(project: Project, name: str) -> DatasetRecord | None:
-    """Return the record of a dataset; None if it is not prepared, or is damaged, which is logged, for commands that go on without it."""
+    """Return the record of a dataset, or None if it is not prepared. A damaged one counts as not prepared, and a warning names it."""
     try:
         return dataset_if_prepared(project, name)
     except DataError as error:

@@ -204,7 +204,7 @@ def fit(
     """
     for kind, scorer, name in (("best_validation", validate, "validate"), ("oracle", score_test, "score_test")):
         if kind in config.keep_epochs and scorer is None:
-            raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told without {name}: pass a function that scores the model")
+            raise ConfigError(f"keep_epochs: the '{kind}' epoch is chosen by {name}: pass a function that scores the model")
     if not isinstance(seed, int | np.integer) or seed < 0 or num_loader_workers < 0:
         raise ConfigError(f"seed {seed!r} and num_loader_workers {num_loader_workers}: expected whole numbers from 0")
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -11,7 +11,7 @@ from dml_core.data.readers.shared.lists import read_list
 from dml_core.data.readers.shared.own import is_image_name, is_list_name
 from dml_core.data.readers.shared.rules import check_utf8
 from dml_core.data.store.rows import Box
-from dml_core.errors import DataError
+from dml_core.errors import DataError, printable
 from dml_core.files import read_regular
 from tasks.storage import Store
 from tasks.wording import counted
@@ -72,7 +72,7 @@ def _image_names(names: Sequence[str], source: str) -> list[str]:
         others = Counter(PurePosixPath(name).suffix.lower() or "none" for name in {*names}.difference(images))
         suffixes = ", ".join(f"{suffix} {number}" for suffix, number in sorted(others.items()))
         left_out = f"{source}: left out {counted(others.total(), 'file')} without an image's suffix ({suffixes})"
-        logger.warning("%s", DataError(left_out))  # one printable line
+        logger.warning("%s", printable(left_out))
     return images
 
 

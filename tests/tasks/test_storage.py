@@ -202,14 +202,14 @@ def test_a_bucket_that_was_copied_is_brought_back_with_its_hashes(tmp_path: Path
     files = write(store.folder("train/x"))
     store.push("train/x")
     client = boto3.client("s3")
-    client.put_object(Bucket=s3_bucket, Key="weights.pth", Body=b"beside the store")
+    client.put_object(Bucket=s3_bucket, Key="weights.pth", Body=b"outside of folders")
     copy_objects(f"s3://{s3_bucket}", tmp_path / "copy")
     store.clear("train/x")
     client.delete_object(Bucket=s3_bucket, Key="weights.pth")
     assert store.changed_files(record(files)) == [file.name for file in files]
     for _ in range(2):
         push_objects(tmp_path / "copy", f"s3://{s3_bucket}")
-    assert Store(f"s3://{s3_bucket}", tmp_path).read("weights.pth") == b"beside the store"
+    assert Store(f"s3://{s3_bucket}", tmp_path).read("weights.pth") == b"outside of folders"
     assert describe_folder(Store(f"s3://{s3_bucket}/store", tmp_path / "other").checked(record(files))) == files
     with pytest.raises(StoreError, match="no such folder"):
         push_objects(tmp_path / "nowhere", f"s3://{s3_bucket}")

@@ -92,7 +92,7 @@ def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_log
 
 
 def test_a_server_whose_parent_is_killed_is_restarted(project: Project) -> None:
-    """As those of MLflow and Ray: the child goes on and keeps the port."""
+    """As those of MLflow and Ray: the child continues and keeps the port."""
     child = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
     command = f"{{python}} -m tasks.stack.run_alone {{python}} -c '{child}' {SERVER.removeprefix('{python} ')} {{ports[web]}}"
     services = STACK["services"] | {"web": STACK["services"]["web"] | {"command": command, "environment": {"PYTHONPATH": str(ROOT)}}}
