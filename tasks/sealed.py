@@ -1,7 +1,6 @@
 """Sealed files: records on disk with their format and a SHA-256 that verifies them. Only this module reads and writes them.
 
-A sealed file is JSON: `{"format": 1, "sha256": ..., "record": "<JSON>"}`; the hash covers format and record together. Files without a
-format predate it and are read as format 1.
+A sealed file is JSON: `{"format": 1, "sha256": ..., "record": "<JSON>"}`; the hash covers format and record together.
 
 - A file of a newer format is refused with an error that names it, and stays unchanged. Every format keeps the three keys and the hash.
 - An unknown field in a known format is kept (`tasks.runs.records.Record`): a program that adds a field which changes the meaning of others
@@ -58,11 +57,11 @@ def unseal(data: str | bytes) -> str:
     """
     try:
         envelope = from_json(data)
-        record, version = envelope["record"], envelope.get("format")
-        is_intact = envelope["sha256"] == _sha256(record if version is None else f"{version} {record}")
-    except (TypeError, KeyError, AttributeError):
+        record, version = envelope["record"], envelope["format"]
+        is_intact = envelope["sha256"] == _sha256(f"{version} {record}")
+    except (TypeError, KeyError):
         is_intact = False  # JSON, but not the output of `seal`
-    if is_intact and version in (None, *range(1, FORMAT + 1)):
+    if is_intact and version in range(1, FORMAT + 1):
         return str(record)
     if is_intact and isinstance(version, int):
         raise NewerFormatError(f"written by a newer version (format {version}, this program reads up to {FORMAT}); update dml-repro")

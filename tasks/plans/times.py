@@ -1,6 +1,6 @@
 """Time of a run: rates measured on this machine when a step ends, and estimates from them for the same or the nearest measured network.
 
-`rates.jsonl` has one sealed record per line and is only appended to; lines without a seal were written before seals existed.
+`rates.jsonl` has one sealed record per line and is only appended to.
 """
 
 import logging
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from dml_core.files import write_errors
 from tasks.environment import num_cores
@@ -154,20 +154,13 @@ def read_rates(state: Path) -> list[Rate]:
     num_damaged = 0
     for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
         try:
-            rate = _parsed(path, line)
+            rate = parse_sealed(path, line, _RATE)
             rates[rate.key] = rate
         except DamagedError:
             num_damaged += 1
     if num_damaged:
         logger.warning("%s: ignored %d damaged lines in the time estimates", path, num_damaged)
     return list(rates.values())
-
-
-def _parsed(path: Path, line: bytes) -> Rate:
-    try:
-        return _RATE.validate_json(line)  # without a seal
-    except ValidationError:
-        return parse_sealed(path, line, _RATE)
 
 
 def placement_here(scale: ScaleSpec) -> Placement:

@@ -3,12 +3,11 @@
 They are written at the end of every run of a table and hold only numbers and locations; the values to compare with are in the table's file.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, model_validator
+from pydantic import TypeAdapter
 
 from dml_core.epochs import Epoch
 from tasks.environment import Project
@@ -142,9 +141,6 @@ def facts_of(spec: RunSpec, digest: str | None) -> Facts:
     return Facts(str(spec.column), spec.label, spec.seed, digest, spec_settings(spec, digest))
 
 
-OLD_FAILURE = re.compile(r"(?P<row>\S+) (?P<variant>\S+?)(?: (?P<epoch>\S+))?, (?P<dataset>.+), seed (?P<seed>\d+)")
-
-
 class TableResult(Record):
     """Results of a table so far.
 
@@ -164,16 +160,6 @@ class TableResult(Record):
     def imported(self) -> frozenset[Facts]:
         """Facts of the imported runs: a run with the same facts need not be measured here."""
         return frozenset(run.facts for run in self.runs if run.is_imported)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_old_failures(cls, values: Any) -> Any:
-        """Read the failures of files that hold them as text, "row variant epoch, dataset, seed 0" -> reason."""
-        if not isinstance(values, dict) or not isinstance(values.get("failures"), dict):
-            return values
-        old = [(OLD_FAILURE.fullmatch(name), reason) for name, reason in values["failures"].items()]
-        failed = [match.groupdict("last") | {"reason": reason} for match, reason in old if match]
-        return {"failed": failed} | {name: value for name, value in values.items() if name != "failures"}
 
     def updated(self, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> "TableResult":
         """Return the result with these runs in their places and the others unchanged."""

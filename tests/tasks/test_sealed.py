@@ -1,6 +1,5 @@
 """Sealed files: after any damage a file is read as written, refused by name, or set aside, but never trusted or overwritten."""
 
-import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -72,14 +71,6 @@ def test_no_flipped_bit_changes_what_is_read(bit: int) -> None:
 def test_what_is_not_a_sealed_file_is_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError, match=r"^x: damaged$"):
         parse_sealed(Path("x"), data, NOTE)
-
-
-def test_files_without_a_format_are_read_as_the_first(tmp_path: Path) -> None:
-    record = '{"number": 7, "inner": []}'
-    old = json.dumps({"sha256": hashlib.sha256(record.encode()).hexdigest(), "record": record})
-    assert parse_sealed(Path("x"), old, NOTE) == Note(number=7)
-    with pytest.raises(ValueError, match="does not fit"):
-        unseal(seal(record).replace('"format": 1, ', ""))
 
 
 @pytest.mark.parametrize("newer", [FORMAT + 1, 10**30])

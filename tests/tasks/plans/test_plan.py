@@ -29,6 +29,7 @@ from tasks.plans.needs import check_searched, check_tables, dataset_need, weight
 from tasks.plans.plan import PlannedRun, plan_tables
 from tasks.plans.times import RATES_FILE
 from tasks.runs.specs import load_params
+from tasks.sealed import seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
@@ -68,7 +69,7 @@ def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.Cap
     """A table that measures times runs its trainings one after another, so that their times add up."""
     monkeypatch.setattr("tasks.plans.times.num_cores", lambda: 8)
     rate = {"backbone": "vgg16", "crop_size": 224, "device": "cpu", "num_workers": 1, "images_per_second": 10.0}
-    lines = [json.dumps({"step": step, **rate}) for step in ("train", "embed")]
+    lines = [seal(json.dumps({"step": step, **rate})) for step in ("train", "embed")]
     project.state.mkdir(exist_ok=True)
     (project.state / RATES_FILE).write_text("\n".join(lines))
     monkeypatch.setattr(sys, "argv", ["dml", "plan", "discriminative/table7", "--dataset", "cars196", "--json"])

@@ -10,7 +10,7 @@ from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params, standing_runs
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, paper_tables
-from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult, TableRun
 from tasks.tables.runs import runs_of
 from tasks.tables.smoke import make_small
 from tests.conftest import ROOT
@@ -92,8 +92,8 @@ def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
         training={}, evaluation={},
     )  # fmt: skip
     oracle = last.model_copy(update={"epoch": "oracle", "identity": "2"})
-    as_text = {"tml as_published oracle, cars196, seed 0": "a reason", "tml as_published, cars196, seed 0": "another"}
-    result = TableResult(name=TML, failures=as_text)  # as in files of earlier versions
+    failed = FailedRun(**oracle.model_dump(include={*TableRun.model_fields}), reason="a reason")
+    result = TableResult(name=TML, failed=(failed, failed.model_copy(update={"epoch": "last", "reason": "another"})))
     assert [(run.label, run.reason) for run in result.failed] == [("tml as_published oracle", "a reason"), ("tml as_published", "another")]
     result = result.updated((last,), (), None)
     assert [(run.place, run.reason) for run in result.failed] == [(oracle.place, "a reason")]
