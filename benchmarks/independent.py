@@ -123,8 +123,7 @@ class FineTuned(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return (N, D) embeddings of (N, 3, H, W) pictures in 0..255."""
-        embeddings: Tensor = self.head(self.backbone((pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)))
-        return embeddings
+        return self.head(self.backbone((pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)))
 
 
 class Small(nn.Module):
@@ -144,8 +143,7 @@ class Small(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return (N, D) embeddings of (N, 3, H, W) pictures in 0..255."""
         maps = self.backbone((pictures.float() / 255).to(memory_format=torch.channels_last))
-        embeddings: Tensor = self.head(maps.amax((2, 3)))
-        return embeddings
+        return self.head(maps.amax((2, 3)))
 
 
 def fit_plainly(network: nn.Module, train: tuple[Tensor, Tensor], recipe: Recipe, num_epochs: int) -> nn.Module:

@@ -70,8 +70,7 @@ class Mined(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted sum."""
         indices = self.miner(embeddings, labels) if self.miner else None
-        total: Tensor = sum(weight * loss(embeddings, labels, indices) for weight, loss in zip(self.weights, self.losses, strict=True))
-        return total
+        return sum(weight * loss(embeddings, labels, indices) for weight, loss in zip(self.weights, self.losses, strict=True))
 
 
 class Ours(nn.Module):
@@ -84,8 +83,7 @@ class Ours(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the batch."""
-        total: Tensor = self.loss(embeddings, labels).total
-        return total
+        return self.loss(embeddings, labels).total
 
 
 class OurRegulariser(Ours):
@@ -107,14 +105,12 @@ class PmlRegulariser(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the regulariser of the centres; the batch is not used."""
-        value: Tensor = self.regulariser(self.centres)
-        return value
+        return self.regulariser(self.centres)
 
 
 def soft_triple_peer(size: Size, regularised: bool) -> nn.Module:
     regulariser = regularizers.SparseCentersRegularizer(size.classes, size.centres) if regularised and size.centres > 1 else None
-    loss: nn.Module = losses.SoftTripleLoss(size.classes, size.dim, size.centres, weight_regularizer=regulariser, weight_reg_weight=0.2)
-    return loss
+    return losses.SoftTripleLoss(size.classes, size.dim, size.centres, weight_regularizer=regulariser, weight_reg_weight=0.2)
 
 
 def tuplet_peer(size: Size) -> nn.Module:

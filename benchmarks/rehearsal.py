@@ -132,8 +132,7 @@ def uneven(counts: Counts, fewest: int, random: np.random.Generator) -> list[int
     """Return class sizes that add up to the number of images, each at least `fewest`."""
     weights = random.gamma(4.0, size=counts.num_classes)
     left = counts.num_images - fewest * counts.num_classes
-    sizes: list[int] = (fewest + random.multinomial(left, weights / weights.sum())).tolist()
-    return sizes
+    return (fewest + random.multinomial(left, weights / weights.sum())).tolist()
 
 
 def draw_pictures(sizes: list[int], seed: int) -> Iterator[Picture]:

@@ -187,8 +187,7 @@ def _open_program(path: Path) -> Any:
 
     @torch.no_grad()
     def run(pixels: Tensor) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = module(pixels).numpy()
-        return rows
+        return module(pixels).numpy()
 
     return run
 

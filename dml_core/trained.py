@@ -205,8 +205,7 @@ def _on_device(network: Embedder, scaling: Scaling, device: str | torch.device |
 
     def forward(pixels: Tensor) -> NDArray[np.float32]:
         with torch.no_grad(), without_tf32():
-            rows: NDArray[np.float32] = network.embed(scale(pixels.to(chosen), scaling)).float().cpu().numpy()
-        return rows
+            return network.embed(scale(pixels.to(chosen), scaling)).float().cpu().numpy()
 
     return forward
 

@@ -31,8 +31,7 @@ def dataset_class(name: str) -> type[DatasetConfig]:
         ConfigError: unknown dataset; the message suggests the nearest name.
     """
     check_known("dataset", name, DATASETS)
-    dataset: type[DatasetConfig] = resolve_name(DATASETS[name])
-    return dataset
+    return resolve_name(DATASETS[name])
 
 
 def published_dataset(name: str) -> type[OfficialDataset] | None:

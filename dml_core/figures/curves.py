@@ -46,8 +46,7 @@ def smoothed(values: ArrayLike, window: int) -> NDArray[np.float64]:
     sums = np.concatenate([[0.0], np.cumsum(values_S)])
     first_S = np.maximum(np.arange(len(values_S)) - window // 2, 0)
     end_S = np.minimum(np.arange(len(values_S)) + window // 2 + 1, len(values_S))
-    means_S: NDArray[np.float64] = (sums[end_S] - sums[first_S]) / (end_S - first_S)
-    return means_S
+    return (sums[end_S] - sums[first_S]) / (end_S - first_S)
 
 
 def _draw_panel(axes: Axes, name: str, x: ArrayLike, y: ArrayLike, are_points: bool, colour: str) -> int:

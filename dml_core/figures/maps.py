@@ -62,8 +62,7 @@ def principal_components(embeddings_ND: NDArray[Any], metric: Metric, num_compon
 
     points_ND = as_points(embeddings_ND, metric).rows(slice(None))
     with np.errstate(invalid="ignore"):  # equal points have no variance of which a component could have a share
-        components: NDArray[np.float64] = PCA(num_components, random_state=seed).fit_transform(points_ND)
-    return components
+        return PCA(num_components, random_state=seed).fit_transform(points_ND)
 
 
 def _scatter(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:

@@ -63,23 +63,21 @@ def cross_entropy(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None,
     """Return the mean cross-entropy of the batch, as torch does; scalar."""
     if shard is None:
         return functional.cross_entropy(logits_NC, labels_N, label_smoothing=label_smoothing)
-    cost_N: Tensor = _CrossEntropy.apply(logits_NC, labels_N, shard, label_smoothing)
-    return cost_N.mean()
+    return _CrossEntropy.apply(logits_NC, labels_N, shard, label_smoothing).mean()
 
 
 def logsumexp(logits_NC: Tensor, shard: ClassShard | None) -> Tensor:
     """Return the log-sum-exp over all classes, (N,)."""
     if shard is None:
         return logits_NC.logsumexp(dim=1)
-    total_N: Tensor = _LogSumExp.apply(logits_NC)
-    return total_N
+    return _LogSumExp.apply(logits_NC)
 
 
 def own_logits(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
     """Return each sample's logit of its own class, (N,); exactly one worker holds that class."""
     column_N1, is_here_N1 = own_columns(labels_N, shard)
     found_N = logits_NC.gather(1, column_N1).squeeze(1)
-    return found_N if shard is None else _sum_over_workers(found_N.where(is_here_N1.squeeze(1), 0.0))
+    return found_N if shard is None else _SumOverWorkers.apply(found_N.where(is_here_N1.squeeze(1), 0.0))
 
 
 def without_own(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
@@ -100,7 +98,7 @@ def own_columns(labels_N: Tensor, shard: ClassShard | None) -> tuple[Tensor, Ten
 
 def mean_over_classes(mean: Tensor, shard: ClassShard | None) -> Tensor:
     """Return the mean over all classes, given the mean over this worker's classes; scalar."""
-    return mean if shard is None else _sum_over_workers(mean * (shard.size / sum(shard.sizes)))
+    return mean if shard is None else _SumOverWorkers.apply(mean * (shard.size / sum(shard.sizes)))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -162,11 +160,6 @@ def _largest(logits_NC: Tensor) -> Tensor:
 def _softmax(logits_NC: Tensor, largest_N: Tensor, log_sum_N: Tensor) -> Tensor:
     """Return the softmax, (N, C), as a new tensor. Subtracting the maximum first is exact for close numbers; a log-sum-exp is rounded."""
     return (logits_NC - largest_N[:, None]).sub_(log_sum_N[:, None]).exp_()
-
-
-def _sum_over_workers(values: Tensor) -> Tensor:
-    total: Tensor = _SumOverWorkers.apply(values)
-    return total
 
 
 class _SumOverWorkers(torch.autograd.Function):

@@ -59,8 +59,7 @@ def loss_class(name: str) -> "type[Loss]":
     check_loss_name(name)
     if name.startswith(PML_PREFIX):
         require("pytorch_metric_learning")
-    loss: type[Loss] = resolve_name(LOSSES.get(name, PML_ADAPTER))
-    return loss
+    return resolve_name(LOSSES.get(name, PML_ADAPTER))
 
 
 def class_names() -> dict[str, str]:

@@ -46,15 +46,13 @@ class Classifier:
         rows = np.arange(len(labels_N))
         own_N = logits_NC[rows, labels_N]
         logits_NC[rows, labels_N] = -np.inf
-        margins_N: Floats = own_N - logits_NC.max(axis=1)
-        return margins_N
+        return own_N - logits_NC.max(axis=1)
 
     def gradient_norms(self, embeddings_ND: Floats, labels_N: NDArray[np.int64], alpha: float) -> Floats:
         """Return (N,) the norm of eq. 3, alpha sum_m (p(m | x, alpha) - q(m | x)) w_m, with p of eq. 1: the softmax of alpha z."""
         error_NC = softmax(alpha * (embeddings_ND @ self.weight.T + self.bias), axis=1)
         error_NC[np.arange(len(labels_N)), labels_N] -= 1
-        norms_N: Floats = np.linalg.norm(alpha * error_NC @ self.weight, axis=1)
-        return norms_N
+        return np.linalg.norm(alpha * error_NC @ self.weight, axis=1)
 
 
 def classifier_of(run: FinishedRun) -> Classifier:
@@ -103,8 +101,7 @@ def unit_rows(rows_ND: NDArray[Any]) -> Floats:
     norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
     if not norms_N1.all():
         raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; mend the network")
-    units_ND: Floats = wide_ND / norms_N1
-    return units_ND
+    return wide_ND / norms_N1
 
 
 def _classifier(weight_CD: Tensor, bias_C: Tensor | None) -> Classifier:

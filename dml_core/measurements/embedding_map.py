@@ -70,5 +70,4 @@ def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
 
 def _angles(first_ND: Floats, second_ND: Floats) -> Floats:
     """Return (N,) degrees between rows of unit length."""
-    angles_N: Floats = np.degrees(np.arccos(np.clip((first_ND * second_ND).sum(axis=1), -1, 1)))
-    return angles_N
+    return np.degrees(np.arccos(np.clip((first_ND * second_ND).sum(axis=1), -1, 1)))

@@ -29,13 +29,11 @@ class Embedder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Training output (N, head.output_dim) of images (N, 3, H, W)."""
-        output: Tensor = self.head(self.pooling(self.backbone(images)))
-        return output
+        return self.head(self.pooling(self.backbone(images)))
 
     def embed(self, images: Tensor) -> Tensor:
         """Test embeddings (N, head.embedding_dim) of images (N, 3, H, W)."""
-        embeddings: Tensor = self.head.embed(self.pooling(self.backbone(images)))
-        return embeddings
+        return self.head.embed(self.pooling(self.backbone(images)))
 
     def train(self, mode: bool = True) -> "Embedder":
         """Like nn.Module's, but a backbone's BatchNorm with frozen statistics stays in evaluation mode."""

@@ -52,8 +52,7 @@ class LinearHead(Head):
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the linear layer's output, (N, E)."""
-        output_NE: Tensor = self.linear(features_NF)
-        return output_NE
+        return self.linear(features_NF)
 
 
 class BatchNormHead(Head):
@@ -69,8 +68,7 @@ class BatchNormHead(Head):
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the batch-normalised embedding, (N, E), whose norm is near 1."""
-        normed_NE: Tensor = self.norm(self.linear(features_NF)) / self.embedding_dim**0.5
-        return normed_NE
+        return self.norm(self.linear(features_NF)) / self.embedding_dim**0.5
 
 
 class TwoLayerHead(Head):
@@ -94,8 +92,7 @@ class TwoLayerHead(Head):
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the output of the layer that gives the test embedding, (N, E)."""
-        output_NE: Tensor = self.forward(features_NF) if self.test_at_last else self.first(features_NF)
-        return output_NE
+        return self.forward(features_NF) if self.test_at_last else self.first(features_NF)
 
 
 class BatchNormNeck(Head):
@@ -118,8 +115,7 @@ class BatchNormNeck(Head):
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Return the last BatchNorm's output, (N, E)."""
-        output_NE: Tensor = self.layers(features_NF)
-        return output_NE
+        return self.layers(features_NF)
 
 
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> Head:

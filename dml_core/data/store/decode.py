@@ -61,7 +61,7 @@ def decode_rgb(data: bytes) -> Tensor:
     try:
         _check_size(*_size(data))
         if data.startswith(_JPEG_START):
-            return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
+            return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)
         if data.startswith(_PNG_START):
             _check_png(data)
             pixels: Tensor = decode_png(_as_tensor(data), mode=ImageReadMode.RGB)
@@ -69,7 +69,7 @@ def decode_rgb(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError("of more than 8 bits per channel, convert it to PNG")
-            return pil_to_tensor(image.convert("RGB"))  # type: ignore[no-any-return]
+            return pil_to_tensor(image.convert("RGB"))
     except (MemoryError, ValueError):
         raise
     except (RuntimeError, zlib.error):

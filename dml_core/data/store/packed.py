@@ -99,8 +99,7 @@ class PackedDataset:
     def raw_bytes(self, index: int) -> bytes:
         """Return the encoded image as in the raw dataset."""
         position = int(self._positions[index])
-        data: bytes = self._images[position].as_py() if self.source is None else self.source.read(position)
-        return data
+        return self._images[position].as_py() if self.source is None else self.source.read(position)
 
     def expect(self, indices: Indices) -> None:
         """Let a source elsewhere fetch the images that are needed next, the first ones first, and forget all others."""

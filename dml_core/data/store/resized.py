@@ -21,10 +21,8 @@ def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
     """Resize uint8 (C, H, W), antialiased, to the short side `size` or to (height, width); an image of that size is returned unchanged."""
     target, mode = [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation)
     if interpolation == "lanczos":  # only in Pillow
-        of_pillow: Tensor = tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
-        return of_pillow
-    resized: Tensor = tv.resize(image, target, mode, antialias=True)
-    return resized
+        return tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
+    return tv.resize(image, target, mode, antialias=True)
 
 
 def resized(manifest: Manifest, size: Resize, interpolation: Interpolation, own_images: bool = False) -> Manifest:

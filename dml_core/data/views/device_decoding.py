@@ -84,7 +84,7 @@ def _decode(jpegs: list[Tensor], indices: list[int], dataset: PackedDataset, dev
         # nvJPEG does not wait for this stream, and would overwrite memory that work queued here still reads (pytorch/vision, pull 9606).
         torch.cuda.current_stream(device).synchronize()
     try:
-        return decode_jpeg(jpegs, mode=ImageReadMode.RGB, device=device)  # type: ignore[no-any-return]
+        return decode_jpeg(jpegs, mode=ImageReadMode.RGB, device=device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:

@@ -46,8 +46,7 @@ class Points:
 
     def rows(self, index: Any) -> NDArray[np.float64]:
         """Return the indexed points in float64."""
-        rows_PD: NDArray[np.float64] = self.raw[index].astype(np.float64) / self.divisors[index, None]
-        return rows_PD
+        return self.raw[index].astype(np.float64) / self.divisors[index, None]
 
 
 def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
@@ -124,8 +123,7 @@ def bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tu
 
 def _squared_norms(differences: NDArray[np.float64]) -> NDArray[np.float32]:
     """Sum over the last axis, which is contiguous: numpy then adds each row in the same order, independent of the row's position."""
-    norms: NDArray[np.float32] = np.square(differences, out=differences).sum(axis=-1).astype(np.float32)
-    return norms
+    return np.square(differences, out=differences).sum(axis=-1).astype(np.float32)
 
 
 def as_similarities(squared_distances: NDArray[np.float32], metric: Metric) -> NDArray[np.float32]:
@@ -203,8 +201,7 @@ def narrow_error(losses: NDArray[np.float64], largest_loss: float, num_dimension
         num_dimensions: D, at most 2^14.
     """
     of_sums = (num_dimensions + 16) * 2.0**-23
-    error: NDArray[np.float64] = losses + (1 + losses) * largest_loss + 1.02 * of_sums / (1 - of_sums)
-    return error
+    return losses + (1 + losses) * largest_loss + 1.02 * of_sums / (1 - of_sums)
 
 
 def rounding_error(

@@ -43,8 +43,7 @@ class QueryOutcomes:
     @property
     def is_found(self) -> NDArray[np.bool_]:
         """(Q,) queries whose nearest item has their class: Recall@1 is their share of the scored queries."""
-        found: NDArray[np.bool_] = self.scores.is_scored & (self.scores.first_rank == 1)
-        return found
+        return self.scores.is_scored & (self.scores.first_rank == 1)
 
 
 @dataclass(frozen=True)

@@ -80,19 +80,16 @@ class RankCounter:
     def _order(self, rows: slice) -> NDArray[np.int64]:
         """Return 1, 2, ... for the positives of each query in `rows`."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
-        order: NDArray[np.int64] = np.arange(first, last) - self.starts[:-1][rows].repeat(self.sizes[rows]) + 1
-        return order
+        return np.arange(first, last) - self.starts[:-1][rows].repeat(self.sizes[rows]) + 1
 
     def _ranks(self, rows: slice) -> NDArray[np.int64]:
         """Return ranks by the negatives added so far."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
         sums = np.concatenate([[0], np.cumsum(self.counts[first:last])])
         before_query = sums[self.starts[:-1][rows] - first]
-        ranks: NDArray[np.int64] = sums[1:] - before_query.repeat(self.sizes[rows]) + self._order(rows)
-        return ranks
+        return sums[1:] - before_query.repeat(self.sizes[rows]) + self._order(rows)
 
 
 def _keys(queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return integers ordered by (query, distance): the bits of non-negative floats are in the order of the floats."""
-    keys: NDArray[np.int64] = (queries_E << 32) | np.maximum(distances_E, 0).view(np.uint32)
-    return keys
+    return (queries_E << 32) | np.maximum(distances_E, 0).view(np.uint32)

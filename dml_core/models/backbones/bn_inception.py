@@ -74,8 +74,7 @@ class BNInception(nn.Module):
         return torch.cat([self._unit(f"{stem}_1x1", maps), three, double, self._unit(f"{stem}_pool_proj", pooled)], dim=1)
 
     def _unit(self, stem: str, maps: Tensor) -> Tensor:
-        rectified: Tensor = self.get_submodule(f"{stem}_bn")(self.get_submodule(stem)(maps)).relu_()
-        return rectified
+        return self.get_submodule(f"{stem}_bn")(self.get_submodule(stem)(maps)).relu_()
 
     def _add_block(self, stem: str, block: Block) -> None:
         stride = 1 if block.one else 2

@@ -49,8 +49,7 @@ class GoogLeNetCaffe(nn.Module):
         return torch.cat([self._rectified(f"{stem}/1x1", maps), three, five, projected], dim=1)
 
     def _rectified(self, name: str, maps: Tensor) -> Tensor:
-        rectified: Tensor = self.get_submodule(name)(maps).relu_()
-        return rectified
+        return self.get_submodule(name)(maps).relu_()
 
     def _add_block(self, stem: str, widths: Widths) -> None:
         self._add(f"{stem}/1x1", widths.in_channels, widths.one, 1)

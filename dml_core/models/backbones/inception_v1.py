@@ -86,8 +86,7 @@ class Unit(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         """Map (N, in_channels, h, w) to (N, out_channels, h / stride, w / stride), rounded up."""
         padded = maps if self.stride == 1 else same_padded(maps, self.size, self.stride)
-        rectified: Tensor = self.norm(self.conv(padded)).relu_()
-        return rectified
+        return self.norm(self.conv(padded)).relu_()
 
 
 def halved(maps: Tensor, size: int) -> Tensor:

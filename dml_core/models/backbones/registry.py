@@ -68,8 +68,7 @@ def build_backbone(config: BackboneConfig) -> "nn.Module":
 
         if config.name in PUBLISHED:
             config = config.model_copy(update={"weights": str(fetch_published(config.name))})
-    network: nn.Module = builder(config)
-    return network
+    return builder(config)
 
 
 @cache

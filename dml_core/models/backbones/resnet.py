@@ -56,8 +56,7 @@ class OpenBlock(nn.Module):
         residual = self.conv2(self.relu(self.bn1(self.conv1(maps))))
         if hasattr(self, "conv3"):
             residual = self.conv3(self.relu(self.bn2(residual)))
-        opened: Tensor = maps + residual
-        return opened
+        return maps + residual
 
 
 def _unstride(block: BasicBlock | Bottleneck) -> None:

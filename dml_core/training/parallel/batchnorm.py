@@ -77,11 +77,11 @@ class _SyncedForward(nn.modules.batchnorm._BatchNorm):
     def _normalise(self, values: Tensor) -> Tensor:
         dims = [0, *range(2, values.dim())]
         shape = [1, -1, *[1] * (values.dim() - 2)]
-        count = _all_reduce(torch.tensor([values.numel() // values.shape[1]], dtype=torch.float64)).to(values.dtype)
+        count = _AllReduceSum.apply(torch.tensor([values.numel() // values.shape[1]], dtype=torch.float64)).to(values.dtype)
         assert count > 1, "a batch of one value a channel is refused before training (`check_batches`)"
-        mean = _all_reduce(values.sum(dims)) / count
+        mean = _AllReduceSum.apply(values.sum(dims)) / count
         centred = values - mean.view(shape)
-        variance = _all_reduce((centred * centred).sum(dims)) / count
+        variance = _AllReduceSum.apply((centred * centred).sum(dims)) / count
         self._track(mean.detach(), (variance * count / (count - 1)).detach())
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:
@@ -96,11 +96,6 @@ class _SyncedForward(nn.modules.batchnorm._BatchNorm):
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(variance, momentum)
-
-
-def _all_reduce(values: Tensor) -> Tensor:
-    total: Tensor = _AllReduceSum.apply(values)
-    return total
 
 
 class _AllReduceSum(torch.autograd.Function):

@@ -36,8 +36,7 @@ class ChunkedSystem(nn.Module):
         loss = self.system.loss
         reduced = (p.sum() for name, p in loss.named_parameters() if name not in loss.sharded_dims)
         untouched = sum(reduced, gradient_ND.new_zeros(())) * 0.0
-        total: Tensor = (self.system.model(images) * gradient_ND).sum() + untouched
-        return total
+        return (self.system.model(images) * gradient_ND).sum() + untouched
 
 
 def backward_in_chunks(

@@ -51,8 +51,7 @@ def from_rank_zero(read: Callable[[], T]) -> T:
             answer = [read()]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
-    value: T = answer[0]
-    return value
+    return answer[0]
 
 
 def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple[Any, ...], Tensor], Tensor]) -> Any:
@@ -185,8 +184,7 @@ def gather_with_gradients(shard: Tensor, sizes: list[int], in_parts: bool = Fals
     """
     if world_size() == 1:
         return shard
-    gathered: Tensor = _Gather.apply(shard, sizes, in_parts)
-    return gathered
+    return _Gather.apply(shard, sizes, in_parts)
 
 
 class _Gather(torch.autograd.Function):
@@ -234,11 +232,9 @@ class TrainingSystem(nn.Module):
         """Return the loss as `forward` does, from the model's outputs for this worker's images, (n_rank, D)."""
         if self.loss.shard is not None:
             wide = at_least_float32(embeddings)  # the parts of their gradients are added up in float32 or wider
-            in_parts: LossOutput = self.loss(gather_with_gradients(wide, sizes, in_parts=True), labels_N, generator)
-            return in_parts
+            return self.loss(gather_with_gradients(wide, sizes, in_parts=True), labels_N, generator)
         if self.loss.needs.global_batch:
-            gathered: LossOutput = self.loss(gather_with_gradients(embeddings, sizes), labels_N, generator)
-            return gathered
+            return self.loss(gather_with_gradients(embeddings, sizes), labels_N, generator)
         share = sizes[rank()] * len(sizes) / labels_N.shape[0]
         if share == 0:
             untouched = sum((p.sum() for p in self.loss.parameters()), embeddings.sum()) * 0.0
