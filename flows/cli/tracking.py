@@ -57,9 +57,8 @@ def compare(
         raise ConfigError(f"dataset {error}") from None
     title = comparison_title(dataset, params.evaluation.role, override or ())
     today = standing_today(params, dataset, present_digest(project, dataset), override or ())
-    selection = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
-    runs = selection.runs
-    for line in [*selection.left_out, *older_code_lines(dataset, runs)]:
+    runs, left_out = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
+    for line in [*left_out, *older_code_lines(dataset, runs)]:
         print(printable(line))
     if not runs and dataset not in params.comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))

@@ -9,7 +9,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from dml_core.config import parse
 from dml_core.data.store.info import INFO_FILE, read_info
@@ -124,21 +124,11 @@ def standing_today(params: Params, dataset: str, digest: str | None, overrides: 
     return Today({} if digest is None else {dataset: digest}, settings, is_one_protocol=True)
 
 
-@dataclass(frozen=True)
-class Selection(Generic[T]):
-    """Runs that may be averaged by system and paired by seed.
-
-    Attributes:
-        runs: these runs.
-        left_out: a line for each system's omitted runs, and one for a system whose selected runs have former settings.
-    """
-
-    runs: tuple[T, ...]
-    left_out: tuple[str, ...]
-
-
-def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOWN) -> Selection[T]:
+def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOWN) -> tuple[tuple[T, ...], tuple[str, ...]]:
     """Select the runs on each dataset's present content and with each system's present settings.
+
+    Returns them, which may be averaged by system and paired by seed, and a line for each system's omitted runs and for each system whose
+    selected runs have former settings.
 
     If the present content is unknown, the content of most runs is used; if no run of a system has its present settings, the settings of
     most of its runs are used and reported (but see `Today.is_one_protocol`). Ties go to the first.
@@ -164,7 +154,7 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
             why = FORMER if fact.settings != today.settings.get(place, fact.settings) else None
         if why is not None:
             reported[(*place, why)].append(fact.seed)
-    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in reported.items()))
+    return tuple(selected), tuple(_line(*place, seeds) for place, seeds in reported.items())
 
 
 def occurrences(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Counter[str | None]]:

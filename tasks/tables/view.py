@@ -80,8 +80,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
 
 def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
     """Return a table's result with only the runs that may be averaged and compared, and the lines about runs of `select`."""
-    selection = select(result.runs, lambda run: run.facts, today)
-    return result.model_copy(update={"runs": selection.runs}), selection.left_out
+    runs, left_out = select(result.runs, lambda run: run.facts, today)
+    return result.model_copy(update={"runs": runs}), left_out
 
 
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:

@@ -64,15 +64,14 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     digests = {} if report.digest is None else {report.dataset: report.digest}
     settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
     published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
-    selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
-    runs = selection.runs
+    runs, left_out = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
     summaries = summarise_published(runs)
     # a table's own conclusions, at its judged epoch and with its reference, are in `about`
     comparison = compare_published(report.dataset, runs, report.reference) if report.about is None else None
     validation = validation_scores(runs)
     _log_means(client, parent, {})
     model = _register(client, report, runs, validation)
-    remarks = [*selection.left_out, *older_code_lines(report.dataset, runs)]
+    remarks = [*left_out, *older_code_lines(report.dataset, runs)]
     note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, remarks)
     _describe_parent(client, parent, report, note)
     if report.comparison == comparison_title(report.dataset, "test"):

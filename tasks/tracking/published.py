@@ -10,7 +10,7 @@ from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.statistics.over_seeds import Summary, summarise_seeds
 from tasks.runs.best import VALIDATION
-from tasks.runs.comparable import Selection, Today, named_seeds, scores_by_seed, select
+from tasks.runs.comparable import Today, named_seeds, scores_by_seed, select
 from tasks.runs.finished import made_by_older_code
 from tasks.tracking.child_run import DETAIL, PublishedRun, current_tags, experiment_name, metric_name, plain_name
 from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, all_pages, one_line_errors, project_runs, runs_in, tag_filter
@@ -136,21 +136,21 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
 # ---------------------------------------------------------------- means and differences
 
 
-def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> Selection[PublishedRun]:
+def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> tuple[tuple[PublishedRun, ...], tuple[str, ...]]:
     """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs.
 
     Raises:
         TrackingError: MLflow has two current runs of one variant and seed.
     """
-    selection = select(runs, lambda run: run.facts(dataset), today)
+    selected, left_out = select(runs, lambda run: run.facts(dataset), today)
     by_seed: dict[tuple[str, int], PublishedRun] = {}
-    for run in selection.runs:
+    for run in selected:
         other = by_seed.setdefault((run.variant, run.seed), run)
         if other is not run:
             raise TrackingError(
                 f"MLflow has two runs of {run.variant}, seed {run.seed} on {dataset} ({other.run_id} and {run.run_id}); delete one there"
             )
-    return selection
+    return selected, left_out
 
 
 def older_code_lines(dataset: str, runs: Sequence[PublishedRun]) -> list[str]:

@@ -27,7 +27,6 @@ from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
 from tasks.plans.progress import Measured
-from tasks.runs.comparable import Selection
 from tasks.runs.specs import load_params, variants_on
 from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry
@@ -74,7 +73,7 @@ def of_comparison(patch: pytest.MonkeyPatch) -> list[str]:
         for seed in range(11)
     )
     patch.setattr(tracking, "published_runs", lambda *_: [])
-    patch.setattr(tracking, "comparable_runs", lambda *_: Selection(runs, ()))
+    patch.setattr(tracking, "comparable_runs", lambda *_: (runs, ()))
     tracking.compare()
     return [*COMPARISON.variants]
 
@@ -427,7 +426,7 @@ def test_no_verb_prints_a_character_of_a_name_that_a_terminal_obeys(
     verification = SimpleNamespace(rows=(row,), name=OBEYED, skipped=(), too_long=())
     runs = tuple(published(variant, seed, recall_at_1=0.5) for variant in ("softmax", OBEYED) for seed in range(3))
     monkeypatch.setattr(tracking, "published_runs", lambda *_: [])
-    monkeypatch.setattr(tracking, "comparable_runs", lambda *_: Selection(runs, (OBEYED,)))
+    monkeypatch.setattr(tracking, "comparable_runs", lambda *_: (runs, (OBEYED,)))
     for width in (None, 60):
         monkeypatch.setattr(columns, "terminal_width", lambda width=width: width)
         columns.print_table(Column("name", [OBEYED, Text(OBEYED, "bold"), "two\nlines"]), title=OBEYED)

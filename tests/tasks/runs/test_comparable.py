@@ -92,10 +92,10 @@ TODAY = st.builds(
 
 @given(st.lists(FACTS, max_size=12), TODAY)
 def test_no_two_unlike_runs_are_selected_and_none_is_lost_without_a_line(runs: list[Facts], today: Today) -> None:
-    found = select(runs, lambda run: run, today)
+    selected, left_out = select(runs, lambda run: run, today)
     for dataset in {run.dataset for run in runs}:
         on = [run for run in runs if run.dataset == dataset]
-        kept = [run for run in found.runs if run.dataset == dataset]
+        kept = [run for run in selected if run.dataset == dataset]
         digests = {run.digest for run in kept}
         assert len(digests) <= 1
         assert dataset not in today.digests or digests <= {today.digests[dataset]}
@@ -109,31 +109,30 @@ def test_no_two_unlike_runs_are_selected_and_none_is_lost_without_a_line(runs: l
                 assert settings == {asked}
             if today.is_one_protocol and today.settings:
                 assert settings <= {asked} - {None}
-            lines = [line for line in found.left_out if line.startswith(f"left out: {system} on {dataset}, ")]
+            lines = [line for line in left_out if line.startswith(f"left out: {system} on {dataset}, ")]
             num_named = sum(line.split(":")[1].count(",") for line in lines)
             assert num_named == len(own) - len(staying)
-            former = [line for line in found.left_out if line.startswith(f"shown: {system} on {dataset}, ")]
+            former = [line for line in left_out if line.startswith(f"shown: {system} on {dataset}, ")]
             assert bool(former) == (asked is not None and bool(staying) and settings != {asked}), "judged with former settings: reported"
 
 
 def test_unknown_present_content_is_the_one_of_most_runs_and_says_what_is_left_out() -> None:
     runs = [Facts("d", "a", seed, digest, "x") for seed, digest in enumerate(["1", "2", "2", None])]
-    found = select(runs, lambda run: run)
-    assert [run.seed for run in found.runs] == [1, 2]
-    assert found.left_out == (
+    selected, left_out = select(runs, lambda run: run)
+    assert [run.seed for run in selected] == [1, 2]
+    assert left_out == (
         "left out: a on d, seed 0: measured on other data than the present",
         "left out: a on d, seed 3: measured on data that was not recorded",
     )
-    assert [run.seed for run in select(runs, lambda run: run, Today({"d": "1"})).runs] == [0]
+    assert [run.seed for run in select(runs, lambda run: run, Today({"d": "1"}))[0]] == [0]
 
 
 def test_a_run_without_recorded_settings_does_not_replace_most_runs_where_the_present_settings_are_unknown() -> None:
-    found = select([Facts("d", "a", seed, "1", settings) for seed, settings in enumerate(["x", None, "x"])], lambda run: run)
-    assert [run.seed for run in found.runs] == [0, 2]
-    assert found.left_out == ("left out: a on d, seed 1: measured with other settings",)
+    selected, left_out = select([Facts("d", "a", seed, "1", settings) for seed, settings in enumerate(["x", None, "x"])], lambda run: run)
+    assert [run.seed for run in selected] == [0, 2]
+    assert left_out == ("left out: a on d, seed 1: measured with other settings",)
     not_tuned_yet = select([Facts("d", "a", 0, "1", None)], lambda run: run, Today({}, {("d", "b"): "x"}, is_one_protocol=True))
-    assert not_tuned_yet.runs == ()
-    assert not_tuned_yet.left_out == ("left out: a on d, seed 0: measured with other settings",)
+    assert not_tuned_yet == ((), ("left out: a on d, seed 0: measured with other settings",))
 
 
 def test_the_present_of_the_standing_comparison_has_every_variant_and_follows_its_settings() -> None:
