@@ -12,9 +12,8 @@ from tasks.plans.results import load_result
 from tasks.runs.identity import step_identities
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.present import has_present_settings
+from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun
-from tasks.tables.runs import present_run
 
 How = Literal["not run", "partly", "done", "stale"]
 
@@ -94,7 +93,7 @@ def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) 
     record = local.dataset(run.dataset, table)
     if run.is_imported:
         return has_present_settings(local.params, name, table, run, record.digest if record.folder else run.digest)
-    spec = present_run(name, table, run)
+    spec = spec_today(local.params, name, table, run)
     if spec is None:
         return False
     return step_identities(spec.model_copy(update={"dataset": record.name}), record)["evaluate"] == run.identity

@@ -5,12 +5,14 @@ from dml_core.errors import ConfigError, DataError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, commonest, occurrences, present_digest, spec_settings
 from tasks.runs.identity import step_identities
+from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
 from tasks.runs.tuned import STANDING
+from tasks.tables.choice import Choice, Track
 from tasks.tables.file import TableFile
-from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import named_dataset, present_run
+from tasks.tables.result import MeasuredRun, TableResult, TableRun
+from tasks.tables.runs import named_dataset, runs_of
 
 
 def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
@@ -56,12 +58,17 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
         return None  # what prepares or reads the dataset reports it; the measured values do not depend on it
 
 
-def spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
-    """Return the run that the table's file or params.yaml has today in the place of a measured one; None if there is none."""
-    if name != STANDING:
-        return present_run(name, table, run)
-    variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
+def spec_today(params: Params, name: str, table: TableFile, run: TableRun) -> RunSpec | None:
+    """Return the run that the table's file or params.yaml has today in the place of a measured one.
+
+    None if the row, its variant or its dataset is no longer there, or it is not tuned.
+    """
+    track: Track = "common" if run.variant == COMMON else "paper"
+    choice = Choice((run.row,), (run.dataset,), run.variant, track, (run.seed,), epochs=(run.epoch,))
     try:
+        if name != STANDING:
+            return runs_of(name, table, choice)[run.dataset][0]
+        variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
         return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
-    except ConfigError:
-        return None  # the dataset is no longer in the comparison, or the variant is not tuned
+    except (ConfigError, KeyError):
+        return None

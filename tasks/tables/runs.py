@@ -18,7 +18,6 @@ from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_same_classes, che
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table
-from tasks.tables.result import TableRun
 from tasks.tables.smoke import make_small, one_of_each_table
 
 EVERYTHING = Choice()
@@ -167,20 +166,6 @@ def _runs_of_row(name: str, table: TableFile, row: str, dataset: str, evaluation
             column=dataset,
             measurements=measurements,
         )
-
-
-def present_run(name: str, table: TableFile, run: TableRun) -> RunSpec | None:
-    """Return the run that the table's file has today in the place of a measured one.
-
-    None if the row, its variant or its dataset is no longer in the file, or it is not tuned.
-    """
-    choice = Choice((run.row,), (run.dataset,), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
-    if run.variant == COMMON:
-        choice = Choice((run.row,), (run.dataset,), track="common", seeds=(run.seed,))
-    try:
-        return runs_of(name, table, choice)[run.dataset][0]
-    except (ConfigError, KeyError):
-        return None
 
 
 def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:

@@ -9,9 +9,11 @@ from PIL import Image
 from dml_core.config import parse
 from dml_core.figures.curves import plot_training_curves
 from tasks.environment import Project
+from tasks.runs.specs import load_params
 from tasks.tables.file import TableFile
-from tasks.tables.result import MeasuredRun, TableResult, TableRun, save_result
-from tasks.tables.runs import present_run
+from tasks.tables.present import spec_today
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult, TableRun, save_result
+from tests.conftest import ROOT
 
 NAME = "softtriple/table1"
 HOSTILE = "<script>alert('label')</script> & \"SoftTriple\""
@@ -105,8 +107,9 @@ def make_result(project: Project) -> TableResult:
         )
     )
     runs.append(_run(project, "gone", "as_published", "last", 0, [0.5] * 5))
-    failures = {"softmax-norm as_released, cub200, seed 0": "the loss is not finite at step 17"}
-    result = TableResult(name=NAME, runs=tuple(runs), failures=failures, made="0123456789abcdef")
+    reason = "the loss is not finite at step 17"
+    failed = FailedRun(row="softmax-norm", variant="as_released", dataset="cub200", seed=0, reason=reason)
+    result = TableResult(name=NAME, runs=tuple(runs), failed=(failed,), made="0123456789abcdef")
     save_result(project, result)
     return result
 
@@ -118,8 +121,8 @@ def _noise(row: str, seed: int) -> list[float]:
 
 def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values: list[float], older: tuple[str, ...] = ()) -> MeasuredRun:
     identity = f"{row}-{variant}-{epoch}-{seed}"
-    table = made_up_table()
-    today = present_run(NAME, table, TableRun(row=row, variant=variant, dataset="cub200", seed=seed, epoch=epoch))
+    table, place = made_up_table(), TableRun(row=row, variant=variant, dataset="cub200", seed=seed, epoch=epoch)
+    today = spec_today(load_params(ROOT / "params.yaml"), NAME, table, place)
     training, evaluation = ({}, {}) if today is None else today.model_dump(mode="json", include={"training", "evaluation"}).values()
     if older:
         training["num_epochs"] = 7

@@ -5,7 +5,7 @@ from typing import Any
 from dml_core.config import parse
 from tasks.reports.table_text import TERMINAL, as_markdown, as_note, conclusion_lines, lines, remark_lines
 from tasks.tables.file import TableFile
-from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
 from tests.tasks.tables.test_claims import run
@@ -95,7 +95,8 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     file = parse(TableFile, TABLE.model_dump(mode="json") | {"claims": claims}, "table")
     runs = [run("ours", seed, variant="as_published", recall_at_1=0.6 + seed / 100) for seed in range(3)]
     runs[0] = runs[0].model_copy(update={"older_code": ("dml_core/losses/a.py",)})
-    page = as_markdown(shown(*runs, file=file, failures={"ours as_released, sop, seed 1": "no memory | left"}))
+    failed = FailedRun(row="ours", variant="as_released", dataset="sop", seed=1, reason="no memory | left")
+    page = as_markdown(shown(*runs, file=file, failed=(failed,)))
     assert "- holds: Ours is above 0.5. (R@1 on cub200: 61 vs 50, difference +11 ± 2.48, 3 seeds, p = 0.0055 (Holm))" in page
     assert "- refuted: Ours is below 0.5." in page
     assert "- 1 claim undecided: runs missing" in page

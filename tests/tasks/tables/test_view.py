@@ -9,7 +9,7 @@ from dml_core.errors import ConfigError
 from tasks.reports.table_text import TERMINAL, as_markdown, lines
 from tasks.runs.comparable import UNKNOWN, Today
 from tasks.tables.file import TableFile
-from tasks.tables.result import TableResult
+from tasks.tables.result import FailedRun, TableResult
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
 from tests.tasks.tables.test_claims import run
@@ -191,7 +191,8 @@ def test_an_unmeasured_row_has_a_reason():
 
 def test_older_code_failures_and_removed_rows_are_shown():
     old = run("ours", 0, variant="as_published", recall_at_1=0.6).model_copy(update={"older_code": ("dml_core/b.py", "dml_core/a.py")})
-    table = shown(old, run("was", 0, recall_at_1=0.5), failures={"ours as_released, cub200, seed 3": "no memory"})
+    failed = FailedRun(row="ours", variant="as_released", dataset="cub200", seed=3, reason="no memory")
+    table = shown(old, run("was", 0, recall_at_1=0.5), failed=(failed,))
     assert rows(table)["ours"].lines[0].older_code == ("dml_core/a.py", "dml_core/b.py")
     assert rows(table)["ours"].failures == {"as_released, cub200, seed 3": "no memory"}
     assert table.gone == ("was",)
