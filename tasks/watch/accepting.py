@@ -1,18 +1,22 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dml_core.errors import ConfigError
-from tasks.environment import Project, code_commit, run_git
+from tasks.data import dataset_if_prepared, read_dataset
+from tasks.environment import Project, code_commit, finished_records, run_git
 from tasks.locks import alone
-from tasks.runs.specs import RunSpec, load_params
+from tasks.plans.results import load_result
+from tasks.runs.finished import read_finished
+from tasks.runs.identity import step_identities
+from tasks.runs.specs import BY_DEFAULT, Params, RunSpec, load_params
+from tasks.storage import open_store
 from tasks.watch.bands import seeds_needed, shared_level
-from tasks.watch.candidates import candidate_evidence, find_candidates
-from tasks.watch.evidence import is_same_code
-from tasks.watch.records import Evidence, Reference, Verdict
+from tasks.watch.evidence import collect, is_same_code
+from tasks.watch.records import Environment, Evidence, Reference, Verdict
 from tasks.watch.storage import (
     matching_rows,
     protocol_of,
@@ -70,16 +74,16 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
         raise ConfigError(f"{where}; commit first: results are named by the commit that made them")
     params = load_params(project.params_file)
     specs = rows_today(params, name)
-    candidates = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
-    _check_finished(name, candidates.unfinished, candidates.finished)
-    verified = _verified(project, name, list(candidates.finished), commit)
-    say(f"{name}: collecting the evidence of {sum(map(len, candidates.finished.values()))} runs")
-    level = shared_level(kept, candidates.finished)
+    finished, unfinished = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
+    _check_finished(name, unfinished, finished)
+    verified = _verified(project, name, list(finished), commit)
+    say(f"{name}: collecting the evidence of {sum(map(len, finished.values()))} runs")
+    level = shared_level(kept, finished)
     evidence = []
-    for row, seeds in candidates.finished.items():
+    for row, seeds in finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
         evidence += _checked(project, runs, verified[row], level)
-    fewest = min(map(len, candidates.finished.values()))
+    fewest = min(map(len, finished.values()))
     if fewest < seeds_needed(level):
         say(f"note: {fewest} seeds; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
     return Reference(
@@ -91,6 +95,51 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
         accepted_at=datetime.now(UTC).replace(microsecond=0),
         evidence=_in_order(evidence, specs),
     )
+
+
+def find_candidates(
+    project: Project, params: Params, name: str, specs: Mapping[str, RunSpec]
+) -> tuple[dict[str, dict[int, float]], list[tuple[str, int]]]:
+    """Return the runs that the present code has finished on the present data, and those that a reference of these rows needs besides.
+
+    Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has.
+
+    Args:
+        name: a dataset of the standing comparison, or a table.
+        specs: row -> run with seed 0.
+
+    Returns:
+        Row -> seed -> seconds of the training, without rows that have no finished run; and (row, seed) of the others.
+
+    Raises:
+        DataError: a prepared dataset is damaged.
+    """
+    is_standing = name in params.comparison.datasets
+    seeds = params.comparison.seeds if is_standing else sorted({run.seed for run in load_result(project, name).runs})
+    finished: dict[str, dict[int, float]] = {}
+    for row, spec in specs.items():
+        if (dataset := dataset_if_prepared(project, spec.dataset)) is None:
+            continue
+        for seed in seeds:
+            identities = step_identities(spec.model_copy(update={"seed": seed}), dataset)
+            steps = [read_finished(finished_records(), *step) for step in identities.items()]
+            if steps[0] is not None and None not in steps:
+                finished.setdefault(row, {})[seed] = float(steps[0].facts.get("seconds", 0))
+    used = sorted({seed for by_seed in finished.values() for seed in by_seed})
+    variants = params.comparison.variants
+    needed = [row for row, spec in specs.items() if row in finished or not is_standing or variants[spec.variant].get(BY_DEFAULT, True)]
+    return finished, [(row, seed) for row in needed for seed in used if seed not in finished.get(row, {})]
+
+
+def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment) -> list[Evidence]:
+    """Return the evidence of finished runs (`find_candidates`), with the environment in which a verification trained the same.
+
+    Raises:
+        StoreError: a file of a run differs from its record.
+    """
+    store, records = open_store(project), finished_records()
+    collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
+    return [evidence for evidence in collected if evidence is not None]
 
 
 def _lost_bands(reference: Reference, others: Sequence[Reference]) -> Iterator[str]:

@@ -22,9 +22,9 @@ from tasks.plans.times import placement_here
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
+from tasks.watch.accepting import candidate_evidence, find_candidates
 from tasks.watch.alarms import notify
 from tasks.watch.bands import shared_level
-from tasks.watch.candidates import candidate_evidence, find_candidates
 from tasks.watch.evidence import collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
 from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
@@ -148,7 +148,7 @@ class _Verifier:
 
     def _from_store(self, name: str, rows: Sequence[str]) -> dict[str, dict[int, float]]:
         """Return the finished rows of a name without a reference, at least one."""
-        finished = find_candidates(self.project, self.params, name, {row: self.specs[name][row] for row in rows}).finished
+        finished = find_candidates(self.project, self.params, name, {row: self.specs[name][row] for row in rows})[0]
         if not finished:
             what = f"--dataset {name}" if name in self.params.comparison.datasets else name
             raise ConfigError(f"{name}: nothing is accepted, and no row is finished by this code; run: dml reproduce {what}")

@@ -33,7 +33,7 @@ from tasks.sealed import seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import chosen_runs
-from tasks.watch.candidates import find_candidates
+from tasks.watch.accepting import find_candidates
 from tests.conftest import ROOT
 from tests.damage import DAMAGE, folder
 from tests.tasks.plans.conftest import DRAWN, finish_step, look
