@@ -34,7 +34,7 @@ from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, 
 from tasks.remote_images.reading import push_ranges
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
-from tasks.runs.identity import published_identity
+from tasks.runs.identity import DRAWING_MODULES, published_identity, source_digest
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -48,6 +48,7 @@ from tasks.runs.records import (
     read_scores,
 )
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
+from tasks.scores.earlier_figures import CONTENT
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
 from tasks.wording import counted
@@ -311,7 +312,7 @@ def evaluate(
         services.display.step(spec.title, "evaluating")
         with services.meter.step("evaluate", identity, is_forced=lock.anew) as meter:
             # scikit-learn, matplotlib: only if something is scored
-            from tasks.scores.drawing import draw_run, titled
+            from tasks.scores.drawing import Drawing, titled
             from tasks.scores.evaluation import evaluate_run, limit_threads
             from tasks.scores.measuring import measure_run
 
@@ -320,15 +321,18 @@ def evaluate(
             folder, packed, training, config = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation
             limit_threads(max(1, num_cores() // SCORED_AT_ONCE))
             of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, config.epoch)
-            history = read_history(trained)
+            history, facts = read_history(trained), dict[str, Any]()
             with _of_same_data(dataset, store, key):
                 measured = measure_run(spec.measurements, *of) if spec.measurements else {}
                 metrics = evaluate_run(config, spec.seed, history, extracted, folder, measured)
                 if spec.trial is None:  # a search scores hundreds of runs
                     title = titled(spec.subject, metrics, config.recall_at)
-                    draw_run(title, config.metric, spec.seed, history, packed, extracted, folder, training.validation)
+                    drawing = Drawing(title, config.metric, spec.seed, history, packed, extracted, training.validation)
+                    facts[CONTENT] = drawing.content(embeddings.files, dataset.digest, source_digest(DRAWING_MODULES))
+                    if services.force or not services.earlier_figures.copy(embeddings.identity, facts[CONTENT], folder):
+                        drawing.draw(folder)
             store.push(key)
-            files, facts = describe_folder(folder), services.meter.facts(meter)
+            files, facts = describe_folder(folder), facts | services.meter.facts(meter)
         inputs = hash_of_files([checkpoint, embeddings])
         return ScoreRecord(step="evaluate", identity=identity, key=key, files=files, facts=facts, inputs=inputs)
 

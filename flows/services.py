@@ -17,6 +17,7 @@ from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
 from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
@@ -48,6 +49,7 @@ class Services(Backends):
         self.force, self.fail_fast, self.code = force, fail_fast, code
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
+        self.earlier_figures = EarlierFigures(project.state, self.store)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)  # scoring uses this process's memory and cores
         if prefect_server() is not None:
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)

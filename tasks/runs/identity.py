@@ -30,10 +30,11 @@ from tasks.runs.specs import RunSpec
 
 PACKAGES = ("dml_core", "tasks")
 STEP_VERSION = {"train": 1, "embed": 1, "evaluate": 1}
+DRAWING_MODULES = ("tasks.scores.drawing",)
 STEP_MODULES = {
     "train": ("dml_core.training.loop", "dml_core.data.store.splits"),
     "embed": ("tasks.workers.embedding",),
-    "evaluate": ("tasks.scores.evaluation", "tasks.scores.drawing"),
+    "evaluate": ("tasks.scores.evaluation", *DRAWING_MODULES),
 }
 CHOOSING_MODULES = ("dml_core.training.validation",)  # finds the best epoch, if the run keeps one
 

@@ -40,9 +40,10 @@ from tasks.runs import identity
 from tasks.runs.costs import _JOURNAL, Cost, Meter, _Journal, journal_file
 from tasks.runs.finished import Code, finished_scores
 from tasks.runs.identity import step_identities, train_step
-from tasks.runs.records import DatasetRecord, read_scores
+from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing
+from tasks.scores.earlier_figures import EarlierFigures
 from tasks.sealed import seal, unseal, write_sealed
 from tasks.start_times import StartTimes
 from tasks.storage import Store
@@ -142,6 +143,7 @@ class Place:
             display=ProgressDisplay(Console(quiet=True)),
             scale=ScaleSpec(),
             tags={},
+            earlier_figures=EarlierFigures(state, self.store),
             turn=lambda is_to_embed: Services.turn(self.services, is_to_embed),
         )
         digest, counts = digest or read_info(packed).fingerprint, {"train": 18, "test": 36}
@@ -151,6 +153,7 @@ class Place:
         """Run the chain without publishing, with its kept results in this folder."""
         self.workers.stop_after = stop_after
         self.services.submitted, self.services.force, self.services.code = {}, force, code
+        self.services.earlier_figures = EarlierFigures(self.state, self.store)
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:
@@ -384,6 +387,53 @@ def test_a_run_is_published_again_if_a_step_runs_or_its_scores_are_others(place:
     assert not planned().is_in(published(recall, "of equal settings"), place.store)
     flip(place.state / "store/train" / place.train_id / "checkpoint.pt")
     assert not planned().is_in(published(recall), place.store)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders into which figures are drawn; the run is scored by more neighbours than before, and has the same figures."""
+    folders: list[Path] = []
+
+    def draw(*arguments: Any) -> None:
+        folders.append(arguments[-1])
+        draw_quickly(*arguments)
+
+    monkeypatch.setattr(drawing, "draw_figures", draw)
+    monkeypatch.setitem(globals(), "SPEC", SPEC.model_copy(update={"evaluation": SPEC.evaluation.model_copy(update={"recall_at": (1, 3)})}))
+    return folders
+
+
+def figures_of(place: Place) -> dict[str, bytes]:
+    """Return the figures of the run's evaluation."""
+    return contents(place.state / "store/evaluate" / place.evaluate_id / FIGURES_FOLDER)
+
+
+def test_figures_are_copied_if_only_scores_change(place: Place, drawn: list[Path], undisturbed: Place) -> None:
+    (before,) = (folder for folder in (undisturbed.state / "store/evaluate").iterdir() if folder.is_dir())
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == {"train": False, "embed": False, "evaluate": True}
+    assert "recall@3" in outcome.scores.metrics
+    assert figures_of(place) == contents(before / FIGURES_FOLDER) != {}
+    assert drawn == []
+
+
+@pytest.mark.parametrize("why", ["damaged figure", "damaged record", "no record of the evaluation's input", "code that draws", "force"])
+def test_figures_are_drawn_again(place: Place, drawn: list[Path], undisturbed: Place, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    expected = contents(next((undisturbed.state / "store/evaluate").rglob(FIGURES_FOLDER)))
+    if why == "damaged figure":
+        flip(next((place.state / "store/evaluate").rglob("*.png")))
+    elif why == "damaged record":
+        (evaluated,) = (path.name for path in (place.state / "store/evaluate").iterdir())
+        flip(place.state / "kept" / evaluated)
+    elif why == "no record of the evaluation's input":
+        shutil.rmtree(place.state / "made")
+    elif why == "code that draws":
+        monkeypatch.setattr(flows.chain, "source_digest", lambda modules: "other")
+    outcome = place.run(force=why == "force")
+    assert isinstance(outcome, Outcome)
+    assert len(drawn) == 1
+    assert figures_of(place) == expected
 
 
 @pytest.mark.parametrize("how", each(["flip", "cut"], "lengthen", "garble", "empty", "remove"))

@@ -17,7 +17,7 @@ from tasks.environment import Project
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
-from tasks.scores.drawing import draw_run, titled
+from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tests.conftest import MODEL, SETTINGS
 
@@ -75,7 +75,7 @@ def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test"
     metrics = evaluate_run(spec.evaluation, spec.seed, history, embedded, scored)
     if (spec.variant, spec.seed) == ("softmax", 2):
         title = titled(spec.subject, metrics, spec.evaluation.recall_at)
-        draw_run(title, spec.evaluation.metric, spec.seed, history, Path(record.folder), embedded, scored)
+        Drawing(title, spec.evaluation.metric, spec.seed, history, Path(record.folder), embedded).draw(scored)
 
 
 def _draw_images(raw: Path, roles: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.loop import build_system
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.specs import RunSpec
-from tasks.scores.drawing import draw_run
+from tasks.scores.drawing import Drawing
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.scoring import load_array
 from tasks.storage import Store
@@ -120,7 +120,7 @@ def test_query_and_gallery_are_scored_against_each_other(tmp_path: Path) -> None
     roles = {role: PackedDataset(tmp_path / "packed", role) for role in ("query", "gallery")}
     extract(model, CONFIG.transform, roles, tmp_path / "embed", CPU)
     metrics = evaluate_run(EvaluationConfig(recall_at=(1,)), 0, [], tmp_path / "embed", tmp_path / "out")
-    draw_run("t", "cosine", 0, [], tmp_path / "packed", tmp_path / "embed", tmp_path / "out")
+    Drawing("t", "cosine", 0, [], tmp_path / "packed", tmp_path / "embed").draw(tmp_path / "out")
     queries, query_labels = load_embeddings(tmp_path / "embed", "query")
     gallery, gallery_labels = load_embeddings(tmp_path / "embed", "gallery")
     hits = gallery_labels[(queries @ gallery.T).argmax(axis=1)] == query_labels

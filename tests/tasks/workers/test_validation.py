@@ -18,7 +18,7 @@ from dml_core.training.loop import build_system
 from dml_core.training.validation import METRIC, HeldOutRecall
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.specs import RunSpec
-from tasks.scores.drawing import draw_run
+from tasks.scores.drawing import Drawing
 from tasks.scores.evaluation import evaluate_run
 from tasks.workers import work
 from tasks.workers.jobs import Job
@@ -63,7 +63,7 @@ def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state
         assert torch.equal(system.eval().model.embed(images), torch.from_numpy(embeddings_ND))
     history, validation = read_history(store / "train/x"), job.spec.training.validation
     metrics = evaluate_run(job.spec.evaluation, 0, history, store / job.embed_key, state / role)
-    draw_run("t", "cosine", 0, history, packed, store / job.embed_key, state / role, validation)
+    Drawing("t", "cosine", 0, history, packed, store / job.embed_key, validation).draw(state / role)
     assert metrics["num_queries"] == len(expected)
     assert (state / role / "figures/gallery.png").stat().st_size > 1000
 
