@@ -150,7 +150,11 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
     outcomes: dict[int, Outcome] = {}
     failures: list[Failure] = []
     num_users = Counter(chain.network_key for chain in chains if chain.spec.is_smoke)
-    for number in _as_they_end(chains):
+    ended: SimpleQueue[int] = SimpleQueue()  # the numbers of the runs, in the order in which they end
+    for number, chain in enumerate(chains):
+        chain.when_ended(partial(ended.put, number))
+    for _ in chains:
+        number = ended.get()
         chain = chains[number]
         error = chain.wait()
         if error is None:
@@ -169,15 +173,6 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
     if reused:
         services.display.say(f"{reused} of {counted(len(chains), 'run')} reused")
     return [outcomes[number] for number in sorted(outcomes)], failures
-
-
-def _as_they_end(chains: Sequence[Chain]) -> Iterator[int]:
-    """Yield the numbers of the runs in the order in which they end."""
-    ended: SimpleQueue[int] = SimpleQueue()
-    for number, chain in enumerate(chains):
-        chain.when_ended(partial(ended.put, number))
-    for _ in chains:
-        yield ended.get()
 
 
 def _show(outcome: Outcome, trained: bool, services: Services) -> None:
@@ -240,9 +235,7 @@ def prepare(project: Project, dataset: str) -> DatasetRecord:
 @task(**_STEP_OPTIONS)
 def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock) -> CheckpointRecord:
     """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or anew from the initial weights."""
-    services.check_going_on()
-    key = f"train/{identity}"
-    store = services.store
+    key, store = f"train/{identity}", services.store
 
     def work(group: WorkerGroup) -> CheckpointRecord:
         with services.meter.step("train", identity, _predicted("train", spec, dataset, services), lock.anew, waits=True) as meter:
@@ -274,9 +267,7 @@ def embed(
     identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services, lock: StepLock
 ) -> EmbeddingRecord:
     """Extract the embeddings of the images that the run is scored on, on the same workers."""
-    services.check_going_on()
-    key = f"embed/{identity}"
-    store = services.store
+    key, store = f"embed/{identity}", services.store
 
     def work(group: WorkerGroup) -> EmbeddingRecord:
         services.display.step(spec.title, "embedding")
@@ -304,9 +295,7 @@ def evaluate(
     lock: StepLock,
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
-    services.check_going_on()
-    key = f"evaluate/{identity}"
-    store = services.store
+    key, store = f"evaluate/{identity}", services.store
 
     def work(_: object) -> ScoreRecord:
         services.display.step(spec.title, "evaluating")

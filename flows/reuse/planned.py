@@ -135,14 +135,13 @@ def finished_record(
     if record is None:
         return None
     if inputs and not record.is_made_from(inputs):
-        if warn:
-            logger.warning("%s: the files that %s read were made again with other content; it runs again", title, step)
-        return None
-    changed = store.changed_files(record)
-    if changed and warn:
-        logger.warning("%s: %s changed or missing in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step)
-    if changed:
-        return None
-    with suppress(OSError):  # a remote store may have no folder here
-        os.utime(store.folder(record.key))  # `dml gc` keeps what was used recently
-    return record
+        fault = f"the files that {step} read were made again with other content; it runs again"
+    elif changed := store.changed_files(record):
+        fault = f"{', '.join(changed)} changed or missing in {store.folder(record.key)}; {step} runs again"
+    else:
+        with suppress(OSError):  # a remote store may have no folder here
+            os.utime(store.folder(record.key))  # `dml gc` keeps what was used recently
+        return record
+    if warn:
+        logger.warning("%s: %s", title, fault)
+    return None

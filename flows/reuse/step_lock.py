@@ -64,6 +64,7 @@ class StepLock:
         Raises:
             TrainingError: the flow is stopping.
         """
+        self._services.check_going_on()
         logger.info("%s: waiting for its turn", self._title)
         while True:
             with turn() as held:
