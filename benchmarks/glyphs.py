@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 import torch
+from evaluation import cluster_as_faiss
 from independent import RECIPES, Small, embed_all, fit_plainly, read_images
 from measuring import ROOT, exponent, forget_peak, in_a_fresh_process, markdown_table, mebibytes
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
-from dml_core.training.history import Progress
 from dml_core.training.loop import fit
 from tasks.tables.file import load_table
 from tasks.tables.runs import row_training
@@ -88,7 +88,7 @@ def train(size: str, folder: Path) -> Callable[[], object]:
     config, dataset = _config(size), PackedDataset(ROOT / "data/packed" / size, "train")
 
     def work() -> None:
-        system = fit(config, dataset, 0, folder / size / "run", torch.device("cpu"), report=_ignore)
+        system = fit(config, dataset, 0, folder / size / "run", torch.device("cpu"))
         torch.save(system.model.state_dict(), folder / f"{size}.pt")
 
     return work
@@ -97,10 +97,6 @@ def train(size: str, folder: Path) -> Callable[[], object]:
 def _config(size: str) -> TrainingConfig:
     values = row_training(TABLE, load_table(TABLE).rows[ROW], size).model_dump(mode="json")
     return parse(TrainingConfig, {**values, "num_epochs": NUM_EPOCHS}, size)
-
-
-def _ignore(progress: Progress) -> None:
-    """Take no notice of progress."""
 
 
 def train_plainly(size: str, folder: Path) -> Callable[[], object]:
@@ -156,19 +152,7 @@ def cluster(size: str, folder: Path) -> Callable[[], object]:
 def cluster_with_faiss(size: str, folder: Path) -> Callable[[], object]:
     """Cluster with FAISS, then find each point's cluster."""
     embeddings, labels = _embeddings(size, folder)
-    peer = faiss.Kmeans(
-        embeddings.shape[1],
-        len(np.unique(labels)),
-        niter=NUM_ITERATIONS,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(embeddings),
-    )
-
-    def work() -> None:
-        peer.train(embeddings)
-        peer.index.search(embeddings, 1)
-
-    return work
+    return lambda: cluster_as_faiss(embeddings, len(np.unique(labels)), NUM_ITERATIONS)
 
 
 def _embeddings(size: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -49,6 +49,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -125,17 +126,6 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-@dataclass
-class Found:
-    """The results to print."""
-
-    machine: dict[str, Any]
-    expected: dict[str, dict[str, float]] = field(default_factory=dict)
-    checks: dict[str, str] = field(default_factory=dict)
-    training: dict[str, dict[str, Any]] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -158,25 +148,25 @@ def main() -> None:
     until = time.monotonic() + SECONDS
     cores = len(os.sched_getaffinity(0))
     num_loaders = min(16, max(1, cores - 1)) if arguments.loaders is None else arguments.loaders
-    found = Found(machine(device, cores, num_loaders))
-    card = card_of(found.machine["device"])
-    found.expected = {} if card is None else expectations(sizes, card)
-    found.checks = checks(device, "aot_eager" if arguments.tiny else "inductor")
+    here = machine(device, cores, num_loaders)
+    card = card_of(here["device"])
+    found: dict[str, Any] = {"machine": here, "expected": {} if card is None else expectations(sizes, card)}
+    found |= {"checks": checks(device, "aot_eager" if arguments.tiny else "inductor"), "training": {}, "evaluation": {}}
     packed._KEPT_BYTES = 0  # photographs kept decoded would be decoded only once: a real dataset is larger than that cache
     with tempfile.TemporaryDirectory() as folder, fastest_convolutions():
         photographs = write_photographs(Path(folder), sizes)
         for model, settings in sizes.models.items():
-            found.training[model] = {}
+            found["training"][model] = {}
             if until - time.monotonic() > TRAINING_SECONDS:
-                found.training[model] = training(settings, photographs, Path(folder) / model, sizes, device, num_loaders)
+                found["training"][model] = training(settings, *photographs, Path(folder) / model, sizes, device, num_loaders)
     if until - time.monotonic() > EVALUATION_SECONDS:
-        found.evaluation = evaluation(sizes.evaluation, device, until)
+        found["evaluation"] = evaluation(sizes.evaluation, device, until)
     print(as_markdown(found, sizes))
-    as_json = json.dumps(vars(found), indent=1)
+    as_json = json.dumps(found, indent=1)
     print(f"\n```json\n{as_json}\n```")
     if arguments.json is not None:
         arguments.json.write_text(as_json + "\n")
-    if any(verdict.startswith("failed") for verdict in found.checks.values()):
+    if any(verdict.startswith("failed") for verdict in found["checks"].values()):
         sys.exit(1)
 
 
@@ -429,8 +419,8 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func is not torch.ops.aten.detach.default:
-            tensors = (*_tensors(args), *_tensors(result))
-            self.moved_bytes += HALF * sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+            tensors = (leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+            self.moved_bytes += HALF * sum(tensor.numel() for tensor in tensors)
         return result
 
 
@@ -448,14 +438,6 @@ def _saved_tensors() -> Iterator[dict[int, int]]:
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield found
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
 
 
 def expectations(sizes: Sizes, card: Card) -> dict[str, dict[str, float]]:
@@ -481,16 +463,8 @@ def expected_table(expected: dict[str, dict[str, float]], training: dict[str, di
 # ---------------------------------------------------------------- training
 
 
-@dataclass(frozen=True)
-class Photographs:
-    """The same photographs as a packed dataset and as a folder of files."""
-
-    store: PackedDataset
-    files: Path
-
-
-def write_photographs(folder: Path, sizes: Sizes) -> Photographs:
-    """Write drawn photographs; each is repeated."""
+def write_photographs(folder: Path, sizes: Sizes) -> tuple[PackedDataset, Path]:
+    """Write drawn photographs, each repeated; return the same ones as a packed dataset and as a folder of files."""
     random = np.random.default_rng(0)
     encoded = [drawn_photograph(random, sizes.width, sizes.height) for _ in range(sizes.num_files)]
     names = [f"class_{number % sizes.num_classes:03d}/{number}.jpg" for number in range(sizes.num_images)]
@@ -500,7 +474,7 @@ def write_photographs(folder: Path, sizes: Sizes) -> Photographs:
         path = folder / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded[number % len(encoded)])
-    return Photographs(PackedDataset(folder / "packed", "train"), folder / "files")
+    return PackedDataset(folder / "packed", "train"), folder / "files"
 
 
 def settings_of(model: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
@@ -516,7 +490,7 @@ def settings_of(model: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
 
 
 def training(
-    model: dict[str, Any], photographs: Photographs, folder: Path, sizes: Sizes, device: torch.device, num_loaders: int
+    model: dict[str, Any], store: PackedDataset, files: Path, folder: Path, sizes: Sizes, device: torch.device, num_loaders: int
 ) -> dict[str, Any]:
     """Return images per second of each loop, without its first epoch and our last, which writes; and milliseconds of a step's parts."""
     config = parse(TrainingConfig, settings_of(model, sizes), "benchmark")
@@ -526,7 +500,7 @@ def training(
         if progress.epoch_ended:
             speeds.append(progress.images_per_second)
 
-    fit(config, photographs.store, 0, folder, device, num_loaders, watch)
+    fit(config, store, 0, folder, device, num_loaders, watch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     bare = BareLoop(config, sizes, device)
@@ -535,19 +509,18 @@ def training(
     num_steps = sizes.num_images // sizes.batch_size
     limit = [bare.images_per_second(itertools.repeat((images, labels_N), num_steps)) for _ in range(sizes.num_epochs)][1:]
     gigabytes = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
-    loader = folder_loader(photographs.files, sizes, device, num_loaders)
+    loader = folder_loader(files, sizes, device, num_loaders)
     beside = [bare.images_per_second(iter(loader)) for _ in range(sizes.num_epochs)][1:]
-    found: dict[str, Any] = {
-        "images_per_second": statistics.median(speeds[1:-1]),
-        "bare": statistics.median(limit),
-        "image_folder": statistics.median(beside),
+    ours, at_most, by_folder = (statistics.median(values) for values in (speeds[1:-1], limit, beside))
+    return {
+        "images_per_second": ours,
+        "bare": at_most,
+        "image_folder": by_folder,
         "bare_gigabytes": gigabytes,
+        "share_of_bare": ours / at_most,
+        "of_image_folder": ours / by_folder,
+        "milliseconds": bare.parts(config, store, num_loaders),
     }
-    ratios = {
-        "share_of_bare": found["images_per_second"] / found["bare"],
-        "of_image_folder": found["images_per_second"] / found["image_folder"],
-    }
-    return found | ratios | {"milliseconds": bare.parts(config, photographs.store, num_loaders)}
 
 
 class BareLoop:
@@ -673,7 +646,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 # ---------------------------------------------------------------- what is printed
 
 
-def as_markdown(found: Found, sizes: Sizes) -> str:
+def as_markdown(found: dict[str, Any], sizes: Sizes) -> str:
     settings = f"batch {sizes.batch_size}, {sizes.side} px" + (", compiled" if sizes.compile else "")
     speeds = {
         "ours": "images_per_second",
@@ -693,22 +666,22 @@ def as_markdown(found: Found, sizes: Sizes) -> str:
         "largest difference of a recall from brute force's": "largest_difference_of_recall",
     }
     tables = [
-        markdown_table(["check", "verdict"], found.checks.items()),
+        markdown_table(["check", "verdict"], found["checks"].items()),
         markdown_table(
             [f"training, images/s ({settings})", *speeds],
-            ([model, *(shown(values.get(key)) for key in speeds.values())] for model, values in found.training.items()),
+            ([model, *(shown(values.get(key)) for key in speeds.values())] for model, values in found["training"].items()),
         ),
-        *([expected_table(found.expected, found.training)] if found.expected else []),
+        *([expected_table(found["expected"], found["training"])] if found["expected"] else []),
         markdown_table(
             ["milliseconds of a step", *parts],
-            ([model, *(shown(values.get("milliseconds", {}).get(part)) for part in parts)] for model, values in found.training.items()),
+            ([model, *(shown(values.get("milliseconds", {}).get(part)) for part in parts)] for model, values in found["training"].items()),
         ),
         markdown_table(
             [f"evaluation, {num_samples:,} x {num_dimensions}, {num_classes:,} classes", ""],
-            ([name, shown(found.evaluation.get(key))] for name, key in scored.items()),
+            ([name, shown(found["evaluation"].get(key))] for name, key in scored.items()),
         ),
     ]
-    return "\n\n".join([", ".join(f"{name} {value}" for name, value in found.machine.items()), *tables])
+    return "\n\n".join([", ".join(f"{name} {value}" for name, value in found["machine"].items()), *tables])
 
 
 def shown(value: float | None) -> str:

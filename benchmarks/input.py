@@ -8,7 +8,6 @@ many gray images of 28 pixels as MNIST has are read a second time on one core, w
 which has them in memory. `benchmarks/scale.py` measures long stores and memory.
 """
 
-import io
 import itertools
 import struct
 import tempfile
@@ -19,8 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import drawn_photograph, image_folder
-from PIL import Image
+from measuring import drawn_photograph, encoded, image_folder
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
@@ -51,11 +49,11 @@ def main() -> None:
 
 
 def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
-    encoded = [dataset.raw_bytes(index) for index in range(len(dataset))]
-    decoded = [decode_rgb(data) for data in encoded]
+    files = [dataset.raw_bytes(index) for index in range(len(dataset))]
+    decoded = [decode_rgb(data) for data in files]
     seconds = interleaved(
         {
-            "decode": lambda: exhaust(decode_rgb(data) for data in encoded),
+            "decode": lambda: exhaust(decode_rgb(data) for data in files),
             "transform": lambda: exhaust(
                 scale(train_pixels(image, CONFIG, 0, 0, index), CONFIG.scaling) for index, image in enumerate(decoded)
             ),
@@ -65,7 +63,7 @@ def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
     )
     rates = {name: len(dataset) / value for name, value in seconds.items()}
     bound = len(dataset) / (seconds["decode"] + seconds["transform"])
-    print(f"one core, {WIDTH}x{HEIGHT} JPEG of {np.mean([len(data) for data in encoded]) / 1024:.0f} KiB, images per second:")
+    print(f"one core, {WIDTH}x{HEIGHT} JPEG of {np.mean([len(data) for data in files]) / 1024:.0f} KiB, images per second:")
     print(f"  bare decoding {rates['decode']:.0f}, transforms alone {rates['transform']:.0f}, both {bound:.0f}")
     print(f"  ours {rates['ours']:.0f}: {rates['ours'] / bound:.2f} of both (to reach: 0.85)")
     print(f"  ImageFolder {rates['folder']:.0f}: ours is {rates['ours'] / rates['folder']:.2f} times as fast (to reach: 1)")
@@ -95,7 +93,7 @@ def compare_small_images(folder: Path) -> None:
     digits = datasets.MNIST(str(folder), train=True, transform=steps)
 
     rows = [Row(f"{n}.png", 0, "all", "train") for n in range(NUM_SMALL)]
-    pack("folder", {}, Manifest(rows, lambda row: _png(pixels[int(row.path[:-4])])), folder / "packed")
+    pack("folder", {}, Manifest(rows, lambda row: encoded(pixels[int(row.path[:-4])], "PNG")), folder / "packed")
     dataset, view = PackedDataset(folder / "packed", "train"), TrainView(TransformConfig(crop="none", scaling="minus-one-one"), 0, 0)
     batches = np.split(np.random.default_rng(0).permutation(NUM_SMALL), range(SMALL_BATCH_SIZE, NUM_SMALL, SMALL_BATCH_SIZE))
     loader = Loader(dataset)
@@ -111,12 +109,6 @@ def compare_small_images(folder: Path) -> None:
         f"one core, {NUM_SMALL} gray images of 28 pixels, second epoch, images per second: ours {rates['ours']:.0f}, torchvision's MNIST "
         f"{rates['MNIST']:.0f}: ours is {rates['ours'] / rates['MNIST']:.1f} times as fast (to reach: 1)"
     )
-
-
-def _png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def write_photographs(raw: Path) -> None:

@@ -88,8 +88,13 @@ def drawn_photograph(random: np.random.Generator, width: int, height: int, grain
     """Return a JPEG of smooth noise with fine grain of this standard deviation, about as hard to encode as a photograph."""
     coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
     pixels_HW3 = np.asarray(coarse) + random.normal(0, grain, (height, width, 1))
+    return encoded(pixels_HW3.clip(0, 255).astype(np.uint8), "JPEG", quality=90)
+
+
+def encoded(pixels: NDArray[np.uint8], kind: str, **options: Any) -> bytes:
+    """Return pixels, (H, W) or (H, W, 3), as an image file."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels_HW3.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    Image.fromarray(pixels).save(buffer, kind, **options)
     return buffer.getvalue()
 
 

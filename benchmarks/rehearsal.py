@@ -28,15 +28,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import yaml
-from measuring import copy_project, environment_of, markdown_table
-from PIL import Image
+from measuring import copy_project, encoded, environment_of, markdown_table
 
 from dml_core.data.drawing.layouts import WRITERS, Picture
 from dml_core.data.readers.shared.contract import OfficialDataset
@@ -143,9 +141,7 @@ def draw_pictures(sizes: list[int], seed: int) -> Iterator[Picture]:
         look_HW3 = tiles.repeat(TILE_PIXELS, axis=0).repeat(TILE_PIXELS, axis=1)
         for number in range(size):
             pixels_HW3 = look_HW3 + random.integers(-64, 64, look_HW3.shape)
-            encoded = BytesIO()
-            Image.fromarray(pixels_HW3.astype(np.uint8)).save(encoded, "JPEG", quality=75)
-            yield Picture(class_index, number, encoded.getvalue(), BOX)
+            yield Picture(class_index, number, encoded(pixels_HW3.astype(np.uint8), "JPEG", quality=75), BOX)
 
 
 def write_tree(name: str, folder: Path, counts: Mapping[str, Counts], pictures: Iterator[Picture]) -> None:

@@ -19,7 +19,6 @@ Exponent: e of cost ~ size^e, by least squares over the logarithms. Writes `docs
 
 import argparse
 import gc
-import io
 import multiprocessing
 import statistics
 import tempfile
@@ -30,8 +29,7 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from measuring import ROOT, exponent, forget_peak, in_a_fresh_process, markdown_table, mebibytes
-from PIL import Image
+from measuring import ROOT, encoded, exponent, forget_peak, in_a_fresh_process, markdown_table, mebibytes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,7 +39,7 @@ from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.figures.canvas import COLOURS, new_figure, write_png
+from dml_core.figures.canvas import COLOURS, new_figure, style_axes, write_png
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.registry import build_loss
 from dml_core.training.parallel.sharded_state import leave_to_their_worker
@@ -98,13 +96,10 @@ def images(sizes: list[int]) -> Table:
 
 def write_store(folder: Path, size: int) -> None:
     """Write a hundred pictures of 16 by 16 pixels, each of them many times."""
-    random, encoded = np.random.default_rng(0), []
-    for _ in range(100):
-        buffer = io.BytesIO()
-        Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(buffer, "JPEG", quality=75)
-        encoded.append(buffer.getvalue())
+    random = np.random.default_rng(0)
+    files = [encoded(random.integers(0, 256, (16, 16, 3), dtype=np.uint8), "JPEG", quality=75) for _ in range(100)]
     rows = [Row(f"{n // IMAGES_PER_CLASS}/{n}.jpg", n // IMAGES_PER_CLASS, f"class {n // IMAGES_PER_CLASS}", "train") for n in range(size)]
-    pack("folder", {}, Manifest(rows, lambda row: encoded[int(Path(row.path).stem) % len(encoded)]), folder)
+    pack("folder", {}, Manifest(rows, lambda row: files[int(Path(row.path).stem) % len(files)]), folder)
 
 
 def costs_of_images(folder: Path) -> dict[str, float]:
@@ -232,8 +227,7 @@ def draw(question: str, table: Table) -> None:
             text = f"{name} (exponent {exponent(values)})"
             axes.plot(list(values), list(values.values()), "o-", color=COLOURS[number % len(COLOURS)], label=text, markersize=4)
         axes.set(xscale="log", yscale="log", xlabel=question, ylabel=label)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        style_axes(axes)
         axes.legend(fontsize=7, frameon=False)
     write_png(figure, ROOT / f"docs/images/scale-{question}.png")
 
