@@ -8,11 +8,11 @@ Shapes: N images, Q queries, G gallery images, D dimensions.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -39,39 +39,24 @@ MAX_IMAGES = 10_000  # limits the cost of validation per epoch; classes beyond i
 BATCH_SIZE = 256
 
 
-class Scorers(NamedTuple):
-    """Scorers called after an epoch, None if unused: on the held-out classes, on the test classes, for the curve."""
-
-    held_out: "HeldOutRecall | None"
-    tested: "HeldOutRecall | None"
-    curve: "_Curve | None"
-
-    def close(self) -> None:
-        """End the processes that load images."""
-        for scorer in (self.held_out, self.tested, None if self.curve is None else self.curve.training):
-            if scorer is not None:
-                scorer.images.close()
-
-
 def scorers(
-    folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0, source: EncodedImages | None = None
-) -> Scorers:
-    """Return the scorers of a run's epochs.
+    folder: Path, config: TrainingConfig, images: "ScoredImages", source: EncodedImages | None = None
+) -> "tuple[HeldOutRecall | None, HeldOutRecall | None, Callable[[nn.Module], dict[str, float]] | None]":
+    """Return the scorers of a run's epochs, None if unused: on the held-out classes, on the test classes, for the curve.
 
-    The oracle uses the protocol of the papers: every test image, and queries and gallery if the test set has them.
+    The oracle uses the protocol of the papers: every test image, and queries and gallery if the test set has them. The curve is of the
+    training and the test images, limited to whole classes as in validation.
 
     Args:
         folder: folder of the packed dataset.
         config: the run's configuration.
-        device: this worker's device.
-        num_loader_workers: processes that load images; 0 loads in this process.
+        images: loads the images.
         source: source of the images; None for `images.arrow` in `folder`.
 
     Raises:
         ConfigError: the best epoch cannot be determined, because no image has another of its class to retrieve.
     """
-    held_out = tested = curve = None
-    images = ScoredImages(device, num_loader_workers)
+    held_out = tested = None
     has_queries = "query" in read_info(folder).roles
     test_role = "query" if has_queries else "test"
 
@@ -83,13 +68,14 @@ def scorers(
         held_out = HeldOutRecall(images, open_role(folder, "validation", config.validation, source), config.transform)
     if "oracle" in config.keep_epochs:
         tested = on_test(math.inf, RECALL["oracle"])
-    if config.recall_every_epochs is not None:
-        of_training = HeldOutRecall(images, open_role(folder, "train", config.validation, source), config.transform, metric=CURVE["train"])
-        curve = _Curve(of_training, on_test(MAX_IMAGES, CURVE["test"]))
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
         if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
             raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told, as no class that it is scored on has two images")
-    return Scorers(held_out, tested, curve)
+    if config.recall_every_epochs is None:
+        return held_out, tested, None
+    of_training = HeldOutRecall(images, open_role(folder, "train", config.validation, source), config.transform, metric=CURVE["train"])
+    of_test = on_test(MAX_IMAGES, CURVE["test"])
+    return held_out, tested, lambda model: of_training(model) | of_test(model)
 
 
 class ScoredImages:
@@ -236,17 +222,6 @@ class HeldOutRecall:
                 hits_and_scored += torch.tensor([np.sum(scores.first_rank[scores.is_scored] == 1), scores.is_scored.sum()])
         hits, num_scored = sum_over_workers(hits_and_scored.to(device)).cpu().tolist()
         return float(hits / num_scored)
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """Recall@1 of the training and test images, limited to whole classes as in validation."""
-
-    training: HeldOutRecall
-    test: HeldOutRecall
-
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        return self.training(model) | self.test(model)
 
 
 def bounded_rows(labels_N: np.ndarray, max_images: float = MAX_IMAGES) -> np.ndarray:

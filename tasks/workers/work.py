@@ -23,7 +23,7 @@ from dml_core.training.history import Progress, Report
 from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, wait_for_all
 from dml_core.training.pulse import patient
-from dml_core.training.validation import scorers
+from dml_core.training.validation import ScoredImages, scorers
 from tasks.locks import alone
 from tasks.remote_images.reading import RemoteImages
 from tasks.runs.embeddings import save_kept_epoch
@@ -71,7 +71,8 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         if validation is not None:
             save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
-    epoch_scorers = scorers(packed, training, device, num_loaders, source)
+    scored = ScoredImages(device, num_loaders)
+    epoch_scorers = scorers(packed, training, scored, source)
     saving = Saving(
         job.scale.checkpoint_every_steps,
         job.scale.checkpoint_every_minutes,
@@ -81,7 +82,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     )
     with stopping.training():
         system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, reported, _identity(job), *epoch_scorers, saving)
-    epoch_scorers.close()
+    scored.close()
     with patient():
         if rank() == 0:
             store.push(job.train_key)

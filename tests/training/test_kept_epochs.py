@@ -19,7 +19,7 @@ from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint,
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
-from dml_core.training.validation import HeldOutRecall, scorers
+from dml_core.training.validation import HeldOutRecall, ScoredImages, scorers
 from tests.conftest import small_training
 from tests.damage import contents
 from tests.one_view import plain_view
@@ -36,7 +36,7 @@ BOTH = small_training("proxy_nca", **MANY, validation={"share": 0.5}, keep_epoch
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, report=lambda progress: None) -> None:
-    held_out, tested, _ = scorers(packed, config, CPU)
+    held_out, tested, _ = scorers(packed, config, ScoredImages(CPU))
     dataset = open_role(packed, "train", config.validation)
     fit(config, dataset, 0, folder, CPU, report=report, identity="a run", validate=held_out, score_test=tested)
 
@@ -212,8 +212,8 @@ def test_a_run_of_which_no_epoch_could_be_scored_says_so_each_time(packed: Path,
 def test_classes_of_one_image_each_tell_no_epoch_from_another(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldOutRecall, "can_score", False)
     with pytest.raises(ConfigError, match="'oracle' epoch cannot be told, as no class that it is scored on has two images"):
-        scorers(packed, KEEPING, CPU)
-    assert scorers(packed, PLAIN, CPU) == (None, None, None)
+        scorers(packed, KEEPING, ScoredImages(CPU))
+    assert scorers(packed, PLAIN, ScoredImages(CPU)) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def fit_all(rank: int, packed: Path, folder: Path) -> None:
     validation.BATCH_SIZE = 8  # gives each worker a part of the 36 images
     for name, config in RUNS.items():
         held_out = HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), config.transform) if config.keep_epochs else None
-        _, tested, _ = validation.scorers(packed, config, CPU)
+        _, tested, _ = validation.scorers(packed, config, validation.ScoredImages(CPU))
         own = folder / name / f"rank{rank}"
         system = loop.fit(config, PackedDataset(packed, "train"), 0, own, CPU, validate=held_out, score_test=tested)
         torch.save(system.state_dict(), folder / f"{name}-{rank}.pt")

@@ -73,7 +73,7 @@ def train(config: TrainingConfig, packed: Path, folder: Path, stop_after: int | 
         asked[0] += 1
         return asked[0] == stop_after
 
-    _, tested, _ = validation.scorers(packed, config, CPU)
+    _, tested, _ = validation.scorers(packed, config, validation.ScoredImages(CPU))
     how = Saving(every_steps=every, in_background=True, stop_wanted=stop_wanted)
     fit(config, PackedDataset(packed, "train"), 0, folder, CPU, identity="a run", score_test=tested, saving=how)
 
@@ -241,7 +241,7 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
         return rank == 1 and steps[0] == stop_after  # one worker is told to stop, both stop
 
     config = RUNS["average, kept epochs"]
-    _, tested, _ = validation.scorers(packed, config, CPU)
+    _, tested, _ = validation.scorers(packed, config, validation.ScoredImages(CPU))
     how = Saving(every_steps=3, in_background=True, stop_wanted=stop_wanted)
     try:
         fit(config, PackedDataset(packed, "train"), 0, folder, CPU, identity="a run", score_test=tested, saving=how)

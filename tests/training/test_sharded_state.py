@@ -232,7 +232,7 @@ def fit_all(rank: int, packed: Path, folder: Path, sharded: bool, stop_after: in
 
     for name in RUNS:
         config = config_of(name, sharded)
-        _, tested, _ = validation.scorers(packed, config, CPU)
+        _, tested, _ = validation.scorers(packed, config, validation.ScoredImages(CPU))
         own = loop._train_epoch
         loop._train_epoch = lambda run, epoch, under_way, own=own: (own(run, epoch, under_way), stop(epoch))
         with contextlib.suppress(StoppedError):

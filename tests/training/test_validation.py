@@ -13,7 +13,6 @@ from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig
-from dml_core.data.store.splits import open_role
 from dml_core.epochs import RECALL
 from dml_core.evaluation.evaluator import evaluate
 from dml_core.training import validation
@@ -67,7 +66,7 @@ def test_a_curve_has_training_and_test_images_and_changes_nothing(packed: Path, 
     curved = plain.model_copy(update={"recall_every_epochs": every})
     training = PackedDataset(packed, "train")
     fit(plain, training, 0, tmp_path / "plain", CPU)
-    trained = fit(curved, training, 0, tmp_path / "curved", CPU, score_curve=scorers(packed, curved, CPU).curve)
+    trained = fit(curved, training, 0, tmp_path / "curved", CPU, score_curve=scorers(packed, curved, ScoredImages(CPU))[2])
     one, other = load_checkpoint(tmp_path / "plain"), load_checkpoint(tmp_path / "curved")
     assert one is not None
     assert other is not None
@@ -85,9 +84,11 @@ def test_a_curve_has_training_and_test_images_and_changes_nothing(packed: Path, 
 
 def test_held_out_classes_are_not_in_the_curve_of_the_training_images(packed: Path) -> None:
     config = CONFIG.model_copy(update={"recall_every_epochs": 1, "validation": ValidationConfig(share=0.5)})
-    curve = scorers(packed, config, CPU).curve
-    assert curve is not None
-    assert set(curve.training.dataset.class_names).isdisjoint(open_role(packed, "validation", config.validation).class_names)
+    images = ScoredImages(CPU)
+    scorers(packed, config, images)
+    held_out, training, _ = images._datasets.parts
+    assert training.class_names
+    assert set(training.class_names).isdisjoint(held_out.class_names)
 
 
 @pytest.mark.parametrize("num_loader_workers", [0, 1])
@@ -133,12 +134,13 @@ def test_the_scorers_of_a_run_share_their_loader_processes(packed: Path) -> None
     gc.collect()  # collects loaders of other tests
     changes = {"validation": ValidationConfig(share=0.5), "recall_every_epochs": 1, "keep_epochs": ("oracle",)}
     config, model, before = CONFIG.model_copy(update=changes), build_system(CONFIG, 4, 0, CPU).model, set(multiprocessing.active_children())
-    alone = [scorer(model) for scorer in scorers(packed, config, CPU)]
-    watched = scorers(packed, config, CPU, num_loader_workers=1)
+    alone = [scorer(model) for scorer in scorers(packed, config, ScoredImages(CPU))]
+    images = ScoredImages(CPU, num_loader_workers=1)
+    watched = scorers(packed, config, images)
     assert [scorer(model) for scorer in watched] == alone
     assert len({*alone[0], *alone[1], *alone[2]}) == 4
     assert len(set(multiprocessing.active_children()) - before) == 1
-    watched.close()
+    images.close()
     assert set(multiprocessing.active_children()) == before
 
 
@@ -183,7 +185,7 @@ def test_a_test_with_queries_is_scored_against_its_gallery_all_of_both(tmp_path:
     materialise("synthetic", options, tmp_path / "raw")
     prepare("synthetic", tmp_path / "raw", tmp_path / "packed", options)
     config = CONFIG.model_copy(update={"keep_epochs": ("oracle",)})
-    _, tested, _ = scorers(tmp_path / "packed", config, CPU)
+    _, tested, _ = scorers(tmp_path / "packed", config, ScoredImages(CPU))
     assert tested is not None
     model = build_system(config, 4, 0, CPU).eval().model
     queries, gallery = (PackedDataset(tmp_path / "packed", role) for role in ("query", "gallery"))

@@ -37,7 +37,7 @@ from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
-from dml_core.training.validation import scorers
+from dml_core.training.validation import ScoredImages, scorers
 from tasks.data import read_packed
 from tasks.environment import answers
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
@@ -98,7 +98,7 @@ def report(packed: Path, store: Store) -> RunReport:
 def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluation: EvaluationConfig) -> RunReport:
     spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=training, evaluation=evaluation)
     folders = {step: store.folder(f"{step}/{key}") for step in ("train", "embed", "evaluate")}
-    fit(training, PackedDataset(packed, "train"), 0, folders["train"], CPU, score_test=scorers(packed, training, CPU)[1])
+    fit(training, PackedDataset(packed, "train"), 0, folders["train"], CPU, score_test=scorers(packed, training, ScoredImages(CPU))[1])
     system = load_system(training, 0, packed, folders["train"], evaluation.epoch)
     if evaluation.epoch != "last":
         save_kept_epoch(folders["embed"], weights_of(checkpoint_of(folders["train"]), evaluation.epoch)[1])

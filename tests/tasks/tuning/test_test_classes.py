@@ -14,7 +14,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, DmlError
-from dml_core.training.validation import scorers
+from dml_core.training.validation import ScoredImages, scorers
 from tasks.checks import check_parts, check_settings
 from tasks.environment import Project
 from tasks.runs import protocols
@@ -208,7 +208,7 @@ def test_runs_that_ask_for_test_classes_all_the_same_find_none(
         lambda: open_role(folder, "test", None),
         lambda: open_role(folder, "query", None),
         lambda: open_role(folder, "gallery", None),
-        lambda: scorers(folder, oracle.training, cpu),
+        lambda: scorers(folder, oracle.training, ScoredImages(cpu)),
         lambda: check_settings([on_test], ScaleSpec(), folder),
         lambda: check_settings([whole_test], ScaleSpec(), folder),
         lambda: check_parts([on_test], folder),
