@@ -4,7 +4,7 @@ With a Prefect server the flow runs all the same, because its pages list every f
 """
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from dml_core.errors import DataError
@@ -52,16 +52,15 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
     if prefect_server() is not None:
         return None
     project, store = backends.project, backends.store
-    datasets: dict[str, DatasetRecord] = {}
+    datasets: dict[str, DatasetRecord | None] = {}
     known: dict[str, Any] = {}
     outcomes = []
     for spec in runs:
         if spec.dataset not in datasets:
-            dataset = None if spec.is_smoke else _unchanged(project, spec.dataset)
-            if dataset is None:
-                return None
-            datasets[spec.dataset] = dataset
-        dataset = datasets[spec.dataset]
+            with suppress(DataError):  # the flow reports it
+                datasets[spec.dataset] = None if spec.is_smoke else unchanged_dataset(project, spec.dataset)
+        if (dataset := datasets.get(spec.dataset)) is None:
+            return None
         planned = plan_run(spec, dataset, project.state, store, known=known)
         if planned.records is None or not planned.is_in(backends.published(spec), store):
             return None
@@ -69,10 +68,3 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)
         outcomes.append(Outcome.of(spec, planned.records, ran, True, store, dataset.digest))
     return outcomes
-
-
-def _unchanged(project: Project, name: str) -> DatasetRecord | None:
-    try:
-        return unchanged_dataset(project, name)
-    except DataError:
-        return None  # the flow reports it

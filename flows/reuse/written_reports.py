@@ -17,7 +17,6 @@ from flows.outcomes import Outcome
 from flows.reports import Report
 from tasks.environment import Project
 from tasks.files import hash_of_states
-from tasks.runs.records import Record
 from tasks.runs.specs import Params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_or_set_aside, write_sealed
@@ -27,17 +26,7 @@ from tasks.tracking.connection import SQLITE
 PACKAGES = [Path(__file__).parents[2] / name for name in ("dml_core", "tasks", "flows")]
 
 
-class _Page(Record):
-    title: str  # of its comparison
-    path: Path
-
-
-class _WrittenReports(Record):
-    state: str
-    reports: tuple[_Page, ...]
-
-
-_WRITTEN = TypeAdapter(_WrittenReports)
+_WRITTEN = TypeAdapter(tuple[str, dict[str, Path]])  # the state that they show, and the title of each comparison with its page
 
 
 def record_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], params: Params, backends: Backends) -> None:
@@ -48,25 +37,21 @@ def record_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], param
         return
     state = _state(outcomes, (report.path for report in reports), params, backends)
     if state is not None:
-        pages = tuple(_Page(title=report.title, path=report.path) for report in reports)
-        write_sealed(_path(backends.project, outcomes), _WrittenReports(state=state, reports=pages), _WRITTEN)
+        write_sealed(_path(backends.project, outcomes), (state, {report.title: report.path for report in reports}), _WRITTEN)
 
 
 def written_reports(outcomes: Sequence[Outcome], params: Params, backends: Backends) -> list[Report] | None:
     """Return the reports of these reused runs if they are up to date, or None."""
-    written = read_or_set_aside(_path(backends.project, outcomes), _WRITTEN)
-    if written is None or written.state != _state(outcomes, (page.path for page in written.reports), params, backends):
+    state, pages = read_or_set_aside(_path(backends.project, outcomes), _WRITTEN) or (None, {})
+    if state is None or state != _state(outcomes, pages.values(), params, backends):
         return None
-    reports = []
-    for page in written.reports:
-        of_page = [outcome for outcome in outcomes if outcome.spec.comparison == page.title]
-        reports.append(Report.of_standing(of_page, (), page.path.read_text(encoding="utf-8"), page.path))
-    return reports
+    of_page = {title: [outcome for outcome in outcomes if outcome.spec.comparison == title] for title in pages}
+    return [Report.of_standing(of_page[title], (), path.read_text(encoding="utf-8"), path) for title, path in pages.items()]
 
 
 def _path(project: Project, outcomes: Sequence[Outcome]) -> Path:
     runs = [[outcome.spec.comparison, outcome.spec.variant, outcome.spec.seed] for outcome in outcomes]
-    return project.state / "reports" / ".kept" / f"{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}.json"
+    return project.state / "reports" / ".written" / f"{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}.json"
 
 
 def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], params: Params, backends: Backends) -> str | None:
