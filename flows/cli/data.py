@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import CheckReport
 
 data_app = new_group("data", no_args_is_help=True)
+ADDED = "added to params.yaml (to undo it, delete these lines)"
 TRAINED = "softtriple"  # in a first look, compared with the network without training
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
@@ -85,7 +86,9 @@ def data_add(
     if reader is None and published_dataset(name):
         if backbone is not None:
             raise typer.BadParameter(f"'{name}' is a published dataset; its tables name their backbones", param_hint="--backbone")
-        _add_published(project, name, path, part)
+        published = add_published(project, name, path, part)
+        print(f"{published.diff}\n\n{name}: {_images_of(published.counts)}; raw files in {published.spec.raw}; {ADDED}")
+        print(f"next: dml data check {name}")
         return
     if part:
         why = "cannot be combined with --reader" if published_dataset(name) else f"'{name}' is not a published dataset"
@@ -97,8 +100,7 @@ def data_add(
         pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress, pretrained)
-    print(added.diff)
-    print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
+    print(f"{added.diff}\n\n{name}: {_images_of(added.counts)}; {ADDED}")
     for note in added.notes:
         more = ", ..." if note.num_found > len(note.examples) else ""
         print(f"note: {note.what}: {counted(note.num_found, 'file')} ({printable(', '.join(note.examples))}{more})")
@@ -129,13 +131,6 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
         num_variants, num_seeds = len({run.variant for run in selected}), len({run.seed for run in selected})
         print(f"next: {title}, {num_variants} variants with {counted(num_seeds, 'seed')}, {time_of(estimate)} on this machine:")
         print(f"  dml reproduce --dataset {name}{options}")
-
-
-def _add_published(project: Project, name: str, path: Path, is_part: bool) -> None:
-    added = add_published(project, name, path, is_part)
-    print(added.diff)
-    print(f"\n{name}: {_images_of(added.counts)}; raw files in {added.spec.raw}; added to params.yaml (to undo it, delete these lines)")
-    print(f"next: dml data check {name}")
 
 
 def _images_of(counts: Mapping[str, Counts]) -> str:

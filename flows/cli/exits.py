@@ -32,11 +32,11 @@ EXTRAS = {  # module -> the extra of pyproject.toml that installs it
 def run_and_exit() -> None:
     """Run the command and exit. A flow runs in a process supervised by another (`flows.cli.supervisor`)."""
     log: Path | None = None
-    last = None
+    codes: list[int] = []  # of a supervised process: its exit code, once it is known
     try:
         _make_streams_safe()
         if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv and (log := _supervised()) is not None:
-            last = _LastHandler()
+            atexit.register(_end_at_once, codes)  # the first to be registered, so that it runs last
         try:
             code: int | str | None = app(standalone_mode=False) or DONE
         except SystemExit as ended:  # from a verb or from completion
@@ -49,28 +49,19 @@ def run_and_exit() -> None:
     except Exception as error:  # noqa: BLE001  the one place for all that no verb has handled
         code = _report(error.__cause__ if isinstance(error, HiddenError) and error.__cause__ else error, log)
     _close_output()
-    if last is not None and isinstance(code, int):
-        last.code = code
+    if isinstance(code, int):
+        codes.append(code)
     sys.exit(code)
 
 
-class _LastHandler:
-    """The exit handler that runs last, since it was registered first: it ends a supervised process at once.
+def _end_at_once(codes: list[int]) -> None:
+    """End a supervised process, whose libraries Python would unload for three seconds; the supervisor ends any process that is left.
 
-    Otherwise Python would unload the flow's libraries for three seconds. The supervisor ends any process that is left.
-
-    Attributes:
-        code: exit code; None until it is known, and then Python ends the process.
+    Without an exit code Python ends the process.
     """
-
-    def __init__(self) -> None:
-        self.code: int | None = None
-        atexit.register(self._end)
-
-    def _end(self) -> None:
-        if self.code is not None:
-            _close_output()
-            os._exit(self.code)
+    if codes:
+        _close_output()
+        os._exit(codes[0])
 
 
 def _supervised() -> Path | None:

@@ -12,7 +12,7 @@ from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app, examples
 from flows.cli.search import open_index_model
-from flows.cli.session import open_project, say
+from flows.cli.session import open_model, open_project, say
 from tasks.start_times import StartTimes
 
 TOKEN = "DML_SERVE_TOKEN"
@@ -36,9 +36,9 @@ def serve(
     """
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
-    project = open_project()  # sets the environment that libraries read when they are imported
+    state = open_project().state  # sets the environment that libraries read when they are imported
     kind = "the service" if replicas in (None, 1) else f"the service with {replicas} replicas"
-    starts = StartTimes(project.state, say)
+    starts = StartTimes(state, say)
     print(f"opening {what}{starts.about(kind)}", flush=True)
     with ExitStack() as start:
         start.enter_context(starts.timed(kind))
@@ -47,17 +47,11 @@ def serve(
             start.close()
             print(f"listening at {address}; end with Ctrl-C", flush=True)
 
-        from dml_core.trained import load_model
-        from tasks.models.lookup import resolve_model
         from tasks.serving.service import needs_ray, run_service
 
         device = "cpu" if needs_ray(replicas) else None  # Ray's replicas open the network themselves
         index = Index.open(Path(what)) if model is not None or (Path(what) / INFO_FILE).is_file() else None
-        if index is None:
-            folder = resolve_model(what, project)
-            network = load_model(folder, device)
-        else:
-            folder, network = open_index_model(index, model, device)
+        folder, network = open_model(what, device) if index is None else open_index_model(index, model, device)
         about = f"an index of {index.num_items:,} images" if index is not None else "embeddings only, no index"
         print(
             f"{printable(network.title) or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True

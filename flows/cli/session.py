@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def open_project() -> Project:
     if stack := stack_environment(project.state):
         names = ", ".join(overridden(stack))
         override = f"; overridden by your own settings: {names}" if names else ""
-        print(f"note: using the local stack ({project.state / STACK_ENV}){override}; `dml stack down` ends it", file=sys.stderr)
+        _say_once(f"note: using the local stack ({project.state / STACK_ENV}){override}; `dml stack down` ends it")
     return project
 
 
@@ -61,6 +62,9 @@ def say_unused_boxes(network: "TrainedModel", images: "Images") -> None:
 def say(line: str) -> None:
     """Print a line on standard error at once."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+_say_once = cache(say)  # for verbs that open the project more than once
 
 
 class PrefectStart:

@@ -53,7 +53,7 @@ def check_image(data: bytes, name: str) -> None:
     except Image.DecompressionBombError:
         raise HTTPException(413, f"{name}: too many pixels; the limit is {PIXELS}") from None
     except Exception:  # noqa: BLE001 - Pillow's readers raise anything on malicious bytes
-        raise HTTPException(422, f"{name}: not an image, or damaged; JPEG, PNG, WebP, GIF, BMP and TIFF are accepted") from None
+        raise HTTPException(422, f"{name}: not an image, or damaged; {', '.join(FORMATS)} are accepted") from None
     if width * height > PIXELS:
         raise HTTPException(413, f"{name}: {width} x {height} pixels; the limit is {PIXELS} pixels")
     if max(width, height) > ELONGATION * max(1, min(width, height)):

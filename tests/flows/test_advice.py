@@ -8,8 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from dml_core.config import read_yaml
+from flows.cli import session
 from flows.cli.app import app
 from flows.cli.plan import _cost_entry, _resources_entry
+from tasks.environment import Project
 from tasks.plans.prices import Prices
 from tasks.plans.resources import Resources
 from tasks.plans.times import Estimate
@@ -44,6 +46,14 @@ def test_an_option_without_its_argument_names_no_other_help(project: Path) -> No
     """It said `See dml --help`, which does not have the option."""
     refused(dml("run", "synthetic", "softmax", "--set", cwd=project), "error: Option '--set' requires an argument")
     assert "--help" not in dml("search", "-k", cwd=project).stderr
+
+
+def test_a_local_stack_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(session.environment, "open_project", lambda: Project(tmp_path, tmp_path / "state", "", ""))
+    monkeypatch.setattr(session, "stack_environment", lambda state: {"MLFLOW_TRACKING_URI": "http://stack"})
+    for _ in range(2):  # as `dml serve`, for itself and for the network
+        session.open_project()
+    assert capsys.readouterr().err.count("note: using the local stack") == 1
 
 
 def test_a_blank_reason_does_not_force_a_promotion(project: Path) -> None:

@@ -321,27 +321,28 @@ def test_a_supervised_verb_that_fails_in_an_unforeseen_way(tmp_path: Path) -> No
 
 UNLOADED = """
 import atexit, sys
-from flows.cli.exits import _LastHandler
+from flows.cli.exits import _end_at_once
 class Library:
     def __del__(self):
         print("unloaded", flush=True)
-last = _LastHandler()
+codes = []
+atexit.register(_end_at_once, codes)
 library = Library()
 atexit.register(print, "handler of the library")
-last.code = {code}
+codes += {codes}
 sys.stdout.write("last words\\n")
 sys.exit(7)
 """
 
 
 @pytest.mark.parametrize(
-    ("code", "printed", "exit_code"),
+    ("codes", "printed", "exit_code"),
     [
-        (0, "last words\nhandler of the library\n", 0),
-        (2, "last words\nhandler of the library\n", 2),
-        (None, "last words\nhandler of the library\nunloaded\n", 7),
+        ([0], "last words\nhandler of the library\n", 0),
+        ([2], "last words\nhandler of the library\n", 2),
+        ([], "last words\nhandler of the library\nunloaded\n", 7),
     ],
 )
-def test_a_supervised_process_ends_after_its_exit_handlers_and_unloads_nothing(code: int | None, printed: str, exit_code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", UNLOADED.format(code=code)], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_a_supervised_process_ends_after_its_exit_handlers_and_unloads_nothing(codes: list[int], printed: str, exit_code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", UNLOADED.format(codes=codes)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == (printed, "", exit_code)

@@ -60,7 +60,7 @@ def test_an_image_is_taken(kind: str) -> None:
     ("data", "status", "says"),
     [
         (b"", 422, "empty"),
-        (b"not an image", 422, "not an image"),
+        (b"not an image", 422, "not an image, or damaged; JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF are accepted"),
         (GOOD[:20], 422, "not an image"),
         (bytes(limits.IMAGE_BYTES + 1), 413, "bytes"),
         (png(20_000, 20_000), 413, "pixels"),  # Pillow's limit
