@@ -16,19 +16,10 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
-from flows.cli.app import VERBS
-
 MEETINGS, MEETING_SECONDS = 6, 0.3  # meetings of two processes; one that waits alone continues after this time
-PRELOADED = [
-    "flows.cli.exits", *(f"flows.cli.{module}" for module, _ in VERBS.values()), "torch", "torch._dynamo", "torch.distributed", "faiss",
-    "plotly", "pyarrow.parquet", "dml_core.data.prepare", "dml_core.evaluation", "dml_core.index.writing", "dml_core.losses.discriminative",
-    "dml_core.losses.pml", "dml_core.training.loop", "tasks.data", "tasks.gc", "tasks.plans.plan", "tasks.reports.run_pages",
-    "tasks.reports.table_pages", "tasks.scores.scoring", "tasks.models.embed", "tasks.models.export", "tasks.models.indexing",
-    "tasks.models.searching",
-]  # fmt: skip
 SETTINGS = ("DML_", "RAY_", "PREFECT_", "MLFLOW_")  # environment variables of the project and its services begin so
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(PRELOADED)
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 def forked(work: Callable[..., None], *arguments: Any) -> int:

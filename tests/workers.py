@@ -9,15 +9,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import tests.forked  # noqa: F401 - it names what the fork server imports
 from dml_core.data.views.batches import Loader
-from tests.forked import CONTEXT, PRELOADED
 
 TIMEOUT = timedelta(minutes=3)  # a deadlock fails the test instead of blocking for half an hour
 
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     """Run `work(rank, *arguments)` in `num_workers` forked processes of one gloo group, one thread each."""
-    CONTEXT.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:  # rendezvous by file: a port that is free now may be taken later
         mp.start_processes(
             _join, (work, num_workers, f"file://{folder}/meet", TIMEOUT, arguments), nprocs=num_workers, start_method="forkserver"

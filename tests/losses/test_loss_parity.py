@@ -5,19 +5,17 @@ All losses run in one set of processes per worker count, as `TrainingSystem` und
 """
 
 import copy
-import multiprocessing
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from loss_cases import CASES, DIM, NUM_CLASSES, build, case_id
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.losses.contract import Needs
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
-from tests.workers import PRELOADED, TIMEOUT
+from tests.workers import spawn
 
 pytestmark = pytest.mark.slow
 
@@ -84,22 +82,18 @@ def averaged(value, num_workers):
 
 
 def worker(rank, num_workers, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_workers, timeout=TIMEOUT)
     results = {
         "gathered": [train(case, rank, num_workers) for case in TRAINED],
         "ungathered": [train(case, rank, num_workers, gathered=False) for case in UNGATHERED],
     }
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(results, folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def by_rank(request, tmp_path_factory):
     """Losses, gradients and final state of each worker in a group of 2 or 4."""
     folder = tmp_path_factory.mktemp("workers")
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    mp.start_processes(worker, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
+    spawn(worker, request.param, request.param, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 
