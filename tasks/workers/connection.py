@@ -72,7 +72,7 @@ def _needed_processes() -> Iterator[None]:
     Its agents get free ports: they would wait three seconds for a usual one that another Ray of this machine has. The raylet is told all of
     them: it would wait 15 seconds until its agents have started, which takes longer on a busy machine, and end (ray-project/ray#65983).
 
-    This overrides what is private to Ray 2.60: tests/tasks/workers/test_local_trainer.py names the processes.
+    This overrides what is private to Ray 2.60: tests/tasks/workers/test_group.py names the processes.
     """
     from ray._private import node, parameter, services
 

@@ -81,7 +81,7 @@ def _join(backend: str, meeting_file: Path, rank: int, world_size: int) -> None:
 class Trainer(DataParallelTrainer):  # type: ignore[misc]
     """A trainer without the process that serves datasets of Ray Data.
 
-    It overrides methods that Ray may rename: tests/tasks/workers/test_local_trainer.py and test_elastic.py name the processes of a group.
+    It overrides methods that Ray may rename: tests/tasks/workers/test_group.py and test_elastic.py name the processes of a group.
     """
 
     unused: ClassVar[tuple[type, ...]] = (DatasetsCallback,)

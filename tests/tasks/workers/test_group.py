@@ -1,12 +1,20 @@
-"""Disturbed worker groups on a real Ray: a run ends as if undisturbed, or with one line within a given time."""
+"""Worker groups on a real Ray: their processes and end; disturbed runs end as if undisturbed, or with one line in a given time."""
 
+import contextlib
+import re
 import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
 import torch
 
 from dml_core.errors import TrainingError
@@ -14,26 +22,37 @@ from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
-from tasks.workers import group
+from tasks.workers import connection, group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
+from tasks.workers.placement import choose
 from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
 
 pytestmark = pytest.mark.slow
 HANG_MINUTES = 0.15
 SOON = 180.0  # seconds; 37 to 63 were observed: it only shows that nothing waits for ever
-SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=1, hang_minutes=HANG_MINUTES, checkpoint_every_steps=7)
+SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=1, hang_minutes=HANG_MINUTES, checkpoint_every_steps=7, deterministic=True)
+UNUSED = ("DatasetManager", "AutoscalingCoordinator", "PlacementGroupCleaner", "dashboard/dashboard.py", "monitor.py")
+AGENT_PORT = 52365  # of each Ray, unless told otherwise
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
-    return []
+def another_ray() -> Iterator[None]:
+    """Hold the port that another Ray of the machine would have."""
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # there is another Ray
+            taken.bind(("127.0.0.1", AGENT_PORT))
+            taken.listen()
+        yield
 
 
 @pytest.fixture(scope="module")
-def workers(ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
-    """Two workers on a Ray of this machine, shared by this module's tests as by a flow's runs."""
+def workers(
+    another_ray: None, ray_settings: pytest.MonkeyPatch, starts: StartTimes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerGroup]:
+    """Two workers on a Ray of this machine, which is told of a GPU, shared by this module's tests as by a flow's runs."""
     ray_settings.delenv("RAY_ADDRESS", raising=False)
+    ray_settings.setattr(connection, "num_gpus", lambda: 1)
     placement = start_ray(SCALE)
     made = WorkerGroup(placement, SCALE, tmp_path_factory.mktemp("ray"), lambda text: None, starts)
     yield made
@@ -48,8 +67,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(workers: WorkerGroup, many_images: Path, state: Path) -> dict[str, object]:
-    facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)
+    facts = workers.run(job(many_images, state, "undisturbed", scale=ScaleSpec(deterministic=True)), lambda message: None)
     assert facts["attempts"] == 1
+    assert facts["deterministic"], "torch's setting was on in the workers"
     return left(state, "undisturbed")
 
 
@@ -81,6 +101,23 @@ def stop_a_loader() -> None:
     workers = processes("RayTrainWorker")
     loaders = [process for process in workers if process.ppid() in {worker.pid for worker in workers}]
     loaders[0].send_signal(signal.SIGSTOP)
+
+
+def test_what_the_controller_loads_of_ours_loads_no_torch() -> None:
+    code = "import sys, tasks.workers.rendezvous, tasks.workers.group; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs_a_part(workers: WorkerGroup) -> None:
+    resources = ray.cluster_resources()
+    chosen = choose(ScaleSpec(num_workers=2), [resources])
+    assert (chosen.device, chosen.num_workers) == ("cuda", 1)
+    scale = ScaleSpec(concurrent_runs=7, runs_per_gpu=7, num_loader_workers=0)
+    share = choose(scale, [{"CPU": 7.0, "GPU": resources["GPU"]}]).resources["GPU"]
+    parts = [ray.util.placement_group([{"GPU": share}]) for _ in range(7)]  # as Ray Train reserves each worker's part
+    ray.get([part.ready() for part in parts], timeout=60)
+    for part in parts:
+        ray.util.remove_placement_group(part)
 
 
 @pytest.mark.parametrize(
@@ -185,3 +222,48 @@ def test_sigterm_leaves_a_checkpoint_of_the_step_that_it_came_in(workers: Worker
     assert disturbance.at is not None
     assert facts["attempts"] == 2
     assert resumed[0] >= (disturbance.at.epoch, disturbance.at.step)
+
+
+def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_thread_that_waits_for_ray(
+    workers: WorkerGroup, many_images: Path, undisturbed: object, tmp_path: Path, starts: StartTimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting, the last on a busy machine."""
+    workers.start()
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any("RayTrainWorker" in command for command in commands)
+    assert [command for command in commands if any(part in command for part in UNUSED)] == []
+    (raylet,) = [command for command in commands if "raylet/raylet" in command]
+    ports = re.findall(r"--(?:metrics-agent-port|metrics_export_port|runtime_env_agent_port|dashboard_agent_listen_port)=([0-9]+)", raylet)
+    assert len({*ports}) == 4
+    assert "0" not in ports, "on a busy machine the raylet would end before it was told"
+    log = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1] / "logs/dashboard_agent.log"
+    assert "Failed to bind" not in log.read_text(), "Ray's start waited for another Ray's port"
+    workers.close()
+    assert threads_of_groups() == []
+
+    alone = ScaleSpec(num_workers=1, device="cpu")
+    busy, starting = (WorkerGroup(start_ray(alone), alone, tmp_path / "ray", lambda text: None, starts) for _ in range(2))
+    training, ended = threading.Event(), []
+
+    def run() -> None:
+        with pytest.raises(TrainingError, match=r"the flow is ending|Ray's workers ended") as error:
+            busy.run(job(many_images, tmp_path, "busy", 50), lambda message: training.set())
+        ended.append(error)
+
+    caller = threading.Thread(target=run)
+    caller.start()
+    assert training.wait(60)
+    busy.close()
+    assert threads_of_groups() == []
+    caller.join(5)
+    assert len(ended) == 1
+
+    for limit in ("CLOSE_SECONDS", "END_SECONDS"):
+        monkeypatch.setattr(group, limit, 0.5)  # as if the start took a hundred times as long
+    starting.start()
+    starting.close()
+    assert threads_of_groups() == []
+
+
+def threads_of_groups() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name in ("worker-group", "workers-timed")]

@@ -1,6 +1,5 @@
 """Placement of a flow's runs on every kind of machine: devices are used, and no missing resource is requested."""
 
-import json
 import os
 import subprocess
 import sys
@@ -136,26 +135,6 @@ def test_only_what_was_asked_for_by_name_is_refused() -> None:
         choose(ScaleSpec(device="cuda"), [{"CPU": 16.0}])
     with pytest.raises(TrainingError, match="no CPU"):
         choose(ScaleSpec(), [{}])
-
-
-@pytest.mark.slow
-def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs_a_part() -> None:
-    """Ray reports the machine's resources, including a simulated GPU, as in a flow, and grants seven parts of it at a time."""
-    code = (
-        "import json, ray\n"
-        "from tasks.runs.specs import ScaleSpec\n"
-        "from tasks.workers.placement import choose\n"
-        "ray.init('local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
-        "share = choose(ScaleSpec(concurrent_runs=7, runs_per_gpu=7, num_loader_workers=0), [{'CPU': 7.0, 'GPU': 1.0}]).resources['GPU']\n"
-        "groups = [ray.util.placement_group([{'GPU': share}]) for _ in range(7)]\n"  # as Ray Train reserves each worker's part
-        "ray.get([group.ready() for group in groups], timeout=60)\n"
-        "print(json.dumps(ray.cluster_resources()))"
-    )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # in a separate process: Ray reads them once
-    printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
-    chosen = choose(ScaleSpec(num_workers=2), [json.loads(printed.splitlines()[-1])])
-    assert (chosen.device, chosen.num_workers) == ("cuda", 1)
 
 
 @pytest.mark.parametrize(
