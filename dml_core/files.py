@@ -18,7 +18,6 @@ from uuid import uuid4
 from dml_core.errors import StoreError
 
 SEAL = "sha256"  # key of the hash of all other values
-FIRST_SEALED_FORMAT = 2
 SET_ASIDE = ".damaged-"
 LEFTOVER = r"\..+\.[0-9a-f]{32}"  # name of a file that a killed process was writing (`writing`)
 
@@ -155,7 +154,7 @@ def sealed(values: Mapping[str, Any]) -> str:
 
 
 def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any]:
-    """Return the values of JSON text written by `sealed`, or by an older format without a hash.
+    """Return the values of JSON text written by `sealed`.
 
     Args:
         data: the text.
@@ -168,17 +167,16 @@ def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any
     """
     try:
         values = json.loads(data)
-        version = values.get("format", 1)
-        if not isinstance(version, int) or version < 1:
+        version = values["format"]
+        if not isinstance(version, int):
             raise ValueError
-    except (ValueError, RecursionError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise StoreError(f"{path}: damaged; {remedy}") from None
     if version > newest:
         raise StoreError(
             f"{path}: written by a newer version (format {version}, this program reads up to {newest}); update this program, or {remedy}"
         )
-    seal = values.pop(SEAL, None)
-    if (seal is not None or version >= FIRST_SEALED_FORMAT) and seal != json_sha256(values):
+    if values.pop(SEAL, None) != json_sha256(values):
         raise StoreError(f"{path}: damaged or changed by hand (SHA-256 differs); {remedy}")
     return dict(values)
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from dml_core.files import file_sha256, read_regular, sealed, unsealed
 from dml_core.models.config import ModelConfig
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
-FORMAT = 2  # of the description; format 1 had no format number and no hash, and omitted None values
+FORMAT = 2  # of the description
 REMEDY = "make the folder again"
 logger = logging.getLogger(__name__)
 Metric = Literal["cosine", "euclidean"]  # same values as in `EvaluationConfig`, whose code is not in MLflow's copy
@@ -47,11 +47,11 @@ class NetworkDescription(Config):
         transform: the protocol's views, of which the test view is used.
         num_classes: number of training classes; some heads have a layer of that size.
         embedding_dim: D.
-        identity: identity of the training step; None in older descriptions.
+        identity: identity of the training step; None if the network was saved without one.
         metric: metric with which the run compares embeddings.
         title: display name.
         graph: file of an exported network; None for a state dict.
-        file_sha256: hash of the weights or graph file; None in older descriptions.
+        file_sha256: hash of the weights or graph file; None before it is written.
     """
 
     model: ModelConfig
@@ -74,7 +74,7 @@ def read_description(folder: Path) -> NetworkDescription:
     """Read the description of a folder's network.
 
     Raises:
-        StoreError: the description is damaged or of a newer format.
+        StoreError: the description is damaged or of another format.
         ConfigError: it does not describe a valid network.
     """
     path = folder / DESCRIPTION_FILE
@@ -83,8 +83,7 @@ def read_description(folder: Path) -> NetworkDescription:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
     values = unsealed(data, path, FORMAT, REMEDY)
-    if values.pop("format", 1) == 1:
-        values = _of_format_1(values)
+    del values["format"]
     return parse(NetworkDescription, values, str(path))
 
 
@@ -114,7 +113,7 @@ def check_file(folder: Path, description: NetworkDescription) -> None:
         raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None
     except OSError as error:
         raise StoreError(f"{path}: the network's file cannot be read ({error.strerror or error}); {REMEDY}") from None
-    if description.file_sha256 not in (None, actual):
+    if description.file_sha256 != actual:
         raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); {REMEDY}")
 
 
@@ -122,11 +121,3 @@ def write_description(folder: Path, description: NetworkDescription) -> None:
     """Write `network.json` with the hash of the weights or graph file, which must exist already."""
     description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
     (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
-
-
-def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Restore the None that format 1 omitted: only a head's `embedding_dim` has another default."""
-    match values:
-        case {"model": {"head": dict(head)}}:
-            head.setdefault("embedding_dim", None)
-    return values

@@ -64,7 +64,7 @@ class TrainedModel:
         num_dimensions: embedding dimension D.
         metric: metric with which the run compares embeddings.
         title: display name.
-        weights_sha256: SHA-256 of the file with the weights; None for an exported graph and for older descriptions.
+        weights_sha256: SHA-256 of the file with the weights; None for an exported graph.
     """
 
     def __init__(self, description: NetworkDescription, identity: str, forward: Forward) -> None:
@@ -189,7 +189,7 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
 
         check_file(folder, description)
         forward = open_graph(folder, description.graph, device)
-    identity = description.identity or file_sha256(folder / description.file)[:32]  # of a network written before identities were saved
+    identity = description.identity or file_sha256(folder / description.file)[:32]  # of a network saved without one
     if description.graph is not None and description.graph.precision != "fp32":
         identity += f"-{description.graph.precision}"
     return TrainedModel(description, identity, forward)

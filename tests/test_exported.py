@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_what_cannot_be_exported_or_opened_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="int8 is of ONNX"):
         exported(tmp_path / "kept", tmp_path / "out", "torch-export", "int8")
     values = json.loads((tmp_path / "kept" / "network.json").read_text())
-    values |= {"graph": {"format": "onnx", "name": "network.onnx", "precision": "fp32"}, "file_sha256": None}
+    values |= {"graph": {"format": "onnx", "name": "network.onnx", "precision": "fp32"}, "file_sha256": sha256(b"nonsense").hexdigest()}
     (tmp_path / "out" / "network.json").write_text(sealed({name: value for name, value in values.items() if name != SEAL}))
     (tmp_path / "out" / "network.onnx").write_bytes(b"nonsense")
     with pytest.raises(StoreError, match=r"network\.onnx: not the exported network"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dml_core.config import Config, parse
 from dml_core.epochs import Epoch
@@ -58,7 +58,7 @@ class EvaluationConfig(Config):
     metric: Metric = "cosine"
     clustering: bool = True
     kmeans: KMeansConfig = KMeansConfig()
-    intervals: IntervalConfig | None = Field(default=None, validation_alias=AliasChoices("intervals", "bootstrap"))  # older runs: bootstrap
+    intervals: IntervalConfig | None = None
     max_block_bytes: Annotated[int, Field(ge=65_536)] = 256 * 2**20
     device: Device = "cpu"
 

@@ -289,16 +289,6 @@ def test_every_changed_byte_of_a_description_is_found(raw: Path, tmp_path: Path)
             assert read_info(tmp_path / "out") == written
 
 
-def test_a_description_of_the_first_format_is_read(raw: Path, tmp_path: Path) -> None:
-    """It had no hash and a different key for its format; preparing again writes both."""
-    written = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
-    first = written.model_dump(mode="json", exclude={"format"}) | {"format_version": 1}
-    (tmp_path / "out/dataset.json").write_text(json.dumps(first))
-    assert read_info(tmp_path / "out").model_dump(exclude={"format"}) == written.model_dump(exclude={"format"})
-    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
-    assert read_info(tmp_path / "out") == written
-
-
 class Listed(DatasetConfig):
     """A dataset with the rows given by the test."""
 

@@ -108,12 +108,6 @@ def test_there_is_no_interval_where_nothing_tells_how_classes_vary() -> None:
     assert not [name for name in perfect if name.endswith(("low", "high"))]
 
 
-def test_settings_of_older_runs_are_read() -> None:
-    assert parse(EvaluationConfig, {"bootstrap": None}, "evaluation") == EvaluationConfig()
-    with pytest.raises(ConfigError, match="num_replicates"):
-        parse(EvaluationConfig, {"bootstrap": {"num_replicates": 100}}, "evaluation")
-
-
 def test_labels_of_any_type_give_the_same_numbers() -> None:
     embeddings, labels = make_inputs("random")
     expected = evaluate(embeddings, labels, EvaluationConfig())

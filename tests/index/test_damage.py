@@ -182,7 +182,7 @@ def test_a_description_that_is_none(whole: Path, tmp_path: Path, text: str) -> N
     folder = tmp_path / "index"
     shutil.copytree(whole, folder)
     (folder / INFO_FILE).write_text(text)
-    with pytest.raises(StoreError, match=r"^[^\n]*damaged; build the index again with --force$"):
+    with pytest.raises(StoreError, match=r"^[^\n]*damaged[^;]*; build the index again with --force$"):
         Index.open(folder)
 
 
@@ -192,5 +192,5 @@ def test_an_index_of_before_hashes_is_to_be_built_again(whole: Path, tmp_path: P
     info = Index.open(folder).info.model_dump(mode="json")
     del info["files_sha256"]
     (folder / INFO_FILE).write_text(json.dumps(info | {"format": 1}))
-    with pytest.raises(StoreError, match=r"index\.json: damaged; build the index again with --force$"):
+    with pytest.raises(StoreError, match=r"index\.json: damaged[^;]*; build the index again with --force$"):
         Index.open(folder)

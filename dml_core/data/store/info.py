@@ -16,7 +16,7 @@ from dml_core.data.store.rows import Counts
 from dml_core.errors import DataError, StoreError
 from dml_core.files import file_sha256, read_regular, sealed, unsealed
 
-FORMAT: Literal[2] = 2  # format 1 had no hash of the file itself
+FORMAT: Literal[2] = 2
 INFO_FILE = "dataset.json"
 IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
@@ -37,7 +37,7 @@ class DatasetInfo(Config):
         manifest_sha256: hash of `manifest.parquet`.
     """
 
-    format: Literal[1, 2] = FORMAT
+    format: Literal[2] = FORMAT
     name: str
     options: dict[str, Any]
     roles: dict[str, Counts]
@@ -82,13 +82,12 @@ def read_info(folder: Path) -> DatasetInfo:
     """Read `dataset.json` of a prepared folder.
 
     Raises:
-        DataError: the folder holds no prepared dataset or one of a newer format, or the file is damaged.
+        DataError: the folder holds no prepared dataset or one of another format, or the file is damaged.
     """
     path = folder / INFO_FILE
     try:
         values = unsealed(read_regular(path), path, FORMAT, REMEDY)
-        values.pop("format_version", None)  # its name in format 1
-        return DatasetInfo.model_validate_json(json.dumps({"format": 1, **values}))
+        return DatasetInfo.model_validate_json(json.dumps(values))
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared dataset; run `dml data prepare {folder.name}`") from None
     except OSError as error:

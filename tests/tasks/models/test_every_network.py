@@ -146,16 +146,6 @@ def test_every_network_of_the_tables_is_opened_published_exported_and_indexed(tm
         check(folder, Trained(model, folder), check_exports)
 
 
-def test_a_network_written_before_formats_opens(tmp_path: Path) -> None:
-    """Format 1 omitted None, such as a 2048-d row's `embedding_dim`, which otherwise defaults to 64."""
-    model = next(model for model in heads().values() if model["head"]["embedding_dim"] is None)
-    trained = Trained(model, tmp_path / "network")
-    description = read_description(tmp_path / "network").model_dump(mode="json", exclude_none=True)
-    assert "embedding_dim" not in description["model"]["head"]
-    (tmp_path / "network" / DESCRIPTION_FILE).write_text(json.dumps(description))
-    check(tmp_path / "network", trained)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

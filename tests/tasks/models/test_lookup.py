@@ -21,10 +21,10 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.epochs import RECALL
 from dml_core.errors import ConfigError, DataError, StoreError, TrackingError
-from dml_core.files import SEAL, sealed
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, add_items, build_index
+from dml_core.network_description import read_description, write_description
 from dml_core.training.checkpoints.file import load_checkpoint, save_checkpoint
 from dml_core.training.loop import fit
 from flows.cli.search import open_index_model
@@ -379,25 +379,21 @@ def test_weights_that_would_run_code_are_refused(project: Project, tmp_path: Pat
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (Path(tmp_path / "sprung").write_text, ("x",))
 
-    described = json.loads((resolve_model("own/good", project) / "network.json").read_text())
-    values = {name: value for name, value in described.items() if name != SEAL} | {"file_sha256": None}
-    (tmp_path / "network.json").write_text(sealed(values))
     torch.save({"head": Trap()}, tmp_path / "network.pt")
+    write_description(tmp_path, read_description(resolve_model("own/good", project)))
     with pytest.raises(StoreError, match="not the network's weights"):
         load_model(tmp_path)
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_description_of_before_identities_is_read(project: Project, tmp_path: Path) -> None:
+def test_a_network_without_an_identity_is_read(project: Project, tmp_path: Path) -> None:
     folder = resolve_model("own/good", project)
     (tmp_path / "network.pt").write_bytes((folder / "network.pt").read_bytes())
-    known = json.loads((folder / "network.json").read_text())
-    (tmp_path / "network.json").write_text(
-        json.dumps({name: known[name] for name in ("model", "transform", "num_classes", "embedding_dim")})
-    )
+    known = read_description(folder)
+    write_description(tmp_path, known.model_copy(update={"identity": None}))
     model = load_model(tmp_path)
     assert len(model.identity) == 32
-    assert model.identity != known["identity"]
+    assert model.identity != known.identity
 
 
 def test_the_package_is_cheap_until_a_network_is_opened() -> None:
