@@ -20,10 +20,8 @@ from typing import Any
 import torch
 from pytorch_metric_learning import losses, miners, regularizers
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from dml_core.losses.multi_centre import MultiCentre, centre_spread
 from dml_core.losses.registry import build_loss
 
 BATCH_SIZES, CLASS_COUNTS, DIMS, CENTRE_COUNTS = (32, 256), (98, 11_318, 100_000), (64, 512), (1, 2, 10)
@@ -55,7 +53,6 @@ class Contest:
     over_classes: bool = True
     several_centres: bool = False
     square_peer: bool = False
-    regulariser_alone: bool = False
 
 
 class Mined(nn.Module):
@@ -86,28 +83,6 @@ class Ours(nn.Module):
         return self.loss(embeddings, labels).total
 
 
-class OurRegulariser(Ours):
-    """SoftTriple's regulariser without the rest of the loss."""
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Return the regulariser of the centres, which are normalised first."""
-        assert isinstance(self.loss, MultiCentre)
-        return centre_spread(functional.normalize(self.loss.centres_KCD, dim=-1))
-
-
-class PmlRegulariser(nn.Module):
-    """PML's regulariser of as many centres, which it also normalises."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.centres = nn.Parameter(torch.randn(size.classes * size.centres, size.dim))
-        self.regulariser = regularizers.SparseCentersRegularizer(size.classes, size.centres)
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Return the regulariser of the centres; the batch is not used."""
-        return self.regulariser(self.centres)
-
-
 def soft_triple_peer(size: Size, regularised: bool) -> nn.Module:
     regulariser = regularizers.SparseCentersRegularizer(size.classes, size.centres) if regularised and size.centres > 1 else None
     return losses.SoftTripleLoss(size.classes, size.dim, size.centres, weight_regularizer=regulariser, weight_reg_weight=0.2)
@@ -129,7 +104,6 @@ def contests() -> list[Contest]:
         Contest("proxy_nca", {}, lambda size: losses.ProxyNCALoss(size.classes, size.dim)),
         Contest("softtriple", {"regulariser_weight": 0.0}, lambda size: soft_triple_peer(size, False), "no regulariser", True, True),
         Contest("softtriple", {}, lambda size: soft_triple_peer(size, True), "regulariser", True, True, True),
-        Contest("softtriple", {}, PmlRegulariser, "regulariser alone", True, True, True, True),
         Contest("tuplet_margin", {"negatives": "all"}, tuplet_peer, "all negatives", over_classes=False),
         Contest("tuplet_margin", {}, tuplet_peer, "random negatives; PML all", over_classes=False),
         Contest("triplet_batch_hard", {}, batch_hard, over_classes=False),
@@ -167,15 +141,13 @@ def sizes(contest: Contest) -> Iterator[Size]:
             if dim == DIMS[0] and mib(batch * classes) <= MOST_SIMILARITY_MIB:
                 yield Size(batch, classes, classes)
             continue
-        if contest.regulariser_alone and (batch != BATCH_SIZES[0] or centres == 1):
-            continue
         if mib(classes * centres * dim) <= MOST_PARAMETER_MIB and mib(batch * classes * centres) <= MOST_SIMILARITY_MIB:
             yield Size(batch, classes, dim, centres)
 
 
 def run(contest: Contest, size: Size) -> list[float]:
     """Print one line; return the ratio of times, if there is a peer."""
-    ours = OurRegulariser(contest, size) if contest.regulariser_alone else Ours(contest, size)
+    ours = Ours(contest, size)
     fits = not (contest.square_peer and size.centres > 1 and mib((size.classes * size.centres) ** 2) > MOST_SQUARE_MIB)
     peer = contest.peer(size) if contest.peer and fits else None
     steps = [step(ours, size), *([step(peer, size)] if peer else [])]

@@ -3,7 +3,6 @@
 Every setting is scored on one pair of fold and seed, the best third on two more, the best eighth on three more: the variation between seeds
 is as large as most differences between settings, so close candidates get more scores. The winner is then compared with the row's own
 settings on pairs that the search has not used; it replaces them only if the 95 % interval of the gain is above 0.
-`benchmarks/tuning_allocation.py` compares this method with others at the same number of scores.
 """
 
 from collections.abc import Callable, Sequence
