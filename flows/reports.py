@@ -105,10 +105,10 @@ def _report_tables(
     else:
         for name in names:
             _add_results(name, ran[name], failed[name], backends)
-        written = dict(zip(names, write_site(backends.project, params, names), strict=True))
-        pages = {name: page.markdown for name, page in written.items()}
-        for name in names:
-            num_waiting[name] += _publish_table(name, written[name], ran[name], params, backends)
+        pages = {}
+        for name, page in zip(names, write_site(backends.project, params, names), strict=True):
+            pages[name] = page.markdown
+            num_waiting[name] += _publish_table(name, page, ran[name], params, backends)
     reports = []
     for name in names:
         page = _with_failures(pages[name], failed[name])

@@ -26,6 +26,7 @@ from flows.services import Services
 from tasks.checks import prepare_machine
 from tasks.environment import Project, open_project
 from tasks.locks import FileLock
+from tasks.reports.kit import markdown_table
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
@@ -216,18 +217,8 @@ def _result(search: Search, trial: Trial) -> str:
 def _publish(tuned: Tuned, services: Services) -> None:
     """Publish the search's result on the MLflow page of its parent run and in Prefect."""
     search = tuned.search
-    header, *lines = [f"| {' | '.join(row)} |" for row in tuned.rows]
-    about = "\n".join(
-        [
-            f"{search.title}: {tuned.file.says}.",
-            "",
-            header,
-            "|---|---|---|---|",
-            *lines,
-            "",
-            f"`{tuned.file.command}`; trial 0 has the row's own settings. No test image was read.",
-        ]
-    )
+    command = f"`{tuned.file.command}`; trial 0 has the row's own settings. No test image was read."
+    about = "\n\n".join([f"{search.title}: {tuned.file.says}.", markdown_table(tuned.rows), command])
     report = ComparisonReport(
         comparison=search.title,
         dataset=search.dataset,

@@ -42,7 +42,6 @@ class StepLock:
         self._step, self._of, self._title, self._services = step, of, title, services
         self.anew = anew
         self._lock = FileLock(services.store.step_lock(step.name, of.identity))
-        self._has_said = False
         self.taken_over = False
 
     def run_once(
@@ -66,11 +65,19 @@ class StepLock:
         """
         self._services.check_going_on()
         logger.info("%s: waiting for its turn", self._title)
+        has_said = False
         while True:
             with turn() as held:
                 if self._lock.acquire(wait=False):
                     return self._do(partial(work, held), inputs)
-            self._wait()
+            if not has_said:
+                what = f"another dml ({self._lock.holder()}) is {DOING[self._step.name]} {self._title}"
+                self._services.display.say(f"{what}; waiting for it")
+                has_said = True
+            while not self._lock.acquire(wait=False):
+                self._services.check_going_on()
+                time.sleep(POLL_SECONDS)
+            self._lock.release()  # a turn comes first
 
     def release(self, *_: object) -> None:
         """Release the lock."""
@@ -88,14 +95,3 @@ class StepLock:
         except BaseException:
             self._lock.release()
             raise
-
-    def _wait(self) -> None:
-        """Wait until the lock is free, without holding it: a turn comes first. Print this once."""
-        if not self._has_said:
-            what = f"another dml ({self._lock.holder()}) is {DOING[self._step.name]} {self._title}"
-            self._services.display.say(f"{what}; waiting for it")
-            self._has_said = True
-        while not self._lock.acquire(wait=False):
-            self._services.check_going_on()
-            time.sleep(POLL_SECONDS)
-        self._lock.release()
