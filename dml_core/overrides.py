@@ -50,6 +50,16 @@ def parse_overridden(config_type: type[ConfigT], where: str, base: Mapping[str, 
     return parse(config_type, _without_unset(config_type, override(base, *layers)), where)
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted path as nested mappings, as in a file: the reverse of `dml_core.config.flatten`."""
+    values: dict[str, Any] = {}
+    for path, value in settings.items():
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        values = override(values, value)
+    return values
+
+
 def _overridden(earlier: Any, later: Any) -> Any:
     if not isinstance(earlier, Mapping) or not isinstance(later, Mapping):
         return later

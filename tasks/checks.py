@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
@@ -33,9 +33,6 @@ from tasks.runs.identity import train_step
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import enable_s3_weights, open_store
 from tasks.workers.placement import num_gpus
-
-if TYPE_CHECKING:
-    from dml_core.losses.contract import Loss  # imports torch
 
 DRAWN = "synthetic"  # reader that needs no files
 ENOUGH_CLASSES = 100  # whether parts fit does not depend on the number of classes, and a million would take memory
@@ -298,8 +295,11 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
+    from dml_core.models.heads import build_head
+
     _check_pixels(training)
-    loss = _loss(training, num_classes)
+    head = build_head(training.model.head, cast(int, backbone_shapes(training.model.backbone).num_features), num_classes)
+    loss = build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
     check_sampler(training.sampler, loss.needs, training.loss.name)
     if training.cross_batch_memory is not None:
         from dml_core.training.parallel.cross_batch import CrossBatchMemory
@@ -338,13 +338,6 @@ def _check_pixels(training: TrainingConfig) -> None:
         except RuntimeError as error:
             reason = f"backbone '{backbone.name}' does not take images of {side} x {side} pixels ({first_line(error)})"
             raise ConfigError(f"transform.crop_size: {reason}; set another") from None
-
-
-def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
-    from dml_core.models.heads import build_head
-
-    head = build_head(training.model.head, cast(int, backbone_shapes(training.model.backbone).num_features), num_classes)
-    return build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
 
 
 def _has_files(folder: Path) -> bool:

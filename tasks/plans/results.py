@@ -4,6 +4,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -92,7 +93,11 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     """
     check_output(path, "application/json", b'{"format": ')
     table, result = load_table(name), load_result(project, name)
-    known = [run for run in result.runs if _is_known(table, run)]
+    known = []
+    for run in result.runs:
+        with suppress(ConfigError):
+            _check_imported(table, run)
+            known.append(run)
     if not known:
         raise ConfigError(f"{name}: nothing is measured; run it first: dml reproduce {name}")
     if len(known) < len(result.runs):
@@ -214,14 +219,6 @@ def _check_imported(table: TableFile, run: MeasuredRun) -> None:
     check_known("dataset", run.dataset, table.datasets)
     if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
         raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
-
-
-def _is_known(table: TableFile, run: MeasuredRun) -> bool:
-    try:
-        _check_imported(table, run)
-    except ConfigError:
-        return False
-    return True
 
 
 def _lock(project: Project) -> Path:

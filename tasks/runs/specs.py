@@ -22,7 +22,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
-from dml_core.overrides import PART, override, parse_overridden
+from dml_core.overrides import PART, nested, override, parse_overridden
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.environment import state_folder
@@ -331,7 +331,11 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     if reference is not None:
         with located(f"{path.name}: comparison.reference"):
             check_known("variant", reference, variants)
-    _check_rows(path, variants)
+    by_row: dict[str, str] = {}
+    for variant in variants:
+        if (other := by_row.setdefault(row_name(variant), variant)) != variant:
+            where = f"{path.name}: comparison.variants"
+            raise ConfigError(f"{where}: '{other}' and '{variant}' have the same row '{row_name(variant)}'; rename one")
     for name in params.comparison.datasets:
         # `dml tune` reads this file too: only runs refuse an untuned variant
         trainings = {variant: _training(params, name, variant, tuned=False) for variant in variants}
@@ -406,16 +410,6 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
 def _real(path: Path) -> str:
     """Return a folder's path with a final "/" and its links followed as far as possible (`Path.resolve` raises if they form a circle)."""
     return f"{os.path.realpath(path).rstrip('/')}/"
-
-
-def _check_rows(path: Path, variants: Iterable[str]) -> None:
-    """Check that no two variants share a row of the standing comparison's table."""
-    by_row: dict[str, str] = {}
-    for variant in variants:
-        other = by_row.setdefault(row_name(variant), variant)
-        if other != variant:
-            where = f"{path.name}: comparison.variants"
-            raise ConfigError(f"{where}: '{other}' and '{variant}' have the same row '{row_name(variant)}'; rename one")
 
 
 def check_seeds(seeds: Iterable[int]) -> None:
@@ -537,10 +531,10 @@ def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], sett
 
     Beside trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
     """
-    nested, reasons = _nested(setting), dict[str, str | None]()
-    trainings = {run.variant: run.training for run in runs} if "comparison" in nested else {}
+    given, reasons = _nested(setting), dict[str, str | None]()
+    trainings = {run.variant: run.training for run in runs} if "comparison" in given else {}
     for variant, training in trainings.items():
-        values, place = _overriding(params, dataset, variant, nested)
+        values, place = _overriding(params, dataset, variant, given)
         is_trained = training.num_epochs > 0
         is_read = is_trained or not any(other.num_epochs for other in trainings.values())
         if values and (is_read or any(name.startswith(("model.", "transform.")) for name in values)):
@@ -550,13 +544,13 @@ def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], sett
     return reasons
 
 
-def _overriding(params: Params, dataset: str, variant: str, nested: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def _overriding(params: Params, dataset: str, variant: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return a `--set`'s values for a run's training, and the place of the settings that override them all; None if one applies."""
     layers = {"comparison.protocol": params.comparison.protocol, **_layers(params, dataset, variant, tuned=True)}
     settings, values, place = dict[str, Any](), dict[str, Any](), None
     for layer, changes in layers.items():
         settings = override(settings, changes)
-        own = {key: value for key, value in _within(nested, layer.split(".")).items() if key not in OWN_KEYS}
+        own = {key: value for key, value in _within(given, layer.split(".")).items() if key not in OWN_KEYS}
         values |= flatten(own)
         applied = flatten(settings)
         is_applied = any(name in applied and applied[name] == value for name, value in values.items())
@@ -717,10 +711,7 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
 def _nested(setting: str) -> dict[str, Any]:
     """Return a `--set` that has a path and a value as nested settings."""
     path = _path_of(setting)
-    nested: Any = tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))
-    for key in reversed(path.split(".")):
-        nested = {key: nested}
-    return dict(nested)
+    return nested({path: tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))})
 
 
 def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:

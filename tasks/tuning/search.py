@@ -17,6 +17,7 @@ from dml_core.data.store.split_config import ValidationConfig, check_folds, num_
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import recall_k
+from dml_core.overrides import nested
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, prepared_folder
@@ -30,7 +31,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import at_scale, belongs, named_dataset, not_in_params, runs_of_tables
 from tasks.tuning.halving import METHOD, SearchResult
-from tasks.tuning.space import Params, Space, changed_settings, lay_over, nested, own_value, published_options, row_space
+from tasks.tuning.space import Params, Space, changed_settings, lay_over, own_value, published_options, row_space
 
 METRICS = ("map@r", "r_precision")  # in addition to every recall@K
 ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials

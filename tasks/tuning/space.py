@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dml_core.config import flatten, located
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import PML_PREFIX, parse_loss_options
-from dml_core.overrides import override, parse_overridden
+from dml_core.overrides import nested, parse_overridden
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
 from tasks.runs.without_effect import OPTIONS, why_idle
@@ -133,16 +133,6 @@ def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingCon
     changed = parse_overridden(TrainingConfig, "a trial's settings", training.model_dump(mode="json"), nested(params))
     parse_loss_options(changed.loss.name, changed.loss.options, "a trial's loss")
     return changed
-
-
-def nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings by dotted path to nested mappings, as in a file."""
-    values: dict[str, Any] = {}
-    for path, value in params.items():
-        for key in reversed(path.split(".")):
-            value = {key: value}
-        values = override(values, value)
-    return values
 
 
 def _check_path(path: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import tasks.tuning.search
 from dml_core.config import flatten
 from dml_core.errors import ConfigError
+from dml_core.overrides import nested
 from dml_core.search_space import Search as Range
 from dml_core.training.config import CrossBatchConfig
 from tasks.environment import Project
@@ -16,7 +17,7 @@ from tasks.tables.file import load_table
 from tasks.tuning.halving import SearchResult, measure_gain
 from tasks.tuning.proposals import Trial, propose
 from tasks.tuning.search import FIRST_SEED, LAST_SEED, SEEDS_OF_A_SEARCH, Search, plan_searches, tuned_file
-from tasks.tuning.space import lay_over, nested, own_value, row_space
+from tasks.tuning.space import lay_over, own_value, row_space
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")

@@ -6,10 +6,11 @@ import pytest
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError
+from dml_core.overrides import nested
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.tuning.proposals import ROUND_SIZE, propose
-from tasks.tuning.space import lay_over, nested, own_value, row_space
+from tasks.tuning.space import lay_over, own_value, row_space
 from tests.conftest import small_training
 
 RATE = {"optimiser.learning_rate": Search(low=1e-3, high=1e-1, log=True)}
