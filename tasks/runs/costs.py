@@ -13,7 +13,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,6 @@ class Cost(Record):
     predicted_seconds: float | None = None
     work_seconds: float | None = None
 
-    def plus(self, other: "Cost") -> "Cost":
-        """Return the cost of both; a value that neither has stays None, and the peak is the larger one."""
-        values: dict[str, Any] = {"peak_memory_bytes": max(self.peak_memory_bytes, other.peak_memory_bytes)}
-        for name in Cost.model_fields.keys() - values.keys():
-            known = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
-            values[name] = sum(known) if known else None
-        return Cost(**values)
-
 
 def costs_of(records: Iterable[StepRecord]) -> dict[str, Cost]:
     """Return step -> the cost that it recorded, without steps that were made before costs were recorded."""
@@ -72,8 +63,10 @@ def costs_of(records: Iterable[StepRecord]) -> dict[str, Cost]:
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of the costs of steps."""
-    return reduce(Cost.plus, costs, Cost())
+    """Return the sum of the costs of steps; a value that none of them has is None, and the peak is the largest."""
+    costs = list(costs)
+    known = {name: [value for cost in costs if (value := getattr(cost, name)) is not None] for name in Cost.model_fields}
+    return Cost(**{name: (max if name == "peak_memory_bytes" else sum)(values) for name, values in known.items() if values})
 
 
 class _Journal(Record):
@@ -139,7 +132,7 @@ class StepMeter:
     def share(self, cost: Cost) -> None:
         """Add the step's share of what the flow's process and the machine used."""
         with self._lock:
-            self._shared = self._shared.plus(cost)
+            self._shared = total_cost([self._shared, cost])
 
     def journal(self) -> _Journal:
         """Return the cost so far, with the positions."""
@@ -292,7 +285,7 @@ class EnergyCounter:
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         # Another zone at their level, `psys`, is the whole machine: it includes them.
-        self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if _text(path / "name").startswith("package"))
+        self._packages = sorted(name.parent for name in powercap.glob("intel-rapl:*/name") if name.read_text().startswith("package"))
         self._last = self._readings()
 
     def joules(self) -> float | None:
@@ -321,18 +314,9 @@ def moved_bytes(process: psutil.Process) -> int:
 
 
 def _number(path: Path) -> int | None:
-    try:
-        return int(_text(path))
-    except ValueError:
-        return None
-
-
-def _text(path: Path) -> str:
-    """Return a file's text; empty if it cannot be read."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
 
 
 def _rounded(cost: Cost) -> Cost:
