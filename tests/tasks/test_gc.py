@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import set_aside
+from tasks import gc
 from tasks.environment import Project, find_project, finished_records
 from tasks.files import write_whole
 from tasks.gc import Usage, delete, find_unused
@@ -25,7 +26,7 @@ from tasks.runs.identity import StepIdentity, identity_in, step_identities
 from tasks.runs.specs import load_params
 from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
-from tasks.tables.file import load_table
+from tasks.tables.file import load_table, table_names
 from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
 from tasks.tracking.outbox import OUTBOX
 from tests.conftest import ROOT
@@ -36,13 +37,14 @@ LONG_AGO = 1_600_000_000.0
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Three runs r1, r2, r3 in the store, each with a network, embeddings, scores, and the provenance of each step."""
+    """Three runs r1, r2, r3 in the store, each with a network, embeddings, scores, and the provenance of each step; one table has plans."""
     for name in ("DML_STORE", "DML_STATE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "state" / "prefect"))
     monkeypatch.delenv("PREFECT_LOCAL_STORAGE_PATH", raising=False)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gc, "table_names", lambda: ["softtriple/table1"])
     found = find_project()
     for run in ("r1", "r2", "r3"):
         make_run(found, run, LONG_AGO)
@@ -142,11 +144,13 @@ def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is
     assert unused(project) == run_of("r3")
 
 
-def test_what_a_table_would_run_today_stays(project: Project) -> None:
-    local = LocalState(project, load_params(project.params_file))
-    table, (plan,) = load_table("softtriple/table1"), plan_tables(local, ["softtriple/table1"], Choice())
-    identities = step_identities(plan.runs[-1].spec, local.dataset(plan.runs[-1].dataset, table))
-    today = {f"{step}/{identity}" for step, identity in identities.items()}
+def test_what_a_table_would_run_today_stays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "table_names", table_names)
+    local, today = LocalState(project, load_params(project.params_file)), set()
+    for name in ("softtriple/table1", "sgsl/table1"):
+        table, (plan,) = load_table(name), plan_tables(local, [name], Choice())
+        identities = step_identities(plan.runs[-1].spec, local.dataset(plan.runs[-1].dataset, table))
+        today |= {f"{step}/{identity}" for step, identity in identities.items()}
     for key in today:
         folder = Path(project.store) / key
         folder.mkdir()
