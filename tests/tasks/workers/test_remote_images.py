@@ -1,6 +1,5 @@
 """Training and embedding with images read from a bucket: the bytes of a run on whole datasets, within the cache's bound, also if killed."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -30,6 +29,7 @@ from tasks.storage import Store
 from tasks.workers import work
 from tasks.workers.jobs import Job
 from tests.conftest import small_training
+from tests.forked import forked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -150,9 +150,9 @@ def test_an_image_that_is_damaged_in_the_bucket_ends_the_run_in_one_line_and_is_
     assert load_checkpoint(store.pull("train/x")) is None
 
 
-def killed_after(job: Job, num_steps: int) -> None:
+def killed_after(job: Job, num_steps: int, environment: dict[str, str]) -> None:
     """Train until a step in the middle of an epoch, and end by kill -9."""
-    torch.set_num_threads(1)
+    os.environ.update(environment)
     asked: list[int] = []
 
     def stop_wanted() -> bool:
@@ -168,10 +168,7 @@ def killed_after(job: Job, num_steps: int) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_the_middle_of_an_epoch_ends_in_the_same_bytes(job: Job, tmp_path: Path) -> None:
     job = replace(job, scale=job.scale.model_copy(update={"checkpoint_every_steps": 1}))
-    process = multiprocessing.get_context("spawn").Process(target=killed_after, args=(job, 9))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert forked(killed_after, job, 9, dict(os.environ)) == -signal.SIGKILL
     state = load_checkpoint(Store(job.store, tmp_path / "driver").pull("train/x"))
     assert state is not None
     assert (state["num_epochs_done"], len(state["under_way"]["rows"]) > 0) == (1, True)

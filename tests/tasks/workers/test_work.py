@@ -3,7 +3,6 @@
 import os
 import signal
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 from unittest.mock import MagicMock
@@ -16,6 +15,7 @@ from tasks.runs.specs import RunSpec
 from tasks.workers import work, worker
 from tasks.workers.jobs import Job
 from tests.conftest import small_training
+from tests.forked import forked
 
 CPU = torch.device("cpu")
 
@@ -81,10 +81,7 @@ def killed_while_it_saves(job: Job) -> None:
 def test_what_a_killed_worker_was_writing_is_removed_and_what_was_set_aside_stays(packed: Path, tmp_path: Path) -> None:
     job, folder = job_for(packed, tmp_path), tmp_path / "store/train/x"
     for _ in range(2):
-        worker = get_context("spawn").Process(target=killed_while_it_saves, args=(job,))
-        worker.start()
-        worker.join()
-        assert worker.exitcode == -signal.SIGKILL
+        assert forked(killed_while_it_saves, job) == -signal.SIGKILL
         assert len(list(folder.glob(".checkpoint.pt.*"))) == 1, "of the last one killed only"
     (folder / ".checkpoint.pt.damaged-1").write_bytes(b"to be looked at")
     work.train(job, CPU, lambda message: None)
