@@ -106,12 +106,15 @@ def of_variant(**settings: Any) -> dict[str, Any]:
     ],
 )
 def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, packed: Path, changes: dict[str, Any], message: str) -> None:
-    check(tmp_path, packed)
     with pytest.raises(ConfigError) as caught:
         check(tmp_path, packed, **changes)
     assert message in str(caught.value)
     assert str(caught.value).startswith("params.yaml: comparison: synthetic / mine: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_runs_that_these_tests_change_pass(tmp_path: Path, packed: Path) -> None:
+    check(tmp_path, packed)
 
 
 def test_weights_with_their_hash_and_a_timm_model_with_its_scaling_pass(tmp_path: Path, packed: Path) -> None:
@@ -274,30 +277,31 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
         check_places(Project(tmp_path, tmp_path, "/proc/nowhere", "sqlite:///x.db"), ScaleSpec())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["reproduce", "-v", "softripl"], "did you mean 'softtriple'?"),
-        (["run", "synthetic", "softtriple", "--set", "comparison.protocol.num_epoch=3"], "did you mean 'num_epochs'?"),
-        (["reproduce", "--set", "comparison.protocol.sampler.num_classes_per_batch=50"], "the training set has 4 classes"),
-        (["reproduce", "--set", "comparison.protocol.model.backbone.weights=/gone.pth"], "/gone.pth: no such file"),
-        (
-            ["reproduce", "--set", f"comparison.protocol.model.backbone={{name: small_cnn, {OTHER_FILE}}}"],
-            "the file is damaged, or another one",
-        ),
-        (["reproduce", "-d", "birds"], "dataset 'birds' is not prepared and"),
-        (["reproduce", "--set", "evaluation.role=validation"], "add --set 'comparison.datasets.synthetic.validation={share: 0.2}'"),
-    ],
-)
-def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, packed: Path, arguments: list[str], told: str) -> None:
+def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, packed: Path) -> None:
+    """By one process after the other, forked from one that has loaded the command only."""
+    sets = {
+        "comparison.protocol.sampler.num_classes_per_batch=50": "the training set has 4 classes",
+        "comparison.protocol.model.backbone.weights=/gone.pth": "/gone.pth: no such file",
+        f"comparison.protocol.model.backbone={{name: small_cnn, {OTHER_FILE}}}": "the file is damaged, or another one",
+        "evaluation.role=validation": "add --set 'comparison.datasets.synthetic.validation={share: 0.2}'",
+    }
+    told = {
+        ("reproduce", "-v", "softripl"): "did you mean 'softtriple'?",
+        ("run", "synthetic", "softtriple", "--set", "comparison.protocol.num_epoch=3"): "did you mean 'num_epochs'?",
+        ("reproduce", "-d", "birds"): "dataset 'birds' is not prepared and",
+        **{("reproduce", "--set", change): message for change, message in sets.items()},
+    }
     make_project(tmp_path, packed)
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(merge(merge(PARAMS, SMALL), BIRDS)))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(merge(PARAMS, SMALL), BIRDS)))
     code = (
-        "import sys\nfrom flows.cli import main\n"
-        f"sys.argv = ['dml', *{arguments!r}]\n"
-        "try:\n    main()\nfinally:\n"
-        "    print([name for name in ('torch', 'prefect', 'ray', 'mlflow', 'pandas') if name in sys.modules])"
+        "import os, sys\nfrom flows.cli import main\n"
+        f"for words in {[*told]!r}:\n"
+        "    if os.fork():\n"
+        "        print(os.waitstatus_to_exitcode(os.wait()[1]), file=sys.stderr, flush=True)\n"
+        "        continue\n"
+        "    sys.argv = ['dml', *words]\n"
+        "    try:\n        main()\n    finally:\n"
+        "        print([name for name in ('torch', 'prefect', 'ray', 'mlflow', 'pandas') if name in sys.modules])"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))}
     shown = subprocess.run(
@@ -306,12 +310,14 @@ def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, 
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    assert shown.returncode == 2, shown.stderr
-    first, *notes, error = shown.stderr.splitlines()
-    assert first == f"dml {arguments[0]}: checking parameters"
-    assert all(note.startswith("note: --set ") for note in notes)
-    assert error.startswith("error: ")
-    assert told in error
+    said = shown.stderr.split("\n2\n")
+    assert said.pop() == "", shown.stderr
+    for (words, message), lines in zip(told.items(), said, strict=True):
+        first, *notes, error = lines.splitlines()
+        assert first == f"dml {words[0]}: checking parameters"
+        assert all(note.startswith("note: --set ") for note in notes)
+        assert error.startswith("error: ")
+        assert message in error
     assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # modules loaded by the flow and by its second process
