@@ -60,12 +60,6 @@ def test_no_module_imports_itself_through_others() -> None:
     order.prepare()  # a CycleError names the cycle
 
 
-def test_the_core_loads_no_service() -> None:
-    loaded = modules_loaded_by("import dml_core.training.loop, dml_core.evaluation.evaluator, dml_core.data.prepare")
-    assert "torch" in loaded
-    assert not loaded & {"ray", "prefect", "mlflow", "dvc", "boto3", "botocore"}
-
-
 def test_a_flow_that_reuses_everything_loads_no_trainer() -> None:
     loaded = modules_loaded_by("import flows.reproduce")
     assert "prefect" in loaded

@@ -12,6 +12,7 @@ import zipfile
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns
+from typing import Any
 
 import pytest
 
@@ -127,21 +128,24 @@ USES = {
     "caffe": "from dml_core.models.conversion.caffe import read_caffemodel",
     "drawn": "from pathlib import Path; from dml_core.data.drawing.glyphs import code_points; code_points(Path())",
 }
+# Imports every module of the library, first without its extras and then, where that failed, with them.
 BARE = """
 import importlib, json, os, pkgutil, sys
 
 class Without:
     def __init__(self, finder): self.finder = finder
     def find_spec(self, name, *others):
-        is_missing = any(f"{name}.".startswith(f"{missing}.") for missing in MISSING)
-        return None if is_missing else self.finder.find_spec(name, *others)
+        missing = next((missing for missing in MISSING if f"{name}.".startswith(f"{missing}.")), None)
+        if missing is None:
+            return self.finder.find_spec(name, *others)
+        requested.add(missing)
 
 class Environment(dict):
     def __getitem__(self, name): read.add(name); return super().__getitem__(name)
     def get(self, name, default=None): read.add(name); return super().get(name, default)
     def __contains__(self, name): read.add(name); return super().__contains__(name)
 
-read, opened, started, failed = set(), set(), set(), {}
+requested, read, opened, started = set(), set(), set(), set()
 sys.meta_path[:] = map(Without, sys.meta_path)
 
 def note(event, values):
@@ -150,39 +154,29 @@ def note(event, values):
     elif event in ("subprocess.Popen", "os.system"):
         started.add(str(values[0]))
 
+def errors_of(statements):
+    errors = {}
+    for name, statement in statements.items():
+        try:
+            exec(statement)
+        except ImportError as error:
+            errors[name] = [type(error).__name__, str(error)]
+    return errors
+
 sys.addaudithook(note)
 os.environ = Environment(os.environ)
+MISSING = [*SERVICES, *EXTRAS]
 import dml_core
-uses = {}
-for extra, code in USES.items():
-    try:
-        exec(code)
-    except ImportError as error:
-        uses[extra] = [type(error).__name__, str(error)]
+uses = errors_of(USES)
 names = ["dml_core", *(found.name for found in pkgutil.walk_packages(dml_core.__path__, "dml_core.", onerror=lambda name: None))]
-for name in names:
-    if not name.endswith(("read_slim_checkpoint", "__main__")):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            failed[name] = [type(error).__name__, str(error)]
-sets = {"opened": sorted(opened), "started": sorted(started), "read": sorted(read)}
-print(json.dumps({"names": names, "uses": uses, "failed": failed, "file": dml_core.__file__, **sets}))
+imports = {name: f"import {name}" for name in names if not name.endswith(("read_slim_checkpoint", "__main__"))}
+need_extras = errors_of(imports)
+MISSING = SERVICES
+failed = errors_of({name: imports[name] for name in need_extras})
+sets = {"opened": opened, "started": started, "read": read, "requested": requested}
+errors = {"uses": uses, "need_extras": need_extras, "failed": failed}
+print(json.dumps({"names": [*imports], "file": dml_core.__file__, **errors, **{name: sorted(found) for name, found in sets.items()}}))
 """
-
-
-def imported(missing: set[str], folder: Path, path: Path = ROOT) -> dict[str, object]:
-    """Import every module of the library in a new process in an empty folder, without the packages `missing`."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(path)}
-    (folder / "empty").mkdir(exist_ok=True)
-    for name in ("params.yaml", "dvc.yaml"):
-        (folder / "empty" / name).write_text("not: [settings")
-    uses = USES if missing >= set(OPTIONAL) else {}
-    command = [sys.executable, "-c", f"MISSING = {sorted(missing)!r}\nUSES = {uses!r}\n{BARE}"]
-    ran = subprocess.run(command, cwd=folder / "empty", env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    result: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
-    return result
 
 
 def services() -> set[str]:
@@ -191,37 +185,6 @@ def services() -> set[str]:
     named = [*PROJECT["project"]["dependencies"], *optional["pipeline"], *optional["serve"]]
     of_library = {"faiss-gpu", "dml-core", "packaging"}  # the last one is faiss's and matplotlib's
     return modules_of(named) - BASE - OPTIONAL.keys() - of_library | {"tasks", "flows", "pandas"}
-
-
-@pytest.mark.slow
-def test_without_extras_every_other_module_is_imported_and_the_first_use_names_the_extra(tmp_path: Path) -> None:
-    result = imported(set(OPTIONAL) | services(), tmp_path)
-    failed, names, uses = result["failed"], result["names"], result["uses"]
-    assert isinstance(failed, dict)
-    assert isinstance(names, list)
-    assert isinstance(uses, dict)
-    assert set(USES) == set(OPTIONAL.values())
-    for extra in USES:
-        kind, message = uses[extra]
-        assert kind == "MissingPackageError", f"{extra}: {message}"
-        assert re.fullmatch(rf"[\w.]+ is not installed; install it: pip install 'dml-core\[{extra}\]'", message)
-    assert {name: error for name, error in failed.items() if error[0] != "MissingPackageError"}.keys() <= {"dml_core.losses.pml"}
-    assert len(names) - len(failed) > 60
-    for name in ("losses.metric_loss", "losses.sgsl", "trained", "training.loop", "data.prepare"):
-        assert f"dml_core.{name}" in set(names) - failed.keys()
-
-
-@pytest.mark.slow
-def test_with_its_own_requirements_every_module_is_imported_and_reads_nothing_of_a_project(tmp_path: Path) -> None:
-    result = imported(services(), tmp_path)
-    assert result["failed"] == {}
-    assert result["started"] in ([], ["/sbin/ldconfig"]), "which finds CUDA's libraries for torch"
-    opened, read = result["opened"], result["read"]
-    assert isinstance(opened, list)
-    assert isinstance(read, list)
-    assert any(path.endswith(".pyc") or path.endswith(".py") for path in opened), "so that an empty list proves nothing"
-    assert [path for path in opened if PurePosixPath(path).name in ("params.yaml", "dvc.yaml", "HEAD") or "/.git/" in path] == []
-    assert [name for name in read if name.startswith("DML_")] == []
 
 
 @pytest.fixture(scope="module")
@@ -245,13 +208,47 @@ def test_wheel_and_sdist_have_every_file_and_no_other(built: Path) -> None:
     assert sources | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
-@pytest.mark.slow
-def test_the_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def imported(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Import every module of the wheel in a new process, without the checkout, the services and, at first, the extras."""
+    folder = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(next(built.glob("dml_core-*.whl"))) as wheel:
-        wheel.extractall(tmp_path / "installed")
-    result = imported(services(), tmp_path, tmp_path / "installed")
-    assert result["failed"] == {}
-    assert str(result["file"]).startswith(str(tmp_path))
+        wheel.extractall(folder)
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).write_text("not: [settings")
+    code = f"SERVICES, EXTRAS, USES = {sorted(services())!r}, {sorted(OPTIONAL)!r}, {USES!r}\n{BARE}"
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert result["file"].startswith(str(folder))
+    return result
+
+
+@pytest.mark.slow
+def test_without_extras_every_other_module_is_imported_and_the_first_use_names_the_extra(imported: dict[str, Any]) -> None:
+    failed, names = imported["need_extras"], imported["names"]
+    assert set(USES) == set(OPTIONAL.values())
+    for extra in USES:
+        kind, message = imported["uses"][extra]
+        assert kind == "MissingPackageError", f"{extra}: {message}"
+        assert re.fullmatch(rf"[\w.]+ is not installed; install it: pip install 'dml-core\[{extra}\]'", message)
+    assert {name: error for name, error in failed.items() if error[0] != "MissingPackageError"}.keys() <= {"dml_core.losses.pml"}
+    assert len(names) - len(failed) > 60
+    for name in ("losses.metric_loss", "losses.sgsl", "trained", "training.loop", "data.prepare"):
+        assert f"dml_core.{name}" in set(names) - failed.keys()
+
+
+@pytest.mark.slow
+def test_with_its_own_requirements_every_module_is_imported_and_reads_nothing_of_a_project(imported: dict[str, Any]) -> None:
+    assert imported["failed"] == {}
+    assert imported["started"] in ([], ["/sbin/ldconfig"]), "which finds CUDA's libraries for torch"
+    assert not {"ray", "prefect", "mlflow", "dvc", "boto3", "botocore"} & {*imported["requested"]}, "not even to work without it"
+    assert any(path.endswith((".pyc", ".py")) for path in imported["opened"]), "so that an empty list proves nothing"
+    assert [
+        path for path in imported["opened"] if PurePosixPath(path).name in ("params.yaml", "dvc.yaml", "HEAD") or "/.git/" in path
+    ] == []
+    assert [name for name in imported["read"] if name.startswith("DML_")] == []
 
 
 def test_a_notebook_completes_public_names_before_they_are_loaded() -> None:
