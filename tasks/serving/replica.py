@@ -64,8 +64,7 @@ class _Query:
 class _Result:
     row: NDArray[np.float32]
     refused: str | None
-    scores: NDArray[np.float32] | None = None
-    positions: NDArray[np.int64] | None = None
+    nearest: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None  # scores and positions of k neighbours
     batch_size: int | None = None  # set for the first image of a batch
 
 
@@ -104,8 +103,8 @@ class Replica:
         batch_sizes = tuple(result.batch_size for result in results if result.batch_size is not None)
         if k == 0:
             return Answer(embeddings=np.stack([result.row for result in results]), batch_sizes=batch_sizes)
-        hits = tuple(self._hits(result.scores, result.positions, with_thumbnails) for result in results)
-        return Answer(hits=hits, batch_sizes=batch_sizes)
+        nearest = (result.nearest for result in results if result.nearest is not None)
+        return Answer(hits=tuple(self._hits(*of_image, with_thumbnails) for of_image in nearest), batch_sizes=batch_sizes)
 
     async def neighbours(self, position: int, k: int, with_thumbnails: bool) -> Answer:
         """Find the k neighbours (fewer in a smaller index) of the index's item at a position, without the item, by its stored vector."""
@@ -156,14 +155,11 @@ class Replica:
         if self._index is not None and searching:
             scores, positions = self._index.search(rows_ND[searching], max(queries[number].k for number in searching))
             for row, number in enumerate(searching):
-                k = queries[number].k
-                results[number].scores, results[number].positions = scores[row, :k], positions[row, :k]
+                results[number].nearest = scores[row, : queries[number].k], positions[row, : queries[number].k]
         return results
 
-    def _hits(self, scores_K: NDArray[np.float32] | None, positions_K: NDArray[np.int64] | None, with_thumbnails: bool) -> tuple[Hit, ...]:
+    def _hits(self, scores_K: NDArray[np.float32], positions_K: NDArray[np.int64], with_thumbnails: bool) -> tuple[Hit, ...]:
         assert self._index is not None
-        assert scores_K is not None
-        assert positions_K is not None
         hits = []
         for score, position in zip(scores_K.tolist(), positions_K.tolist(), strict=True):
             item = self._index.item(position)

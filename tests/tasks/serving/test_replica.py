@@ -32,7 +32,7 @@ def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
     expected = model.embed(made.files[:5])
     positions = Index.open(made.index).search(expected, 30)[1]
     np.testing.assert_allclose([result.row for result in results], expected, rtol=0, atol=1e-5)
-    assert [None if result.positions is None else result.positions.tolist() for result in results] == [
+    assert [None if result.nearest is None else result.nearest[1].tolist() for result in results] == [
         positions[place, :k].tolist() if k else None for place, k in enumerate(wanted)
     ]
     assert [result.batch_size for result in results] == [5, None, None, None, None]
