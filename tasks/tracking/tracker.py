@@ -189,10 +189,10 @@ class Tracker:
         return run_id
 
     def _checked(self, report: RunReport) -> RunReport:
-        """Return the report with scores read again from the recorded file, after checking the files of all its steps."""
+        """Return the report with scores read again from the recorded file, after fetching and checking the files of all its steps."""
         for record, _ in child_run.artifact_steps(report):
             self._store.checked(record)
-        return report.model_copy(update={"scores": read_scores(report.scores, self._store.pull(report.scores.key))})
+        return report.model_copy(update={"scores": read_scores(report.scores, self._store.folder(report.scores.key))})
 
     def _log_facts(self, run: Run, report: RunReport) -> None:
         """Log tags, description and dataset."""
@@ -226,7 +226,7 @@ class Tracker:
         """
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
         for record, below in child_run.artifact_steps(report):
-            folder = self._store.pull(record.key)
+            folder = self._store.folder(record.key)
             for file in record.files:
                 place = (PurePosixPath(below) / file.name).parent.as_posix()
                 self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
@@ -240,7 +240,7 @@ class Tracker:
         if model_id is not None:
             return model_id
         check_unchanged(report.dataset)
-        checkpoint = self._store.pull(report.checkpoint.key)
+        checkpoint = self._store.folder(report.checkpoint.key)
         with _model_lock, database_lock(self.uri, self._state)():
             return log_model(self.uri, run_id, report, checkpoint, num_steps)
 
