@@ -49,7 +49,7 @@ from tasks.environment import Project
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import comparison_runs, load_params
-from tasks.scores.drawing import draw_run, titled
+from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tasks.workers.embedding import extract
 
@@ -275,7 +275,7 @@ def measure_functions(project: Path) -> float:
     history = read_history(folder / "train")
     metrics = evaluate_run(run.evaluation, run.seed, history, folder / "embed", folder / "evaluate")
     title = titled(run.title, metrics, run.evaluation.recall_at)
-    draw_run(title, run.evaluation.metric, run.seed, history, packed, folder / "embed", folder / "evaluate")
+    Drawing(title, run.evaluation.metric, run.seed, history, packed, folder / "embed").draw(folder / "evaluate")
     return time.perf_counter() - began
 
 
