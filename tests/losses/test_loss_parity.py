@@ -5,6 +5,7 @@ All losses run in one set of processes per worker count, as `TrainingSystem` und
 """
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.workers import spawn
 
 pytestmark = pytest.mark.slow
 
-BATCH_SIZES = [7, 3, 8, 7, 8, 3, 7, 8, 7, 3]
+BATCH_SIZES = [7, 3, 8, 7, 3]
 GATE_BETWEEN_SHARDS = ("sgsl", {"gate": 1.6097})
 PML = ("pml:TripletMarginLoss", {"triplets_per_anchor": 2})
 TRAINED = [*CASES, GATE_BETWEEN_SHARDS, PML]
@@ -84,7 +85,7 @@ def averaged(value, num_workers):
 def worker(rank, num_workers, folder):
     results = {
         "gathered": [train(case, rank, num_workers) for case in TRAINED],
-        "ungathered": [train(case, rank, num_workers, gathered=False) for case in UNGATHERED],
+        "ungathered": [train(case, rank, num_workers, gathered=False) for case in UNGATHERED if num_workers == 2],
     }
     torch.save(results, folder / f"{rank}.pt")
 
@@ -97,15 +98,19 @@ def by_rank(request, tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 
+@cache
+def alone(index):
+    return train(TRAINED[index], 0, 1)
+
+
 @pytest.mark.parametrize("case", TRAINED, ids=case_id)
 def test_any_number_of_workers_learns_the_same(case, by_rank):
-    alone = train(case, 0, 1)
     for result in by_rank:
-        torch.testing.assert_close(result["gathered"][TRAINED.index(case)], alone, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(result["gathered"][TRAINED.index(case)], alone(TRAINED.index(case)), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("by_rank", [2], indirect=True)
 @pytest.mark.parametrize("case", UNGATHERED, ids=case_id)
 def test_without_gathering_the_test_above_would_fail(case, by_rank):
-    alone = train(case, 0, 1)
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(by_rank[0]["ungathered"][UNGATHERED.index(case)], alone, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(by_rank[0]["ungathered"][UNGATHERED.index(case)], alone(TRAINED.index(case)), rtol=1e-6, atol=1e-6)

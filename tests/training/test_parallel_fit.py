@@ -1,4 +1,4 @@
-"""1, 2 and 3 gloo workers with the same global batches end in the same weights: the real loop, with and without BatchNorm."""
+"""Gloo workers with the same global batches end in the same weights: the real loop, with and without BatchNorm."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.conftest import small_training
 from tests.workers import load_float64, spawn
 
 CPU = torch.device("cpu")
-RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
+RESNET = {"backbone": {"name": "timm:test_resnet"}, "head": {"kind": "bn", "embedding_dim": 8}}
 MOBILENET = {"backbone": {"name": "timm:mobilenetv3_small_050"}, "freeze_batchnorm": "statistics"}
 NO_TRIPLET = LossChoice(
     name="pml:MarginLoss",
