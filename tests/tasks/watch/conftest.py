@@ -28,10 +28,15 @@ from tasks.watch.records import Environment, Evidence, Reference, RowVerdict, Ve
 from tasks.watch.storage import reference_path
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
-from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
+from tests.tasks.models.conftest import PARAMS, make_run
 
 SEEDS = range(10)
-SETTINGS = {"comparison": {"seeds": list(SEEDS), "protocol": {"num_epochs": 8}}}
+OPTIONS = {"num_classes": 12, "images_per_class": 8, "image_size": 24, "num_modes": 1}
+EPOCHS, STEPS = 3, 6  # of each run, small because most tests train one or two
+SETTINGS = {
+    "comparison": {"seeds": list(SEEDS), "protocol": {"num_epochs": EPOCHS, "sampler": {"batch_size": 8}}},
+    "datasets": {"own": {"options": OPTIONS}},
+}
 ZERO = "0" * 64
 
 

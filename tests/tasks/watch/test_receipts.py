@@ -25,8 +25,7 @@ from tasks.watch.records import Receipt, RowVerdict, Verdict
 from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.forked import dml
-from tests.tasks.models.conftest import OPTIONS
-from tests.tasks.watch.conftest import git, reference, say, verified
+from tests.tasks.watch.conftest import OPTIONS, git, reference, say, verified
 
 pytestmark = pytest.mark.slow
 PERSON = "person@example.invalid"
@@ -132,20 +131,19 @@ def test_a_receipt_is_verified_in_another_clone_which_stays_without_alarm_or_his
     assert read_verifications(clone.state) == []
 
 
-@pytest.mark.parametrize("alter", ALTERATIONS)
-def test_an_altered_receipt_is_refused_by_its_hash_and_with_a_new_hash_by_its_signature(
-    alter: Alteration, receipt: Path, signers: Path
-) -> None:
+def test_an_altered_receipt_is_refused_by_its_hash_and_with_a_new_hash_by_its_signature(receipt: Path, signers: Path) -> None:
     before = receipt.read_text()
-    altered(receipt, alter, is_rehashed=False)
-    with pytest.raises(StoreError, match=r"^[^\n]*altered or damaged[^\n]*$"):
+    for alter in ALTERATIONS:
+        receipt.write_text(before)
+        altered(receipt, alter, is_rehashed=False)
+        with pytest.raises(StoreError, match=r"^[^\n]*altered or damaged[^\n]*$"):
+            read_receipt(receipt)
+        receipt.write_text(before)
+        altered(receipt, alter, is_rehashed=True)
         read_receipt(receipt)
-    receipt.write_text(before)
-    altered(receipt, alter, is_rehashed=True)
-    read_receipt(receipt)
-    for allowed in (None, signers):
-        with pytest.raises(ConfigError, match=r"^[^\n]*the signature is not of this file[^\n]*$"):
-            signer_of(receipt, allowed)
+        for allowed in (None, signers):
+            with pytest.raises(ConfigError, match=r"^[^\n]*the signature is not of this file[^\n]*$"):
+                signer_of(receipt, allowed)
 
 
 @pytest.mark.parametrize(
