@@ -64,6 +64,12 @@ def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, request:
     }
 
 
+def test_one_replica_here_starts_no_other_process(service: Service) -> None:
+    """Ray takes several times as long to start as the network."""
+    (worker,) = service.descendants()
+    assert not [library.path for library in worker.memory_maps() if "/ray/" in library.path]
+
+
 @pytest.mark.proof
 def test_what_is_batched_with_others_is_the_same(made: Made, service: Service) -> None:
     """Sixteen concurrent clients let the network process images of several requests together, which the metrics confirm."""

@@ -153,13 +153,6 @@ def test_answers_are_sent_without_delay() -> None:
 
 
 @pytest.mark.slow
-def test_one_replica_here_starts_no_other_process(service: Service) -> None:
-    """Ray takes several times as long to start as the network."""
-    (worker,) = service.descendants()
-    assert not [library.path for library in worker.memory_maps() if "/ray/" in library.path]
-
-
-@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", ["service", "ray_service"])
 def test_nothing_listens_but_on_loopback(request: pytest.FixtureRequest, kind: str) -> None:
