@@ -139,7 +139,7 @@ def _published_decimals(table: TableFile, column: int) -> int:
 
 
 def _decimals(value: Value) -> int:
-    return 0 if value is None else len(f"{value:g}".partition(".")[2])
+    return 0 if value is None else len(f"{value:f}".rstrip("0").partition(".")[2])
 
 
 def _columns(table: TableFile, lines: Sequence[ShownLine]) -> tuple[ShownColumn, ...]:

@@ -27,7 +27,7 @@ from tasks.watch.storage import (
     write_reference,
 )
 from tasks.watch.verdicts import verdict_of
-from tasks.wording import Say
+from tasks.wording import Say, counted
 
 
 def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> tuple[Reference, Path]:
@@ -77,7 +77,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     finished, unfinished = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
     _check_finished(name, unfinished, finished)
     verified = _verified(project, name, list(finished), commit)
-    say(f"{name}: collecting the evidence of {sum(map(len, finished.values()))} runs")
+    say(f"{name}: collecting the evidence of {counted(sum(map(len, finished.values())), 'run')}")
     level = shared_level(kept, finished)
     evidence = []
     for row, seeds in finished.items():
@@ -85,7 +85,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
         evidence += _checked(project, runs, verified[row], level)
     fewest = min(map(len, finished.values()))
     if fewest < seeds_needed(level):
-        say(f"note: {fewest} seeds; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
+        say(f"note: {counted(fewest, 'seed')}; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
     return Reference(
         name=name,
         protocol=protocol_of(params, name),
@@ -165,7 +165,9 @@ def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: 
     if unfinished:
         shown = ", ".join(f"{row} seed {seed}" for row, seed in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
-        raise ConfigError(f"{name}: {len(unfinished)} unfinished runs: {shown}{more}; run them with dml reproduce, or name rows with --row")
+        raise ConfigError(
+            f"{name}: {counted(len(unfinished), 'unfinished run')}: {shown}{more}; run them with dml reproduce, or name rows with --row"
+        )
 
 
 def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> dict[str, list[Evidence]]:

@@ -315,6 +315,9 @@ def test_a_published_value_has_the_decimals_of_its_metric_in_any_column() -> Non
     cell = rows(table)["ours"].lines[0].cells[0]
     # mean 33.41, standard deviation 0.01; t(2) 4.303: 4.303 * 0.01 * sqrt(4 / 3) = 0.0497, and 0.05 of rounding
     assert (cell.low, cell.verdict) == (pytest.approx(33.41 - 0.0497 - 0.05, abs=1e-3), "above")
+    rows_of["ours"] |= {"published": [1234567.0, 0.00012], "released": None}
+    table = shown(file=file)
+    assert [column.printed(1234567.0) for column in table.columns] == ["1234567.00000", "1234567.00000"], "2 of 0.00012 is the 5th"
 
 
 def test_one_seed_or_one_row_has_no_conclusions():
