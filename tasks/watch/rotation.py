@@ -37,7 +37,6 @@ class Night:
         too_long: rows whose predicted duration exceeds the budget; they never have a turn.
         seconds: predicted duration of the night.
         num_nights: nights after which every row had its turn, too long ones excepted.
-        num_seeds: seeds per row through which the rotation passes.
         least: predicted duration of a night with only the shortest row, in seconds.
     """
 
@@ -45,15 +44,13 @@ class Night:
     too_long: tuple[str, ...]
     seconds: float
     num_nights: int
-    num_seeds: int
     least: float
 
-    @property
-    def line(self) -> str:
-        """The plan in a line: what follows, how long it takes, and when every row has had its turn."""
+    def line(self, num_seeds: int) -> str:
+        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn."""
         runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
         every = "each verification covers every row" if self.num_nights == 1 else f"{self.num_nights} verifications cover every row"
-        seeds = f", {self.num_nights * self.num_seeds} cover every accepted seed" if self.num_seeds > 1 else ""
+        seeds = f", {self.num_nights * num_seeds} cover every accepted seed" if num_seeds > 1 else ""
         too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""
         return f"{runs}; {every}{seeds}{too_long}"
 
@@ -79,13 +76,11 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
     return sorted(turns, key=lambda turn: last.get((turn.row, None), NEVER))
 
 
-def plan_night(
-    turns: Sequence[Turn], share: float, budget_seconds: float | None, num_parallel: int, num_seeds: int, correction: float = 1.0
-) -> Night:
+def plan_night(turns: Sequence[Turn], share: float, budget_seconds: float | None, num_parallel: int, correction: float = 1.0) -> Night:
     """Choose the runs of a night from all rows, in the order of `turns_of`, one run for each row.
 
-    The share of the rows is rounded up; a budget of None is no limit. `num_seeds` is the number of seeds of each row in the rotation,
-    `correction` the factor between measured and predicted durations (`correction_of`).
+    The share of the rows is rounded up; a budget of None is no limit. `correction` is the factor between measured and predicted durations
+    (`correction_of`).
     """
     most = math.ceil(share * len(turns) - 1e-9)
 
@@ -106,7 +101,7 @@ def plan_night(
     tonight = nights[0] if nights else []
     least = min((seconds_of([turn], 1.0) for turn in turns), default=0.0)
     long_rows = tuple(dict.fromkeys(turn.row for turn in too_long))
-    return Night(tuple(tonight), long_rows, seconds_of(tonight), len(nights), num_seeds, least)
+    return Night(tuple(tonight), long_rows, seconds_of(tonight), len(nights), least)
 
 
 def predicted_seconds(seconds: Sequence[float], num_parallel: int, correction: float = 1.0) -> float:

@@ -6,7 +6,7 @@ A dataset or table without an accepted reference is compared with the finished r
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 
@@ -183,15 +183,15 @@ class _Verifier:
         past = [one for one in read_verifications(self.project.state) if one.started_at <= self.started_at]  # a clock may have been wrong
         turns = turns_of(self.accepted, past)
         if self.request.seeds:
-            turns = [Turn(turn.name, turn.row, seed, turn.seconds) for turn, seed in product(turns, self.request.seeds)]
+            turns = [replace(turn, seed=seed) for turn, seed in product(turns, self.request.seeds)]
         minutes = self.request.budget_minutes
-        num_seeds = 1 if self.request.seeds else max((len(seeds) for rows in self.accepted.values() for seeds in rows.values()), default=0)
-        correction = correction_of(past, self.num_parallel)
-        night = plan_night(turns, self.request.share, None if minutes is None else 60 * minutes, self.num_parallel, num_seeds, correction)
+        budget, correction = None if minutes is None else 60 * minutes, correction_of(past, self.num_parallel)
+        night = plan_night(turns, self.request.share, budget, self.num_parallel, correction)
         if turns and not night.turns:
             raise ConfigError(f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes")
         if turns:
-            self.say(night.line)
+            num_seeds = 1 if self.request.seeds else max(len(seeds) for rows in self.accepted.values() for seeds in rows.values())
+            self.say(night.line(num_seeds))
         return night
 
     def _with_data(self, turns: Sequence[Turn]) -> list[Turn]:

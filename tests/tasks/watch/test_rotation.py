@@ -25,7 +25,7 @@ BUDGET, ACCEPTED, FAILS = 1800.0, 100.0, "row 5"
 def night(past: list[Verification], durations: dict[str, float]) -> Verification:
     """Verify one run after the other with these actual durations, by the plan of the rotation."""
     turns = turns_of({"own": {row: {0: ACCEPTED, 1: ACCEPTED} for row in durations}}, past)
-    plan = plan_night(turns, 1.0, BUDGET, 1, 2, correction_of(past, 1))
+    plan = plan_night(turns, 1.0, BUDGET, 1, correction_of(past, 1))
     spent, rows, late = START_SECONDS, [], []
     for turn in plan.turns:
         if spent + durations[turn.row] > BUDGET:
