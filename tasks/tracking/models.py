@@ -69,7 +69,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
-    with tempfile.TemporaryDirectory() as folder, _same_import_path(), mlflow.start_run(run_id=run_id, log_system_metrics=False) as run:
+    with tempfile.TemporaryDirectory() as folder, _trial_of_mlflow(), mlflow.start_run(run_id=run_id, log_system_metrics=False) as run:
         network, code = Path(folder) / "network", Path(folder) / packaged_model.CODE
         description = save_network(
             network,
@@ -156,16 +156,18 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
 
 
 @contextmanager
-def _same_import_path() -> Iterator[None]:
-    """Remove the folder of the model's code that MLflow adds to `sys.path` when it tries a model, and deletes afterwards.
+def _trial_of_mlflow() -> Iterator[None]:
+    """Keep a model and this process as they were while MLflow tries the model.
 
-    Otherwise every later package search reads all folders of all models that this process has logged.
+    MLflow adds the folder of the model's code, which it deletes afterwards, to `sys.path`: every later package search would read the
+    folders of all models that this process has logged. Python would compile the loader into the model's folder, one more file to upload.
     """
-    before = sys.path
+    before = sys.path, sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        sys.path = before
+        sys.path, sys.dont_write_bytecode = before
 
 
 def pack_code(backbone: str, file: Path) -> None:
