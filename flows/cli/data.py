@@ -95,7 +95,7 @@ def data_add(
         raise typer.BadParameter(why, param_hint="--part")
     pretrained = None
     if backbone is not None:
-        from tasks.own_images.fine_tuning import pretrained_backbone
+        from tasks.own_images.settings import pretrained_backbone
 
         pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:

@@ -22,9 +22,8 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.trained_on import trained_on
 from tasks.environment import Project
 from tasks.locks import alone
-from tasks.own_images.fine_tuning import fine_tuning_settings
 from tasks.own_images.params_text import with_entry
-from tasks.own_images.settings import fitted_settings
+from tasks.own_images.settings import fine_tuning_settings, fitted_settings
 from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
 from tasks.wording import counted
 

@@ -33,10 +33,9 @@ from tasks.checks import check_parts
 from tasks.environment import Project
 from tasks.own_images import add as add_module
 from tasks.own_images.add import add_images
-from tasks.own_images.fine_tuning import fine_tuning_settings, pretrained_backbone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.published import add_published
-from tasks.own_images.settings import fitted_settings
+from tasks.own_images.settings import fine_tuning_settings, fitted_settings, pretrained_backbone
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tests.conftest import ROOT
 
