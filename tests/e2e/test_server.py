@@ -1,4 +1,4 @@
-"""With a Prefect server: the deployments of infra/prefect.yaml, a run that a worker takes from its pool, and a scheduled run.
+"""With a Prefect server: the deployments of infra/prefect.yaml, a run that a worker takes from its pool, a scheduled run, and alarms.
 
 The tests run in order on one server, with one worker that executes one run at a time.
 """
@@ -25,7 +25,15 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.request import Request
+from tasks import environment
+from tasks.stack.automations import replace_automations
+from tasks.watch.alarms import notify
+from tasks.watch.records import Verdict
+from tasks.watch.storage import write_reference
 from tests.e2e.conftest import ROOT, Project, make_project
+from tests.tasks.watch.conftest import reference
+from tests.tasks.watch.test_alarms import night
+from tests.webhook import webhook_receiver
 
 pytestmark = pytest.mark.slow
 
@@ -208,3 +216,33 @@ def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:
     server.ask("v2/concurrency_limits/dml-workers", method="PATCH", limit=1)
     printed = server.project.run("dml", "run", "synthetic", "untrained", code=2, **server.environment)
     assert "Prefect's limit 'dml-workers' is 1, but a run needs 2 workers" in printed
+
+
+def test_the_webhook_gets_one_alarm_one_recovery_and_one_message_of_a_missed_night(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project = environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    write_reference(project, reference("synthetic", "a"))
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    committed, automations = (ROOT / "infra/automations.yaml").read_text(), tmp_path / "automations.yaml"
+    assert committed.count("within: 93600 ") == 1
+    automations.write_text(committed.replace("within: 93600 ", "within: 20 "))  # seconds; a night and two hours otherwise
+    with webhook_receiver() as (address, posted):
+
+        def wait_for_posts(number: int) -> None:
+            until = time.monotonic() + 120
+            while len(posted) < number and time.monotonic() < until:
+                time.sleep(0.2)
+
+        monkeypatch.setenv("DML_WEBHOOK", address)
+        for _ in range(2):  # twice, as `dml stack up` does after a restart
+            replace_automations(server.url, automations)
+        for number, verdict in enumerate((Verdict.IDENTICAL, Verdict.DRIFTED, Verdict.DRIFTED)):
+            notify(project, night(number, a=verdict))
+        wait_for_posts(1)
+        notify(project, night(3, a=Verdict.IDENTICAL))
+        wait_for_posts(3)
+        time.sleep(3)  # for a message that must not come
+    assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered", "dml.missed"]
+    assert "recall@1 0.30 is below its band" in posted[0]["text"]
+    assert "dml accept synthetic" in posted[0]["remedy"]

@@ -1,11 +1,6 @@
-"""Alarms: each cause once, until the row is reproduced again, through Prefect's automations to a real webhook."""
+"""Alarms: each cause once, until the row is reproduced again; tests/e2e/test_server.py sends them through Prefect to a webhook."""
 
-import os
 import shlex
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -13,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from dml_core.errors import StoreError
 from tasks import doctor
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, INDEX, SITE, index_page
-from tasks.stack.automations import replace_automations
 from tasks.tables.alarms import Alarm, open_alarms, read_alarms
 from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
 from tasks.watch.storage import write_reference, write_verification
-from tests.conftest import ROOT
 from tests.tasks.watch.conftest import reference
 from tests.webhook import webhook_receiver
 
@@ -40,6 +32,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
     write_reference(project, reference("synthetic", "a", "b", "c", "softmax", "sgsl"))
     return project
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Address of an HTTP server, and what was posted to it."""
+    with webhook_receiver() as server:
+        yield server
 
 
 def night(number: int, **verdicts: Verdict) -> Verification:
@@ -267,63 +266,3 @@ def test_mlflow_that_cannot_be_used_stops_no_alarm(project: Project, caplog: pyt
     (project.root / "none.db").write_text("not a database")
     assert len(notify(project, night(0, a=DRIFT))) == 1
     assert "cannot be used" in caplog.text
-
-
-# ---------------------------------------------------------------- a real server and a real receiver
-
-
-@pytest.fixture
-def received() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Address of an HTTP server, and what was posted to it."""
-    with webhook_receiver() as server:
-        yield server
-
-
-@pytest.fixture
-def prefect_server(tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        url, until = f"http://127.0.0.1:{port}/api", time.monotonic() + 300
-        while time.monotonic() < until and process.poll() is None:
-            try:
-                if requests.get(f"{url}/health", timeout=5).ok:
-                    break
-            except requests.RequestException:
-                time.sleep(0.5)
-        yield url
-        process.terminate()
-
-
-@pytest.mark.slow
-def test_the_webhook_gets_one_alarm_one_recovery_and_one_message_of_a_missed_night(
-    project: Project, prefect_server: str, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    address, posted = received
-    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
-    monkeypatch.setenv("DML_WEBHOOK", address)
-    committed, automations = (ROOT / "infra/automations.yaml").read_text(), tmp_path / "automations.yaml"
-    assert committed.count("within: 93600 ") == 1
-    automations.write_text(committed.replace("within: 93600 ", "within: 20 "))  # seconds; a night and two hours otherwise
-    for _ in range(2):  # twice, as `dml stack up` does after a restart
-        replace_automations(prefect_server, automations)
-    for number, verdict in enumerate((SAME, DRIFT, DRIFT)):
-        notify(project, night(number, a=verdict))
-    _wait(posted, 1)
-    notify(project, night(3, a=SAME))
-    _wait(posted, 2)
-    _wait(posted, 3)
-    time.sleep(3)  # for a message that must not come
-    assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered", "dml.missed"]
-    assert "recall@1 0.30 is below its band" in posted[0]["text"]
-    assert "dml accept synthetic" in posted[0]["remedy"]
-
-
-def _wait(posted: list[dict[str, str]], number: int) -> None:
-    until = time.monotonic() + 120
-    while len(posted) < number and time.monotonic() < until:
-        time.sleep(0.2)
