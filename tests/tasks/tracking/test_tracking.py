@@ -1057,6 +1057,7 @@ def test_the_packaged_model_gives_the_run_s_embeddings_in_a_fresh_process(
     for index in range(3):
         (tmp_path / f"{index}.jpg").write_bytes(dataset.raw_bytes(index))
     (weights,) = (tmp_path / "mlartifacts").rglob("network.pt")
+    assert not [*(tmp_path / "mlartifacts").rglob("*.pyc")]
     code = f"""
 import mlflow, numpy, pandas
 mlflow.set_tracking_uri({tracker.uri!r})
@@ -1074,9 +1075,7 @@ mlflow.pyfunc.load_model("models:/{model.model_id}")
     np.testing.assert_allclose(np.load(tmp_path / "served.npy"), expected[:3], atol=1e-5)
     requirements = (Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "requirements.txt").read_text()
     assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
-    downloaded = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}"))
-    assert not [path for path in downloaded.rglob("*") if path.suffix == ".pyc"]
-    with zipfile.ZipFile(downloaded / "code" / "dml_core.zip") as code_files:
+    with zipfile.ZipFile(Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code" / "dml_core.zip") as code_files:
         names = {name.removeprefix("dml_core/") for name in code_files.namelist()}
     assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
     assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
