@@ -23,7 +23,8 @@ tables have all columns, and each row is one line.
 
 def page() -> str:
     """Return the page."""
-    parts = [INTRODUCTION, "## Exit codes\n", _exit_codes(), "## Verbs"]
+    codes = [line for line in str(exit_codes.__doc__).splitlines() if line.startswith("|")]
+    parts = [INTRODUCTION, "## Exit codes\n", *codes, "\n## Verbs"]
     for title, verbs in GROUPS.items():
         parts += [f"\n{title}:\n", "| verb | purpose |\n|---|---|"]
         parts += [f"| [`dml {verb}`](#dml-{verb}) | {line} |" for verb, (_, line) in verbs.items()]
@@ -85,7 +86,3 @@ def escaped(text: str) -> str:
     """Return plain text as Markdown: outside of code, characters that Markdown or HTML would take for markup are escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
-
-
-def _exit_codes() -> str:
-    return "".join(f"{line}\n" for line in str(exit_codes.__doc__).splitlines() if line.startswith("|"))

@@ -79,7 +79,7 @@ def write_report(
     title: str,
     runs: Recorded,
     folder: Path,
-    older_code: Mapping[str, Sequence[str]] | None = None,
+    older_code: Mapping[str, Sequence[str]] = {},
     reference: str | None = None,
 ) -> str:
     """Write a comparison's files into `folder` and return the report's text. They do not depend on when or where the runs were made.
@@ -106,8 +106,8 @@ def write_report(
         role=runs[0][0].evaluation.role,
         spread=says_seeds(Counter(spec.variant for spec, _ in runs).values()),
         bold_says=BOLD if comparison is not None and comparison.best_set else "",
-        rows=_rows(summaries, comparison, older_code or {}),
-        older_code={variant: made_by_older_code(files) for variant, files in (older_code or {}).items()},
+        rows=_rows(summaries, comparison, older_code),
+        older_code={variant: made_by_older_code(files) for variant, files in older_code.items()},
         figures={"Recall@K": FIGURE_FILE} | ({"Recall@1 over epochs": EPOCHS_FILE} if has_curves else {}),
         differences=f"{DIFFERENCES_FOLDER}/{DIFFERENCES_FILE}",
     )

@@ -23,7 +23,8 @@ def remark_lines(table: ShownTable) -> list[str]:
     """Return why values are missing: a line for each reason, with the rows that it concerns."""
     labels: defaultdict[str, list[str]] = defaultdict(list)
     for row in table.rows:
-        for remark in _remarks(row):
+        remarks = [f"not run on {', '.join(datasets)}: {why}" if row.lines else f"not run: {why}" for why, datasets in row.waiting.items()]
+        for remark in [*remarks, *(f"FAILED, {run}: {why}" for run, why in row.failures.items())]:
             labels[remark].append(row.label)
     every = len(table.rows) if len(table.rows) > 1 else None
     return [f"{'all rows' if len(rows) == every else ', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in labels.items()]
@@ -49,12 +50,6 @@ def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]
     rows += [[line.label, *_measured(line, table, bold)] for line in row.lines]
     rows = rows or [["not run", *("" for _ in table.order)]]
     return [["" if place else row.label, *cells] for place, cells in enumerate(rows)]
-
-
-def _remarks(row: ShownRow) -> list[str]:
-    """Return why the row was not run or a run failed."""
-    remarks = [f"not run on {', '.join(datasets)}: {why}" if row.lines else f"not run: {why}" for why, datasets in row.waiting.items()]
-    return remarks + [f"FAILED, {run}: {why}" for run, why in row.failures.items()]
 
 
 def _measured(line: ShownLine, table: ShownTable, bold: str) -> list[str]:

@@ -92,8 +92,8 @@ class SearchResponse(BaseModel):
     index: str | None = Field(description="Version of the index: a change may move its items to other positions.")
 
 
-class Served(BaseModel):
-    """Facts about what is served."""
+class Health(BaseModel):
+    """Status of the service, and what it serves."""
 
     model: str
     title: str
@@ -101,11 +101,6 @@ class Served(BaseModel):
     metric: Metric = Field(description="Metric of the search.")
     num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
     index: str | None = Field(description="Version of the index.")
-
-
-class Health(Served):
-    """Status of the service, and what it serves."""
-
     status: str = "ok"
     images: int = Field(limits.IMAGES, description="Maximum number of images in one request.")
 
@@ -116,7 +111,7 @@ class Problem(BaseModel):
     error: str
 
 
-def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
+def make_app(served: Health, replicas: Replicas, has_token: bool) -> FastAPI:
     """Return the application, which must be put behind a `Guard`; if that requires a token, OpenAPI's description has a security scheme."""
     app = FastAPI(
         title="dml serve",
@@ -134,7 +129,7 @@ def make_app(served: Served, replicas: Replicas, has_token: bool) -> FastAPI:
         """Check that a replica answers."""
         if not await replicas.check():
             raise HTTPException(503, "no replica answers")
-        return Health(**served.model_dump())
+        return served
 
     @app.post("/v1/embed", openapi_extra=_body_schema(EmbedRequest), dependencies=token)
     async def embed(request: Request) -> EmbedResponse:
@@ -197,7 +192,7 @@ def _add_pages(app: FastAPI) -> None:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
 
-def _num_items(served: Served) -> int:
+def _num_items(served: Health) -> int:
     """Return the number of items of the index.
 
     Raises:

@@ -22,7 +22,7 @@ from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
 from tasks.environment import num_cores, ray_cluster
 from tasks.serving import limits
-from tasks.serving.application import Served, make_app
+from tasks.serving.application import Health, make_app
 from tasks.serving.guard import Guard, PatientProtocol
 from tasks.serving.replica import Replica
 from tasks.serving.replicas import Replicas, ServiceError
@@ -78,9 +78,9 @@ def shown_host(listener: socket.socket) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def describe_service(model: TrainedModel, index: Index | None) -> Served:
+def describe_service(model: TrainedModel, index: Index | None) -> Health:
     """Return facts about a service; an index keeps its metric when that of the network is changed in params.yaml."""
-    return Served(
+    return Health(
         model=model.identity,
         title=model.title,
         num_dimensions=model.num_dimensions,
