@@ -8,7 +8,7 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,26 +16,7 @@ FOLDER = Path(__file__).parent / "page"
 STYLE, SCRIPT = "page.css", "page.js"
 BOUNDS = {"minimum": "at least {}", "maximum": "at most {}", "minItems": "at least {}", "maxItems": "at most {}", "default": "default {}"}
 Schema = dict[str, Any]  # a part of an OpenAPI description
-
-
-class Field(NamedTuple):
-    """A field of a request or of an object."""
-
-    name: str
-    type: str
-    note: str
-
-
-class Route(NamedTuple):
-    """An operation: `fields` has those of each form of its request, `answer` is the type of its response."""
-
-    method: str
-    path: str
-    summary: str
-    needs_token: bool
-    fields: dict[str, list[Field]]
-    answer: str
-    example: str
+Field = tuple[str, str, str]  # name, type and meaning of a field of a request or of an object
 
 
 @cache
@@ -58,20 +39,20 @@ def interface_page(description: Schema, address: str) -> tuple[str, str]:
     return page, _policy("img-src data:")
 
 
-def _route(path: str, method: str, operation: Schema, address: str) -> Route:
+def _route(path: str, method: str, operation: Schema, address: str) -> dict[str, Any]:
+    """Return an operation for the page: `fields` has those of each form of its request, `answer` is the type of its response."""
     parameters: list[Schema] = operation.get("parameters", [])
     bodies: Schema = operation.get("requestBody", {}).get("content", {})
     (answer,) = operation["responses"]["200"]["content"].values()
     fields = {"query": [_field(each["name"], each | each["schema"], each["required"]) for each in parameters]} if parameters else {}
-    return Route(
-        method=method.upper(),
-        path=path,
-        summary=operation["description"],
-        needs_token="security" in operation,
-        fields=fields | {name: _fields(body["schema"]) for name, body in bodies.items()},
-        answer=_type(answer["schema"]),
-        example=_example(address + path, parameters, bodies, "security" in operation),
-    )
+    return {
+        "title": f"{method.upper()} {path}",
+        "summary": operation["description"],
+        "needs_token": "security" in operation,
+        "fields": fields | {name: _fields(body["schema"]) for name, body in bodies.items()},
+        "answer": _type(answer["schema"]),
+        "example": _example(address + path, parameters, bodies, "security" in operation),
+    }
 
 
 def _example(address: str, parameters: list[Schema], bodies: Schema, needs_token: bool) -> str:
@@ -90,7 +71,7 @@ def _fields(schema: Schema, is_sent: bool = True) -> list[Field]:
 def _field(name: str, schema: Schema, is_required: bool) -> Field:
     notes = [schema.get("description", "").rstrip("."), "required" if is_required else ""]
     notes += [text.format(json.dumps(schema[key]).removesuffix(".0")) for key, text in BOUNDS.items() if key in schema]
-    return Field(name, _type(schema), "; ".join(filter(None, notes)))
+    return name, _type(schema), "; ".join(filter(None, notes))
 
 
 def _type(schema: Schema) -> str:
