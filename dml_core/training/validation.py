@@ -103,7 +103,8 @@ class ScoredImages:
 
     def close(self) -> None:
         """End the processes that load images."""
-        self._loader.close()
+        if "_loader" in vars(self):
+            self._loader.close()
 
     @cached_property
     def _loader(self) -> Loader:
