@@ -38,12 +38,11 @@ def list_(
     project = open_project()
     from tasks.models.listing import is_table_name, list_models
 
-    listing, is_table = list_models(project, name, every_seed), is_table_name(name)
-    if not listing.models:
+    (models, best), is_table = list_models(project, name, every_seed), is_table_name(name)
+    if not models:
         where = "" if name is None else f" of {name}" if is_table else f" on {name}"
         what = name if is_table else "those of the standing comparison"
         raise ConfigError(f"no trained networks{where}; train {what}: dml reproduce{f' {name}' if is_table else ''}")
-    models = listing.models
     validation, recall, map_at_r = (
         [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for model in models]
         for name in (VALIDATION, "recall@1", "map@r")
@@ -64,7 +63,7 @@ def list_(
     for files, runs in older.items():
         if files:
             print(f"{', '.join(runs)}: {made_by_older_code(files)}")
-    for dataset, line in listing.best.items():
+    for dataset, line in best.items():
         print(f"{dataset}: {line}")
     if project.is_tracked and not is_table:
         _print_registry(project.tracking_uri, name)

@@ -179,8 +179,4 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
     from tasks.plans.results import import_result
 
     for path in files:
-        imported = import_result(project, path)
-        kept = f"; {counted(imported.num_measured_here, 'run')} measured here kept" if imported.num_measured_here else ""
-        if imported.num_outdated:
-            kept += f"; {counted(imported.num_outdated, 'run')} with former data or settings skipped, imported ones with the present kept"
-        print(f"{imported.name}: {counted(imported.num_added, 'run')} imported{kept}; show them with: dml tables show {imported.name}")
+        print(import_result(project, path))

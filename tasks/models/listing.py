@@ -39,21 +39,15 @@ class ListedModel:
     older_code: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Trained networks, and for each dataset of the standing comparison a line about its best run (`tasks.runs.best`)."""
-
-    models: tuple[ListedModel, ...]
-    best: dict[str, str]
-
-
 def is_table_name(name: str | None) -> bool:
     """Return whether a name is a table's, `<paper>/<file>`, and not a dataset's."""
     return name is not None and "/" in name
 
 
-def list_models(project: Project, name: str | None, every_seed: bool) -> Listing:
+def list_models(project: Project, name: str | None, every_seed: bool) -> tuple[list[ListedModel], dict[str, str]]:
     """List the trained runs by dataset; per variant either the seed that its name without a seed refers to, or every seed.
+
+    Of the standing comparison each dataset also has a line about its best run (`tasks.runs.best`).
 
     Variants are sorted by mean validation Recall@1, and the seeds of a variant by their own, the highest first; those without this score
     follow in the order of params.yaml, by seed.
@@ -69,7 +63,7 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
     for run in runs:
         variants = by_dataset.setdefault(run.spec.dataset, {})
         variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))
-    models, best = [], {}
+    models, best = list[ListedModel](), dict[str, str]()
     for dataset, variants in by_dataset.items():
         validation = {variant: _validation(by_seed) for variant, by_seed in variants.items()}
         if not is_table:
@@ -82,7 +76,7 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> Listing
                 scored = [seed for seed, (run, _) in by_seed.items() if run.scored is not None]
                 seeds = [best_seed(scored or by_seed, scores)]
             models += [_listed(store, *by_seed[seed], len(by_seed)) for seed in seeds]
-    return Listing(tuple(models), best)
+    return models, best
 
 
 def _validation(by_seed: BySeed) -> dict[int, float]:

@@ -51,7 +51,7 @@ TABLE_ROW = "discriminative/table7:discriminative as_published best_validation:c
 def of_models(patch: pytest.MonkeyPatch) -> list[str]:
     scores = {"validation/recall@1": 0.5, "recall@1": 1.0, "map@r": 0.123}
     listed = tuple(listing.ListedModel(run, scores, 25_000_000, 100_000_000, "0123456789abcdef", 11) for run in RUNS)
-    patch.setattr(listing, "list_models", lambda *_: listing.Listing(listed, {}))
+    patch.setattr(listing, "list_models", lambda *_: (listed, {}))
     models.list_(None)
     return RUNS
 

@@ -46,7 +46,7 @@ def storage(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def sizes(project: Project) -> dict[str, tuple[int, int]]:
-    return {model.run: (model.num_parameters, model.num_bytes) for model in list_models(project, None, every_seed=True).models}
+    return {model.run: (model.num_parameters, model.num_bytes) for model in list_models(project, None, every_seed=True)[0]}
 
 
 def test_sizes_are_those_of_the_records(project: Project, storage: Path) -> None:
@@ -69,7 +69,7 @@ def test_scores_of_a_former_network_are_not_listed(project: Project, storage: Pa
         scores = ScoreRecord(**report.scores.model_dump(include=set(ScoreRecord.model_fields)) | {"inputs": inputs})
         for record in (report.embeddings, scores):
             write_whole(storage / record.identity, json.dumps({"result": SealedJSON().dumps(record).decode()}))
-    listed = list_models(project, None, every_seed=True).models
+    listed = list_models(project, None, every_seed=True)[0]
     assert {model.run: bool(model.scores) for model in listed} == {"own/good/0": True, "own/good/1": False, "own/untrained/0": True}
 
 
@@ -77,7 +77,7 @@ def test_runs_of_older_code_are_named_with_the_files_that_have_changed(
     project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, dataset = comparison_runs(load_params(project.params_file), "own")[0], read_dataset(project, "own")
-    assert not any(model.older_code for model in list_models(project, None, every_seed=True).models)
+    assert not any(model.older_code for model in list_models(project, None, every_seed=True)[0])
     trained = train_step(spec, dataset)
     before = trained.sources()
     record_provenance(project.state, trained)
@@ -85,7 +85,7 @@ def test_runs_of_older_code_are_named_with_the_files_that_have_changed(
     monkeypatch.setattr(identity, "source_digests", lambda modules: before | {"dml_core/losses/edited.py": "edited"})
     monkeypatch.setattr(models, "open_project", lambda: project)
     try:
-        (model,) = list_models(project, None, every_seed=True).models
+        (model,) = list_models(project, None, every_seed=True)[0]
         assert (model.identity, model.older_code) == (trained.identity, ("dml_core/losses/edited.py",))
         models.list_(None)
     finally:

@@ -49,8 +49,9 @@ NAME = "dml-own"
 
 
 @pytest.fixture(scope="module")
-def published(project: Project) -> Project:
+def published(project: Project, mlflow_database: Path) -> Project:
     """The project with its three runs in MLflow."""
+    shutil.copy(mlflow_database, project.state)
     tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
     for spec in comparison_runs(load_params(project.params_file), "own")[:3]:
         assert tracker.publish(make_run(project, spec)) is not None
@@ -127,8 +128,10 @@ def pretrained(project: Project, tmp_path_factory: pytest.TempPathFactory) -> di
     return {spec.variant: make_run(project, spec) for spec in comparison_runs(Params(**params), "own", named, (0,))}
 
 
-def test_a_fine_tuned_network_must_beat_the_frozen_one(project: Project, pretrained: dict[str, RunReport], tmp_path: Path) -> None:
-    fresh = Project(project.root, tmp_path, project.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
+def test_a_fine_tuned_network_must_beat_the_frozen_one(
+    project: Project, pretrained: dict[str, RunReport], mlflow_database: Path, tmp_path: Path
+) -> None:
+    fresh = Project(project.root, tmp_path, project.store, f"sqlite:///{shutil.copy(mlflow_database, tmp_path)}")
     tracker = Tracker(fresh.tracking_uri, tmp_path, Store(project.store, tmp_path / "cache"))
     frozen_by_name = pretrained["still"].model_copy(update={"variant": "frozen by name"})  # a trained run, which is no reference
     for report in (pretrained["good"], frozen_by_name):
@@ -404,14 +407,14 @@ def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.Monke
 
 
 def test_what_is_trained_is_listed(published: Project) -> None:
-    models = list_models(published, None, every_seed=True).models
+    models = list_models(published, None, every_seed=True)[0]
     assert [model.run for model in models] == ["own/good/0", "own/good/1", "own/untrained/0"], "no classes are held out: as in params.yaml"
     assert models[0].scores["recall@1"] > models[2].scores["recall@1"]
     network = load_model(resolve_model(models[0].run, published)).description
     assert models[0].num_parameters > network.embedding_dim * 16
-    listing = list_models(published, "own", every_seed=False)
-    assert [(model.run, model.num_seeds) for model in listing.models] == [("own/good/0", 2), ("own/untrained/0", 1)]
-    assert listing.best == {"own": NO_BEST}
+    models, best = list_models(published, "own", every_seed=False)
+    assert [(model.run, model.num_seeds) for model in models] == [("own/good/0", 2), ("own/untrained/0", 1)]
+    assert best == {"own": NO_BEST}
     with pytest.raises(ConfigError, match="unknown dataset of the comparison 'other'"):
         list_models(published, "other", every_seed=True)
 
@@ -422,11 +425,11 @@ def test_a_name_without_a_seed_means_the_best_on_held_out_classes(published: Pro
     monkeypatch.setattr(listing, "run_scores", lookup.run_scores)
     assert find_run(published, "own/good").spec.seed == 1
     assert find_run(published, "own/good/0").spec.seed == 0
-    found = list_models(published, None, every_seed=True)
-    assert [model.run for model in found.models] == ["own/good/1", "own/good/0", "own/untrained/0"], "0.5 and 0.5: in params.yaml's order"
-    assert [model.run for model in list_models(published, None, every_seed=False).models] == ["own/good/1", "own/untrained/0"]
-    assert found.best["own"].startswith(f"best run: good, seed 1: {RULE}")
+    models, best = list_models(published, None, every_seed=True)
+    assert [model.run for model in models] == ["own/good/1", "own/good/0", "own/untrained/0"], "0.5 and 0.5: in params.yaml's order"
+    assert [model.run for model in list_models(published, None, every_seed=False)[0]] == ["own/good/1", "own/untrained/0"]
+    assert best["own"].startswith(f"best run: good, seed 1: {RULE}")
     validation["untrained", 0] = 0.55
-    assert list_models(published, None, every_seed=False).models[0].run == "own/untrained/0"
+    assert list_models(published, None, every_seed=False)[0][0].run == "own/untrained/0"
     validation["good", 0] = 0.6
     assert find_run(published, "own/good").spec.seed == 0, "of equals the lowest"
