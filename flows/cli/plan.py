@@ -57,7 +57,7 @@ def plan(
     is_auto = request.until is not None
     if is_auto:
         request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
-    starting = dict.fromkeys(name for name, _ in runs_of_tables(names, request).runs)
+    starting = dict.fromkeys(name for name, _ in runs_of_tables(names, request)[0])
     local = LocalState(project, at_scale(load_params(project.params_file), together := run_together(starting, say)))
     names = [name for name in names if name in together or name not in starting]
     plans = plan_tables(local, names, request, reuse_imported=not is_auto)

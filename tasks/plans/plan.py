@@ -118,19 +118,19 @@ def plan_tables(
     Raises:
         ConfigError: see `runs_of_tables`.
     """
-    requested = runs_of_tables(names, choice)
+    requested, left_out = runs_of_tables(names, choice)
     planned: set[str] = set()  # identities of the steps so far
     plans = []
     for name in names:
         planned = set() if alone else planned
         table = load_table(name)
-        specs = {dataset: runs for (table_name, dataset), runs in requested.runs.items() if table_name == name}
+        specs = {dataset: runs for (table_name, dataset), runs in requested.items() if table_name == name}
         imported = local.imported(name) if reuse_imported else frozenset[Facts]()
         runs = [_planned(local, table, dataset, spec, planned, imported) for dataset in specs for spec in specs[dataset]]
         options = {dataset: table.dataset_options(dataset) for dataset in specs}
         needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])
         estimate = total([run.estimate for run in runs], local.placement.num_groups)
-        plans.append(TablePlan(name, tuple(runs), tuple(requested.left_out[name]), tuple(needs), estimate))
+        plans.append(TablePlan(name, tuple(runs), tuple(left_out[name]), tuple(needs), estimate))
     return plans
 
 

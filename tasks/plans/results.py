@@ -109,27 +109,11 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     return exported
 
 
-@dataclass(frozen=True)
-class Imported:
-    """What was imported into the table `name`.
+def import_result(project: Project, path: Path) -> str:
+    """Add the runs that another project exported to this project's result of their table; return their number, in words.
 
-    Attributes:
-        num_added: number of runs that were added.
-        num_measured_here: number of runs that were not, since this project has measured them itself.
-        num_outdated: number of runs that were not, since an earlier import has them with the present data and settings, and the file not.
-    """
-
-    name: str
-    num_added: int
-    num_measured_here: int
-    num_outdated: int
-
-
-def import_result(project: Project, path: Path) -> Imported:
-    """Add the runs that another project exported to this project's result of their table. Runs measured here are kept.
-
-    So are runs imported earlier, if they have the present data and settings and those in their places have not. Which of the runs means
-    and comparisons use is decided by `tasks.runs.comparable.select`.
+    Runs measured here are kept. So are runs imported earlier, if they have the present data and settings and those in their places have
+    not. Which of the runs means and comparisons use is decided by `tasks.runs.comparable.select`.
 
     Raises:
         ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
@@ -157,7 +141,10 @@ def import_result(project: Project, path: Path) -> Imported:
         imported = tuple(run for run in result.runs if run.is_imported)
         write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported), RESULT)
         save_result(project, result)
-    return Imported(exported.name, len(added), len(exported.runs) - len(new), len(new) - len(added))
+    kept = f"; {counted(len(exported.runs) - len(new), 'run')} measured here kept" if len(new) < len(exported.runs) else ""
+    if num_outdated := len(new) - len(added):
+        kept += f"; {counted(num_outdated, 'run')} with former data or settings skipped, imported ones with the present kept"
+    return f"{exported.name}: {counted(len(added), 'run')} imported{kept}; show them with: dml tables show {exported.name}"
 
 
 def _not_outdated(project: Project, params: Params, table: TableFile, result: TableResult, new: Sequence[MeasuredRun]) -> list[MeasuredRun]:
@@ -178,17 +165,12 @@ class Unmeasured:
     Attributes:
         runs: in their order.
         num_imported: table -> number of the runs that were imported with the present data and settings.
-        unprepared: datasets with imported runs that are not prepared: whether these runs have the same data is unknown.
+        notes: a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown.
     """
 
     runs: list[RunSpec]
     num_imported: dict[str, int]
-    unprepared: tuple[str, ...]
-
-    @property
-    def notes(self) -> list[str]:
-        """A line for each unprepared dataset."""
-        return [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in self.unprepared]
+    notes: list[str]
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
@@ -209,7 +191,8 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
         remaining.append(spec)
         if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
-    return Unmeasured(remaining, dict(num_imported), tuple(unprepared))
+    notes = [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in unprepared]
+    return Unmeasured(remaining, dict(num_imported), notes)
 
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:
@@ -277,10 +260,10 @@ def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> I
     specs: dict[tuple[str, str, int], RunSpec] = {}  # several choices name the same run
     for choice in _choices(table, seeds):
         try:
-            requested = runs_of_tables([name], choice)
+            requested, _ = runs_of_tables([name], choice)
         except DmlError:
             continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
-        for (_, dataset), of_dataset in requested.runs.items():
+        for (_, dataset), of_dataset in requested.items():
             for spec in of_dataset:
                 specs.setdefault((dataset, spec.label, spec.seed), spec)
     for (dataset, _, _), spec in specs.items():

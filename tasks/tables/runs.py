@@ -23,21 +23,11 @@ from tasks.tables.smoke import make_small, one_of_each_table
 EVERYTHING = Choice()
 
 
-@dataclass(frozen=True)
-class RunsOfTables:
-    """The runs that tables have, including those that this project cannot run.
+def runs_of_tables(names: Sequence[str], choice: Choice) -> tuple[dict[tuple[str, str], list[RunSpec]], dict[str, list[str]]]:
+    """Return the runs that several tables have, including those that this project cannot run.
 
-    Attributes:
-        runs: (table, dataset of its columns) -> runs, in the order of columns and rows.
-        left_out: table -> reasons why rows have no run, a line each.
-    """
-
-    runs: dict[tuple[str, str], list[RunSpec]]
-    left_out: dict[str, list[str]]
-
-
-def runs_of_tables(names: Sequence[str], choice: Choice) -> RunsOfTables:
-    """Return the runs of several tables, on datasets as their columns name them.
+    Returns:
+        (Table, dataset of its columns) -> runs, in the order of columns and rows; and table -> reasons why rows have no run, a line each.
 
     Raises:
         ConfigError: a table is given twice, a row, dataset or variant is unknown, a named row is not run, or settings do not fit.
@@ -50,11 +40,9 @@ def runs_of_tables(names: Sequence[str], choice: Choice) -> RunsOfTables:
     _check_names("dataset", choice.datasets, tables, (dataset for table in tables.values() for dataset in table.datasets))
     variants = [variant for table in tables.values() for row in table.rows.values() for variant in row.variants]
     _check_names("variant", () if choice.variant is None else (choice.variant,), tables, [*variants, TUNED])
-    requested = RunsOfTables({}, {name: [] for name in names})
-    for name, table in tables.items():
-        for dataset, specs in runs_of(name, table, choice, requested.left_out[name]).items():
-            requested.runs[name, dataset] = specs
-    return requested
+    left_out: dict[str, list[str]] = {name: [] for name in names}
+    of_tables = {name: runs_of(name, table, choice, left_out[name]) for name, table in tables.items()}
+    return {(name, dataset): specs for name, runs in of_tables.items() for dataset, specs in runs.items()}, left_out
 
 
 def _check_names(kind: str, requested: Iterable[str], tables: Collection[str], known: Iterable[str]) -> None:
@@ -85,17 +73,17 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     Raises:
         ConfigError: as `runs_of_tables`, or there is nothing to run.
     """
-    requested = runs_of_tables(names, choice)
-    left_out = {name: reasons for name, reasons in requested.left_out.items() if reasons}
-    if not requested.runs:
+    requested, left_out = runs_of_tables(names, choice)
+    left_out = {name: reasons for name, reasons in left_out.items() if reasons}
+    if not requested:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no row matches on these datasets"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
-        small = [[make_small(spec) for spec in specs] for specs in requested.runs.values()]
+        small = [[make_small(spec) for spec in specs] for specs in requested.values()]
         return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
-    tables = {name: load_table(name) for name in {name for name, _ in requested.runs}}
+    tables = {name: load_table(name) for name in {name for name, _ in requested}}
     runs, missing = list[list[RunSpec]](), dict[str, dict[str, Any]]()
-    for (name, column), specs in requested.runs.items():
+    for (name, column), specs in requested.items():
         options = tables[name].dataset_options(column)
         dataset = named_dataset(params, column, options)
         if dataset is None:

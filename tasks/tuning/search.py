@@ -252,8 +252,8 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
     if table == STANDING:
         variant = next(variant for variant in params.comparison.variants if row_name(variant) == row)
         return comparison_runs(params, column, (variant,), (0,), tuned=False)[0]
-    requested = runs_of_tables([table], Choice(rows=(row,), datasets=(column,), epochs=("last",)))
-    return requested.runs[table, column][0]
+    runs, _ = runs_of_tables([table], Choice(rows=(row,), datasets=(column,), epochs=("last",)))
+    return runs[table, column][0]
 
 
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:

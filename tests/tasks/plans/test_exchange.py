@@ -33,7 +33,7 @@ TABLE, ROW, COLUMN = "softtriple/table1", "softtriple", 0
 def measured(project: Project, seed: int, score: float, **changes: object) -> MeasuredRun:
     """Return a run of the row as today's project would measure it."""
     choice = Choice((ROW,), ("cub200",), seeds=(seed,))
-    (spec,) = runs_of_tables([TABLE], choice).runs[TABLE, "cub200"]
+    (spec,) = runs_of_tables([TABLE], choice)[0][TABLE, "cub200"]
     record = look(project).dataset("cub200", load_table(TABLE))
     settings = {name: getattr(spec, name).model_dump(mode="json") for name in ("training", "evaluation")}
     place = {"row": ROW, "variant": spec.variant, "dataset": "cub200", "seed": seed, "project_dataset": record.name}
@@ -74,7 +74,7 @@ def theirs(project: Project, tmp_path: Path) -> Path:
 def test_means_are_over_the_seeds_of_both_projects_and_runs_measured_here_are_kept(project: Project, theirs: Path) -> None:
     add_runs(project, TABLE, [measured(project, 2, 0.1, commit="ours"), measured(project, 3, 0.2, commit="ours")], (), "ours")
     imported = import_result(project, theirs)
-    assert (imported.name, imported.num_added, imported.num_measured_here) == (TABLE, 2, 1)
+    assert imported == f"{TABLE}: 2 runs imported; 1 run measured here kept; show them with: dml tables show {TABLE}"
     expected = pytest.approx({0: 60.0, 1: 61.0, 2: 10.0, 3: 20.0})
     assert values(project) == expected
     (line,) = (row.lines[0] for row in shown(project).rows if row.name == ROW)
@@ -95,7 +95,7 @@ def test_a_run_measured_here_later_replaces_the_imported_one(project: Project, t
 def test_a_later_import_replaces_an_earlier_one(project: Project, theirs: Path, tmp_path: Path) -> None:
     import_result(project, theirs)
     write_sealed(tmp_path / "again.json", TableResult(name=TABLE, runs=(measured(project, 1, 0.9),)), RESULT)
-    assert import_result(project, tmp_path / "again.json").num_added == 1
+    assert ": 1 run imported" in import_result(project, tmp_path / "again.json")
     assert values(project) == pytest.approx({0: 60.0, 1: 90.0, 2: 62.0})
 
 
@@ -119,12 +119,12 @@ def test_runs_on_other_images_or_with_former_settings_do_not_replace_imported_on
 def test_runs_with_former_settings_are_replaced_by_those_with_the_present(project: Project, theirs: Path, tmp_path: Path) -> None:
     outdated = tuple(changed(project, seed, 0.9, {"training": {"num_epochs": 1}}) for seed in range(3))
     write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated), RESULT)
-    assert import_result(project, tmp_path / "given.json").num_added == 3
+    assert ": 3 runs imported" in import_result(project, tmp_path / "given.json")
     assert values(project) == pytest.approx({0: 90.0, 1: 90.0, 2: 90.0})
     former = "measured with former settings; no run has the present ones"
     assert shown(project).left_out == (f"shown: {ROW} as_published on cub200, seeds 0, 1, 2: {former}",)
     assert former in CliRunner().invoke(app, ["tables", "show", TABLE]).stdout
-    assert import_result(project, theirs).num_added == 3
+    assert ": 3 runs imported" in import_result(project, theirs)
     assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
     assert shown(project).left_out == ()
 
@@ -174,7 +174,7 @@ def test_runs_that_are_no_longer_in_the_table_are_not_exported(
     for _ in range(2):  # an earlier export is replaced
         assert [run.seed for run in export_result(other, TABLE, path).runs] == [0]
     assert f"{TABLE}: left out 1 run whose row, variant or dataset is no longer in the table" in caplog.text
-    assert import_result(project, path).num_added == 1
+    assert ": 1 run imported" in import_result(project, path)
 
 
 def test_a_file_that_cannot_be_written_is_reported_with_its_own_remedy(project: Project, theirs: Path) -> None:
@@ -308,7 +308,7 @@ def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
 
 def test_imported_runs_without_todays_measurements_are_measured_here(project: Project, tmp_path: Path) -> None:
     name, choice = "tuplet_margin/figure6", Choice(datasets=("cub200",))
-    spec, *_ = runs_of_tables([name], choice).runs[name, "cub200"]
+    spec, *_ = runs_of_tables([name], choice)[0][name, "cub200"]
     assert spec.measurements
     for measurements, is_reused in (({}, False), (spec.measurements, True)):
         place = {"row": spec.row, "variant": spec.variant, "epoch": spec.evaluation.epoch}

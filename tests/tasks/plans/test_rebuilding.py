@@ -66,7 +66,7 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
 
 def finished_table(project: Project, choice: Choice = SOME) -> TableResult:
     """Finish a table's runs of three seeds, in the store and in the result."""
-    runs = [finish(project, spec, dataset) for (_, dataset), specs in runs_of_tables([TABLE], choice).runs.items() for spec in specs]
+    runs = [finish(project, spec, dataset) for (_, dataset), specs in runs_of_tables([TABLE], choice)[0].items() for spec in specs]
     failed = FailedRun(row="softtriple", variant="as_published", dataset="cub200", seed=9, reason="failed")
     add_runs(project, TABLE, runs, [failed], "commit")
     return load_result(project, TABLE)
@@ -161,7 +161,7 @@ def test_scores_that_do_not_fit_their_record_are_not_rebuilt(project: Project) -
 def test_a_damaged_record_of_the_training_loses_only_its_time_and_cost(project: Project, how: str) -> None:
     before = finished_table(project, Choice(seeds=(0,)))
     here = look(project)
-    for (_, dataset), specs in runs_of_tables([TABLE], Choice(seeds=(0,))).runs.items():
+    for (_, dataset), specs in runs_of_tables([TABLE], Choice(seeds=(0,)))[0].items():
         record = here.dataset(dataset, load_table(TABLE))
         for spec in specs:
             DAMAGE[how](finished_records() / train_step(spec.model_copy(update={"dataset": record.name}), record).identity)

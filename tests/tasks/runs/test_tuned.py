@@ -176,7 +176,7 @@ def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path
     for row in load_table(TABLE).rows:
         write_tuned(FOUND.model_copy(update={"row": row, "training": {"optimiser": {"learning_rate": 0.5}}}))
     runs = {
-        spec.label: spec.training.optimiser.learning_rate for spec in runs_of_tables([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]
+        spec.label: spec.training.optimiser.learning_rate for spec in runs_of_tables([TABLE], Choice(variant="tuned"))[0][TABLE, DATASET]
     }
     assert runs["untrained ours"] == 1e-3, "what is not trained has nothing to tune"
     assert {rate for name, rate in runs.items() if name.endswith(" tuned")} == {0.5}
@@ -197,7 +197,7 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
 def test_the_common_track_is_not_tuned(tables: Path) -> None:
     write_tuned(FOUND.model_copy(update={"table": "softtriple/table1", "dataset": "cub200"}))
     plain, tuned = (
-        runs_of_tables(["softtriple/table1"], Choice(("softtriple",), track="common", variant=variant)).runs["softtriple/table1", "cub200"]
+        runs_of_tables(["softtriple/table1"], Choice(("softtriple",), track="common", variant=variant))[0]["softtriple/table1", "cub200"]
         for variant in (None, "tuned")
     )
     assert plain == tuned

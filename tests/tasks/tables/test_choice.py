@@ -45,16 +45,16 @@ def test_a_paper_is_no_table(name: str, message: str) -> None:
 
 
 def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
-    requested = runs_of_tables(
+    requested, _ = runs_of_tables(
         ["softtriple/table1", "softtriple/table3", "softtriple/figure4"], Choice(rows=("softtriple", "k10-with-regulariser"))
     )
-    assert {place: [spec.label for spec in runs] for place, runs in requested.runs.items()} == {
+    assert {place: [spec.label for spec in runs] for place, runs in requested.items()} == {
         ("softtriple/table1", "cub200"): ["softtriple as_published"],
         ("softtriple/table3", "cars196"): ["softtriple as_published"],
         ("softtriple/figure4", "cub200"): ["k10-with-regulariser as_published"],
     }
-    only_cars = runs_of_tables(["softtriple/table1", "softtriple/table3"], Choice(datasets=("cars196",)))
-    assert list(only_cars.runs) == [("softtriple/table3", "cars196")]
+    only_cars, _ = runs_of_tables(["softtriple/table1", "softtriple/table3"], Choice(datasets=("cars196",)))
+    assert list(only_cars) == [("softtriple/table3", "cars196")]
     with pytest.raises(ConfigError, match="unknown row of 2 tables 'sofftriple'; did you mean 'softtriple'"):
         runs_of_tables(["softtriple/table1", "softtriple/table3"], Choice(rows=("sofftriple",)))
     with pytest.raises(ConfigError, match="unknown dataset of softtriple/table1 'sop'"):
@@ -81,10 +81,10 @@ def test_a_variant_that_no_row_has_is_refused_with_the_nearest_name() -> None:
 def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() -> None:
     """Figure 2 has only as_published; Table 1 has both."""
     names = ["heated_up_softmax/figure2", "heated_up_softmax/table1"]
-    requested = runs_of_tables(names, Choice(variant="as_released"))
-    assert {name for name, _ in requested.runs} == {"heated_up_softmax/table1"}
-    assert {spec.variant for runs in requested.runs.values() for spec in runs} == {"as_released"}
-    assert requested.left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
+    requested, left_out = runs_of_tables(names, Choice(variant="as_released"))
+    assert {name for name, _ in requested} == {"heated_up_softmax/table1"}
+    assert {spec.variant for runs in requested.values() for spec in runs} == {"as_released"}
+    assert left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
         "2(a), hard samples", "2(b), easy samples")]  # fmt: skip
     with pytest.raises(ConfigError, match=r"nothing can be run: '2\(a\), hard samples' has no variant 'as_released'"):
         chosen_runs(load_params(ROOT / "params.yaml"), names, Choice(rows=("hard",), variant="as_released"))
@@ -144,10 +144,10 @@ def test_a_table_whose_images_cannot_be_drawn_has_no_smoke_and_says_so_before_an
 @pytest.mark.parametrize("name", [*paper_tables(), "project/glyphs", "project/finetuned"])
 def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str) -> None:
     params = load_params(ROOT / "params.yaml")
-    requested = runs_of_tables([name], Choice())
-    assert requested.runs
+    requested, _ = runs_of_tables([name], Choice())
+    assert requested
     found = [spec for runs in chosen_runs(params, [name], Choice(smoke=True)).runs for spec in runs]
-    assert len(found) == sum(map(len, requested.runs.values()))
+    assert len(found) == sum(map(len, requested.values()))
     for spec in found:
         assert spec.comparison == f"smoke on {spec.dataset}"
         assert spec.dataset.endswith("-smoke")
