@@ -5,6 +5,7 @@ import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -59,6 +60,15 @@ def tree(project: Project) -> dict[str, Any]:
     }
 
 
+@cache
+def few_params() -> dict[str, Any]:
+    """Return the repository's parameters with one dataset and one variant."""
+    values = read_yaml(ROOT / "params.yaml")
+    comparison = values["comparison"]
+    datasets, variants = {"synthetic": values["datasets"]["synthetic"]}, {"softmax": comparison["variants"]["softmax"]}
+    return values | {"datasets": datasets, "comparison": comparison | {"datasets": {"synthetic": {}}, "variants": variants}}
+
+
 def params_with(project: Project, datasets: tuple[str, ...] = (), variants: tuple[str, ...] = ()) -> None:
     birds = {"reader": "folder", "raw": str(project.root.parents[1] / "birds")}
     loss = {"loss": {"name": "softmax"}}
@@ -66,13 +76,7 @@ def params_with(project: Project, datasets: tuple[str, ...] = (), variants: tupl
         "datasets": dict.fromkeys(datasets, birds),
         "comparison": {"datasets": {name: {"num_epochs": 1} for name in datasets}, "variants": dict.fromkeys(variants, loss)},
     }
-    values = read_yaml(ROOT / "params.yaml")
-    comparison = values["comparison"]
-    values["datasets"] = {"synthetic": values["datasets"]["synthetic"]}
-    comparison["datasets"] = {"synthetic": {}}
-    comparison["variants"] = {"softmax": comparison["variants"]["softmax"]}
-    values = merge(values, changes)
-    project.params_file.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=False))
+    project.params_file.write_text(yaml.safe_dump(merge(few_params(), changes), sort_keys=False, allow_unicode=False))
 
 
 def loaded(project: Project) -> Any:
