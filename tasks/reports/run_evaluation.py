@@ -51,16 +51,6 @@ class Shot:
 
 
 @dataclass(frozen=True)
-class WorstQuery:
-    """A query with its nearest neighbours, the rank of the first correct one, and the number of correct images."""
-
-    query: Shot
-    neighbours: tuple[Shot, ...]
-    first_rank: int
-    num_positives: int
-
-
-@dataclass(frozen=True)
 class Images:
     """The images of all pages.
 
@@ -122,13 +112,13 @@ class EvaluatedRun:
         labels_S = self.images.queries.labels[outcomes.scores.is_scored]
         return _intervals(values, np.arange(len(labels_S))), _intervals(values, labels_S)
 
-    def worst(self, album: Album) -> list[WorstQuery]:
-        """Return the queries whose first correct image is ranked last, with their nearest neighbours."""
+    def worst(self, album: Album) -> list[tuple[Shot, list[Shot], int, int]]:
+        """Return the queries whose first correct image is ranked last: nearest neighbours, rank of that image, number of correct ones."""
         scores = self.outcomes.scores
         return [
-            WorstQuery(
+            (
                 _shot(album, self.images.queries, query),
-                tuple(self._neighbour(album, query, rank) for rank in range(self.outcomes.neighbours.shape[1])),
+                [self._neighbour(album, query, rank) for rank in range(self.outcomes.neighbours.shape[1])],
                 int(scores.first_rank[query]),
                 int(scores.num_positives[query]),
             )
