@@ -163,7 +163,7 @@ def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], para
             folder=None,
             tags=tags,
             about=page.note,
-            files=page.files,
+            files=tuple(map(str, page.files)),
             digest=outcome.digest,
             settings={label: settings for (column, label), settings in today.settings.items() if column == outcome.spec.column},
         )

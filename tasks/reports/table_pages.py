@@ -52,7 +52,7 @@ class TablePage:
     Attributes:
         markdown: the table as text.
         note: description and results, in a few lines of Markdown.
-        html: path of the page; its JSON and its Markdown have the same stem.
+        html: path of the page.
     """
 
     markdown: str
@@ -60,14 +60,9 @@ class TablePage:
     html: Path
 
     @property
-    def json(self) -> Path:
-        """Path of the JSON."""
-        return self.html.with_suffix(".json")
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of all files, for MLflow."""
-        return str(self.html), str(self.json), str(self.html.with_suffix(".md"))
+    def files(self) -> tuple[Path, Path, Path]:
+        """Paths of the page, its JSON and its Markdown."""
+        return self.html, self.html.with_suffix(".json"), self.html.with_suffix(".md")
 
 
 def write_site(
@@ -132,13 +127,12 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
         scale_of=cell_scale,
         describe=describe_cell,
         glyph_size=(WIDTH, HEIGHT),
-        json_name=page.json.name,
+        json_name=page.files[1].name,
         costs=cost_rows(file, result, prices),
     )
     pictures.save()
-    write_whole(page.html, html)
-    write_whole(page.json, table.model_dump_json(indent=1) + "\n")
-    write_whole(page.html.with_suffix(".md"), page.markdown)
+    for path, text in zip(page.files, (html, table.model_dump_json(indent=1) + "\n", page.markdown), strict=True):
+        write_whole(path, text)
     return page
 
 
