@@ -44,7 +44,8 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     if raw_ND.shape[1] not in (2, 3):
         raise EvaluationError(f"{run.title}: a map is of embeddings of 2 or 3 dimensions, found {raw_ND.shape[1]}")
     classifier = classifier_of(run)
-    points_ND = unit_rows(raw_ND) if options.unit_length else raw_ND
+    units_ND = unit_rows(raw_ND)
+    points_ND = units_ND if options.unit_length else raw_ND
     names = run.gallery.dataset.class_names
     directions_CD = classifier.directions
     plot_directions(
@@ -52,8 +53,8 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     )
     np.savez(folder / "embedding_map.npz", points=points_ND.astype(np.float32), labels=labels_N, directions=directions_CD)
     scores = {
-        "class_spread": class_spread(unit_rows(raw_ND), labels_N),
-        "own_angle": float(_angles(unit_rows(raw_ND), directions_CD[labels_N]).mean()),
+        "class_spread": class_spread(units_ND, labels_N),
+        "own_angle": float(_angles(units_ND, directions_CD[labels_N]).mean()),
         "classified_right": float((classifier.margins(raw_ND, labels_N) > 0).mean()),
         "embedding_norm": float(np.linalg.norm(raw_ND, axis=1).mean()),
     }

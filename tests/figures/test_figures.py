@@ -17,7 +17,6 @@ from PIL import Image
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG, new_figure, write_png
-from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, scaled, two_lines
 from dml_core.figures.histograms import has_pairs, plot_similarity_histogram, sample_pairs
@@ -25,6 +24,7 @@ from dml_core.figures.maps import plot_map, principal_components
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import _legend, plot_recalls
+from dml_core.measurements.unique_centres import plot_counts
 
 
 def samples(num_samples: int, num_dimensions: int, num_classes: int = 5) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -295,7 +295,7 @@ def test_what_cannot_be_drawn_is_refused_and_nothing_is_written(case: str, tmp_p
 def test_charts_of_counts_have_the_same_bars_whatever_was_counted(tmp_path: Path) -> None:
     drawn = []
     for name, counts in (("few", [1, 1, 2]), ("many", [8, 9, 9])):
-        plot_counts(np.array(counts), 9, tmp_path / name, "a", "b", "c")
+        plot_counts(np.array(counts), 9, tmp_path / name, "a")
         drawn.append(is_colour(tmp_path / name, COLOURS[0]).any(axis=0).nonzero()[0])
     left, right = drawn
     width = pixels(tmp_path / "few").shape[1]
