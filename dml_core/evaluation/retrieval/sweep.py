@@ -13,6 +13,7 @@ Shapes: N gallery items, Q queries, P positives of all queries, E entries of a t
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from queue import SimpleQueue
@@ -50,7 +51,6 @@ from dml_core.evaluation.retrieval.tiles import (
     part,
     tile,
     usable_device,
-    without_narrow,
 )
 from dml_core.evaluation.threads import BlockThreads, is_large, one_thread
 
@@ -134,7 +134,7 @@ def score_queries(
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
         counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
         if is_narrow and _undecided_share(group, counter) > MOST_UNDECIDED:
-            is_narrow, group = False, without_narrow(group)
+            is_narrow, group = False, replace(group, narrow=None, losses=np.zeros(len(index)))
         sides = [group] if is_symmetric else (_side(shard, origin_D, device, dtype, is_narrow) for shard in gallery)
         # narrow tiles are torch's products; numpy's have threads of their own, and torch's would busy-wait on the cores needed by them
         with BlockThreads(is_narrow) as threads, one_thread(not is_narrow):

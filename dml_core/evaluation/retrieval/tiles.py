@@ -9,7 +9,7 @@ Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,11 +89,6 @@ def as_side(
         for rows in blocks(len(index), NUM_ROWS_AT_ONCE):
             losses_N[rows] = (vectors[rows] - narrow[rows]).double().norm(dim=1).cpu().numpy()
     return Side(points, index, codes, vectors, norms_N, narrow, losses_N)
-
-
-def without_narrow(side: Side) -> Side:
-    """Return the side for tiles that do not use bfloat16."""
-    return replace(side, narrow=None, losses=np.zeros(len(side.codes)))
 
 
 def part(side: Side, rows: slice | NDArray[np.int64]) -> Side:
