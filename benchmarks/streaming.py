@@ -27,7 +27,7 @@ from measuring import drawn_photograph
 from dml_core.data.prepare import pack
 from dml_core.data.store.info import IMAGES_FILE, read_info
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.store.ranges import image_ranges, save_ranges
+from dml_core.data.store.ranges import RANGES_FILE, image_ranges
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.views import batches as batches_module
 from dml_core.data.views.batches import Loader, TrainView
@@ -120,7 +120,7 @@ def prepare_machine(root: Path) -> None:
     for path in (root / "packed").iterdir():
         if path.name != IMAGES_FILE:
             shutil.copy(path, folder)
-    save_ranges(image_ranges(root / "packed"), folder)
+    np.save(folder / RANGES_FILE, image_ranges(root / "packed"))
 
 
 class Server:

@@ -11,8 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dml_core.data.store.info import IMAGES_FILE, read_info
-from dml_core.data.store.ranges import RANGES_FILE, image_hash, image_ranges, open_ranges, save_ranges
+from dml_core.data.store.ranges import RANGES_FILE, image_hash, image_ranges, open_ranges
 from dml_core.errors import StoreError
 from tasks.remote_images.cache import ImageCache
 from tasks.storage import READS_AT_ONCE, DamagedObjectError, Store
@@ -31,7 +33,7 @@ def push_ranges(store: Store, packed: Path, key: str) -> None:
     """
     if store.is_remote and RANGES_FILE not in store.list_objects(key):
         with tempfile.TemporaryDirectory() as folder:
-            save_ranges(image_ranges(packed), Path(folder))
+            np.save(Path(folder, RANGES_FILE), image_ranges(packed))
             store.push(key, Path(folder))
 
 

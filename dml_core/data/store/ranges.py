@@ -19,7 +19,10 @@ Ranges = np.ndarray[Any, np.dtype[np.void]]
 
 
 def image_ranges(folder: Path) -> Ranges:
-    """Return `offset` and `length` in bytes of each of the N images in a prepared folder's `images.arrow`, and its `image_hash`: (N,)."""
+    """Return `offset` and `length` in bytes of each of the N images in a prepared folder's `images.arrow`, and its `image_hash`: (N,).
+
+    `open_ranges` reads the array from `ranges.npy`.
+    """
     with pa.memory_map(str(folder / IMAGES_FILE)) as file:
         file_start = file.read_buffer().address
         reader = pa.ipc.open_file(file)
@@ -41,11 +44,6 @@ def _batch_ranges(images: Any, file_start: int) -> Ranges:
 def image_hash(data: Any) -> int:
     """Return a 64-bit hash of an image's encoded bytes, which detects damage."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def save_ranges(ranges_N: Ranges, folder: Path) -> None:
-    """Write the ranges as `ranges.npy` into `folder`; raises OSError."""
-    np.save(folder / RANGES_FILE, ranges_N)
 
 
 def open_ranges(folder: Path) -> Ranges:

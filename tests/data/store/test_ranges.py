@@ -16,7 +16,7 @@ from PIL import Image
 from dml_core.data.prepare import pack
 from dml_core.data.store.info import IMAGES_FILE
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.store.ranges import RANGES_FILE, image_ranges, open_ranges, save_ranges
+from dml_core.data.store.ranges import RANGES_FILE, image_ranges, open_ranges
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.errors import DataError
 
@@ -68,7 +68,7 @@ def test_a_large_image_and_the_order_of_roles(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_whole_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     pack_sizes([1, 2, 3], tmp_path / "packed")
-    save_ranges(image_ranges(tmp_path / "packed"), tmp_path)
+    np.save(tmp_path / RANGES_FILE, image_ranges(tmp_path / "packed"))
     assert np.array_equal(open_ranges(tmp_path), image_ranges(tmp_path / "packed"))
     damage(tmp_path / RANGES_FILE)
     with pytest.raises(DataError, match=rf"{RANGES_FILE}: missing, damaged or of another version"):
