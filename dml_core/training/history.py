@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dml_core.errors import StoreError
-from dml_core.files import writing
+from dml_core.files import write_errors, writing
 
 HISTORY_FILE = "history.jsonl"
 
@@ -45,9 +44,7 @@ def write_history(folder: Path, lines: Sequence[str]) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    try:
+    with write_errors(f"{folder}: the training history", "free or change the store"):
         folder.mkdir(parents=True, exist_ok=True)
         with writing(folder / HISTORY_FILE) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        raise StoreError(f"{folder}: the training history cannot be written ({error.strerror or error})") from None
