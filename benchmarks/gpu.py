@@ -32,21 +32,22 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from measuring import ROOT, bare_step, drawn_photograph, gaussian_classes, image_folder, markdown_table
+from measuring import bare_step, drawn_photograph, gaussian_classes, image_folder, markdown_table
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -132,7 +133,6 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a few small images, to see that it works")
     parser.add_argument("--json", type=Path, help="where the figures go beside what is printed")
     parser.add_argument("--loaders", type=int, help="loader processes; one for each core but one where not given, 16 at most")
-    parser.add_argument("--worker", nargs=2, metavar=("RANK", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--expect", choices=CARDS, help="only print what is expected of this card")
     arguments = parser.parse_args()
     if arguments.expect is not None:
@@ -140,9 +140,6 @@ def main() -> None:
         return
     name = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device, sizes = torch.device(name), TINY if arguments.tiny else FULL
-    if arguments.worker is not None:
-        two_processes_worker(int(arguments.worker[0]), Path(arguments.worker[1]), device)
-        return
     if device.type == "cpu" and not arguments.tiny:
         parser.error("no GPU here: --tiny --device cpu goes through the same steps with small sizes")
     until = time.monotonic() + SECONDS
@@ -292,11 +289,10 @@ def check_compiled(device: torch.device, compiler: str) -> str:
 def check_two_processes(device: torch.device) -> str:
     """Compare over gloo: NCCL needs a GPU for each process."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(Path(__file__).absolute()), "--device", device.type, "--worker"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        workers = [subprocess.Popen([*command, str(rank), folder], env=environment, stderr=subprocess.PIPE, text=True) for rank in range(2)]
-        errors = [worker.communicate(timeout=120)[1] for worker in workers]
-        assert all(worker.returncode == 0 for worker in workers), next(error for error in errors if error).strip().splitlines()[-1]
+        try:
+            spawn(two_processes_worker, (Path(folder), device), nprocs=2)  # type: ignore[no-untyped-call]
+        except ProcessRaisedException as error:
+            raise RuntimeError(str(error).strip().splitlines()[-1]) from None
         found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
     with without_tf32():
         expected = one_step(small_system(device), device)
@@ -306,7 +302,7 @@ def check_two_processes(device: torch.device) -> str:
 
 def two_processes_worker(rank: int, folder: Path, device: torch.device) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=120), rank=rank, world_size=2)
     system = small_system(device)
     parallel = DistributedDataParallel(system, broadcast_buffers=False)
     images, labels_N = check_batch()

@@ -122,18 +122,9 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
         "disk_mib": index.nbytes / 2**20,
         "recalls": None if index.info.found is None else index.info.found.recalls,
     }
-    beside = f"; refined as ours p50 {result['refined_p50_ms']:.2f} ms, ratio {result['refined_ratio_p50']:.3f}" if refined_p50 else ""
-    print(
-        f"{result['kind']}, {result['items']:,} items of {result['dimensions']} dimensions, one query for {K}:\n"
-        f"  ours p50 {result['ours_p50_ms']:.2f} ms, p95 {result['ours_p95_ms']:.2f} ms;"
-        f" bare FAISS p50 {result['faiss_p50_ms']:.2f} ms, p95 {result['faiss_p95_ms']:.2f} ms; ratio of p50 {result['ratio_p50']:.3f}"
-        f"{beside}\n"
-        f"  opened in {result['opening_ms']:.1f} ms; memory of its own {result['opened_mib']:.0f} MiB when opened,"
-        f" {result['searched_mib']:.0f} MiB after a search, which mapped {result['mapped_mib']:.0f} MiB;"
-        f" FAISS {result['faiss_mib']:.0f} MiB; files {result['disk_mib']:.0f} MiB\n"
-        f"  {'exact' if index.info.found is None else index.info.found}",
-        flush=True,
-    )
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in result.items() if isinstance(value, float))
+    print(f"{index.kind}, {index.num_items:,} items of {index.num_dimensions} dimensions, one query for {K}: {figures}")
+    print(f"  {'exact' if index.info.found is None else index.info.found}", flush=True)
     return result
 
 
