@@ -106,9 +106,9 @@ def _report_tables(
         for name in names:
             _add_results(name, ran[name], failed[name], backends)
         pages = {}
-        for name, page in zip(names, write_site(backends.project, params, names), strict=True):
-            pages[name] = page.markdown
-            num_waiting[name] += _publish_table(name, page, ran[name], params, backends)
+        for name, written in zip(names, write_site(backends.project, params, names), strict=True):
+            pages[name] = written.markdown
+            num_waiting[name] += _publish_table(name, written, ran[name], params, backends)
     reports = []
     for name in names:
         page = _with_failures(pages[name], failed[name])
