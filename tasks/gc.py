@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter
-
 from dml_core.errors import ConfigError, StoreError
 from tasks.data import dataset_if_prepared
 from tasks.environment import Project, finished_records
@@ -35,7 +33,7 @@ from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
-from tasks.tables.result import RESULT
+from tasks.tables.result import TableResult
 from tasks.tracking.outbox import OUTBOX, REPORT
 
 STEP_BEFORE = {"embed": "train", "evaluate": "embed"}
@@ -154,7 +152,7 @@ def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the keys of the referenced steps and of the steps they read."""
     scored = {
         f"evaluate/{run.identity}"
-        for result in _contents(project.state / "tables", RESULT, "dml tables show rebuilds it")
+        for result in _contents(project.state / "tables", TableResult, "dml tables show rebuilds it")
         for run in result.runs
     }
     waiting = {
@@ -178,7 +176,7 @@ def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
     return referenced | {step.key for step in stored if step.step != "evaluate" and step.touched <= lost}
 
 
-def _contents(folder: Path, kind: TypeAdapter[Content], repair: str) -> Iterator[Content]:
+def _contents(folder: Path, kind: type[Content], repair: str) -> Iterator[Content]:
     """Yield the content of every sealed file in a folder and below.
 
     Raises:

@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ FORMAT = 1
 DAMAGED_ERRNOS = (errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
 Content = TypeVar("Content")
 logger = logging.getLogger(__name__)
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_adapter: Any = cache(TypeAdapter)  # building one takes milliseconds
 
 
 class DamagedError(StoreError):
@@ -87,8 +87,8 @@ def read_bytes(path: Path) -> bytes | None:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); make it readable") from None
 
 
-def read_sealed(path: Path, kind: TypeAdapter[Content]) -> Content | None:
-    """Return the content of a sealed file, or None if there is no such file.
+def read_sealed(path: Path, kind: type[Content]) -> Content | None:
+    """Return the content of a sealed file, of a type that pydantic knows, or None if there is no such file.
 
     Raises:
         DamagedError: it is damaged; it stays unchanged.
@@ -99,17 +99,17 @@ def read_sealed(path: Path, kind: TypeAdapter[Content]) -> Content | None:
     return None if data is None else parse_sealed(path, data, kind)
 
 
-def parse_sealed(path: Path, data: str | bytes, kind: TypeAdapter[Content]) -> Content:
+def parse_sealed(path: Path, data: str | bytes, kind: type[Content]) -> Content:
     """Return the content of the sealed bytes of the file `path`; raises as `read_sealed`."""
     try:
-        return kind.validate_json(unseal(data))
+        return _adapter(kind).validate_json(unseal(data))
     except NewerFormatError as error:
         raise NewerFormatError(f"{path}: {error}") from None
     except ValueError:  # pydantic's too
         raise DamagedError(f"{path}: damaged") from None
 
 
-def read_or_set_aside(path: Path, kind: TypeAdapter[Content]) -> Content | None:
+def read_or_set_aside(path: Path, kind: type[Content]) -> Content | None:
     """Return the content of a sealed file, or None if it does not exist or is damaged; a damaged file is renamed with a warning.
 
     Raises:
@@ -140,7 +140,7 @@ def check_formats(state: Path) -> None:
     for folder in ("tables", "outbox", "made"):
         for path in sorted((state / folder).rglob("*.json")):
             with suppress(DamagedError):
-                read_sealed(path, _ANYTHING)
+                read_sealed(path, object)
 
 
 def move_damaged(path: Path) -> Path:
@@ -155,14 +155,14 @@ def move_damaged(path: Path) -> Path:
         raise StoreError(f"{path}: damaged, and cannot be renamed ({error.strerror or error}); move it away") from None
 
 
-def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content], remedy: str = "free space, or change DML_STATE") -> None:
+def write_sealed(path: Path, content: object, remedy: str = "free space, or change DML_STATE") -> None:
     """Write a sealed file, replacing an existing one.
 
     Raises:
         StoreError: it cannot be written; the message ends with the remedy.
     """
     with write_errors(f"{path}:", remedy):
-        write_whole(path, seal(kind.dump_json(content).decode()))
+        write_whole(path, seal(_adapter(type(content)).dump_json(content).decode()))
 
 
 def _sha256(text: Any) -> str:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from dml_core.errors import StoreError
 from tasks.locks import alone
 from tasks.sealed import read_or_set_aside, write_sealed
 
 START_TIMES_FILE = "start_times.json"
 CLOCK_SECONDS = 15.0
-_TIMES: TypeAdapter[dict[str, dict[str, float]]] = TypeAdapter(dict[str, dict[str, float]])
+_TIMES = dict[str, dict[str, float]]
 
 
 class StartTimes:
@@ -75,4 +73,4 @@ class StartTimes:
         with suppress(StoreError), alone(self._path.with_name(f".{START_TIMES_FILE}.lock")):
             times = read_or_set_aside(self._path, _TIMES) or {}
             times.setdefault(platform.node(), {})[what] = round(seconds, 1)
-            write_sealed(self._path, times, _TIMES)
+            write_sealed(self._path, times)

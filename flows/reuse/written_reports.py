@@ -9,8 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from flows.backends import Backends
 from flows.outcomes import Outcome
@@ -26,7 +25,7 @@ from tasks.tracking.connection import SQLITE
 PACKAGES = [Path(__file__).parents[2] / name for name in ("dml_core", "tasks", "flows")]
 
 
-_WRITTEN = TypeAdapter(tuple[str, dict[str, Path]])  # the state that they show, and the title of each comparison with its page
+_WRITTEN: Any = tuple[str, dict[str, Path]]  # the state that they show, and the title of each comparison with its page
 
 
 def record_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], params: Params, backends: Backends) -> None:
@@ -37,7 +36,7 @@ def record_reports(reports: Sequence[Report], outcomes: Sequence[Outcome], param
         return
     state = _state(outcomes, (report.path for report in reports), params, backends)
     if state is not None:
-        write_sealed(_path(backends.project, outcomes), (state, {report.title: report.path for report in reports}), _WRITTEN)
+        write_sealed(_path(backends.project, outcomes), (state, {report.title: report.path for report in reports}))
 
 
 def written_reports(outcomes: Sequence[Outcome], params: Params, backends: Backends) -> list[Report] | None:

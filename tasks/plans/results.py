@@ -29,7 +29,7 @@ from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.present import has_present_settings, table_today
-from tasks.tables.result import RESULT, FailedRun, MeasuredRun, Place, TableResult, facts_of, read_result, result_path, save_result
+from tasks.tables.result import FailedRun, MeasuredRun, Place, TableResult, facts_of, read_result, result_path, save_result
 from tasks.tables.runs import runs_of_tables
 from tasks.wording import counted
 
@@ -105,7 +105,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
         logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
     runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
     exported = TableResult(name=name, runs=runs, made=result.made)
-    write_sealed(path, exported, RESULT, "choose another file with -o, or free space")
+    write_sealed(path, exported, "choose another file with -o, or free space")
     return exported
 
 
@@ -122,7 +122,7 @@ def import_result(project: Project, path: Path) -> str:
     """
     remedy = "write one with: dml tables export TABLE -o FILE"
     try:
-        exported = read_sealed(path, RESULT)
+        exported = read_sealed(path, TableResult)
     except DamagedError:
         raise DamagedError(f"{path}: damaged, or not exported by dml; {remedy}") from None
     if exported is None:
@@ -139,7 +139,7 @@ def import_result(project: Project, path: Path) -> str:
         added = _not_outdated(project, params, table, result, new)
         result = result.updated(added, (), result.made or exported.made)
         imported = tuple(run for run in result.runs if run.is_imported)
-        write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported), RESULT)
+        write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported))
         save_result(project, result)
     kept = f"; {counted(len(exported.runs) - len(new), 'run')} measured here kept" if len(new) < len(exported.runs) else ""
     if num_outdated := len(new) - len(added):
@@ -219,7 +219,7 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
         return read_result(project, name)
     except DamagedError as error:
         aside = move_damaged(result_path(project, name))
-        imported = read_or_set_aside(_imported_path(project, name), RESULT) or TableResult(name=name)
+        imported = read_or_set_aside(_imported_path(project, name), TableResult) or TableResult(name=name)
         rebuilt = _rebuilt_runs(project, name, aside)
         result = imported.updated(rebuilt, (), None)
         if result.runs:

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from dml_core.files import write_errors
 from tasks.environment import num_cores
 from tasks.runs.costs import FACT, Cost, total_cost
@@ -71,9 +69,6 @@ class Rate(Record):
     def key(self) -> tuple[str, str, int, str, int, int]:
         """What was measured: a later rate with the same key replaces it."""
         return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.runs_per_gpu
-
-
-_RATE = TypeAdapter(Rate)
 
 
 @dataclass(frozen=True)
@@ -154,7 +149,7 @@ def read_rates(state: Path) -> list[Rate]:
     num_damaged = 0
     for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
         try:
-            rate = parse_sealed(path, line, _RATE)
+            rate = parse_sealed(path, line, Rate)
             rates[rate.key] = rate
         except DamagedError:
             num_damaged += 1

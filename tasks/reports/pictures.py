@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from PIL import Image, features
-from pydantic import TypeAdapter
 
 from dml_core.errors import StoreError
 from dml_core.evaluation.statistics.mean_ranks import Ranking
@@ -49,7 +48,7 @@ class Picture(Encoded):
         return self.file.startswith(f"{MEASUREMENTS}/")
 
 
-_ENCODED: TypeAdapter[dict[str, Encoded]] = TypeAdapter(dict[str, Encoded])
+_ENCODED = dict[str, Encoded]
 
 
 class PictureCache:
@@ -79,7 +78,7 @@ class PictureCache:
         """Write the pictures that were used, and no others."""
         if self._path is not None and self._now != self._before:
             with suppress(StoreError):
-                write_sealed(self._path, self._now, _ENCODED)
+                write_sealed(self._path, self._now)
 
 
 @cache

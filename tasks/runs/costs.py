@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import TypeAdapter
 
 from dml_core.errors import StoreError
 from tasks.environment import finished_records
@@ -74,9 +73,6 @@ class _Journal(Record):
 
     cost: Cost
     positions: tuple[tuple[int, float], ...] = ()
-
-
-_JOURNAL = TypeAdapter(_Journal)
 
 
 class StepMeter:
@@ -194,7 +190,7 @@ class Meter:
         with suppress(StoreError, OSError):  # costs are optional: without one the step runs all the same
             if is_forced or _has_ended(path):
                 path.unlink(missing_ok=True)
-            before = read_or_set_aside(path, _JOURNAL)
+            before = read_or_set_aside(path, _Journal)
         meter = StepMeter(kind, before, predicted_seconds, waits)
         self._share_out()
         with self._lock:
@@ -277,7 +273,7 @@ class Meter:
 
 def _write_journal(path: Path, meter: StepMeter) -> None:
     with suppress(StoreError):
-        write_sealed(path, meter.journal(), _JOURNAL)
+        write_sealed(path, meter.journal())
 
 
 class EnergyCounter:

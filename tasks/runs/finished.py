@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -35,9 +35,7 @@ from tasks.runs.specs import RunSpec
 from tasks.sealed import DamagedError, NewerFormatError, read_bytes, read_or_set_aside, unseal, write_sealed
 
 Code = Literal["strict", "keep"]  # if code changed, its steps run again, or results of older code are reused and marked
-KINDS: dict[str, TypeAdapter[Any]] = {
-    f"{kind.__module__}.{kind.__name__}": TypeAdapter(kind) for kind in (CheckpointRecord, EmbeddingRecord, ScoreRecord)
-}
+KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (CheckpointRecord, EmbeddingRecord, ScoreRecord)}
 _SCORES = TypeAdapter(dict[str, float])
 _RUN_NAME = re.compile(r"([^/]+)(?:/([^/]+)(?:/([0-9]{1,10}))?)?")
 
@@ -80,7 +78,7 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
         return None
     try:
         result = from_json(unseal(from_json(data)["result"]))
-        record: StepRecord = KINDS[result["__class__"]].validate_python(result["data"])
+        record: StepRecord = KINDS[result["__class__"]].model_validate(result["data"])
     except NewerFormatError as error:
         raise NewerFormatError(f"{path}: {error}") from None
     except (ValueError, TypeError, LookupError, ValidationError):
@@ -135,15 +133,12 @@ class Provenance(Record):
     reads: str | None = None
 
 
-_PROVENANCE = TypeAdapter(Provenance)
-
-
 def record_provenance(state: Path, step: StepIdentity) -> None:
     """Record that a step is finished with the present code."""
     provenance = Provenance(identity=step.identity, sources=step.sources(), reads=step.reads)
     path = _provenance_path(state, step)
-    if read_or_set_aside(path, _PROVENANCE) != provenance:
-        write_sealed(path, provenance, _PROVENANCE)
+    if read_or_set_aside(path, Provenance) != provenance:
+        write_sealed(path, provenance)
 
 
 def finished_identities(state: Path, step: StepIdentity) -> dict[str, tuple[str, ...]]:
@@ -152,7 +147,7 @@ def finished_identities(state: Path, step: StepIdentity) -> dict[str, tuple[str,
     The first has the present code; a second has other code, if that made the step last. A damaged record of it is renamed with a warning.
     """
     identities: dict[str, tuple[str, ...]] = {step.identity: ()}
-    last = read_or_set_aside(_provenance_path(state, step), _PROVENANCE)
+    last = read_or_set_aside(_provenance_path(state, step), Provenance)
     if last is not None and last.identity != step.identity:
         now = step.sources()
         identities[last.identity] = tuple(name for name in sorted(last.sources | now) if last.sources.get(name) != now.get(name))
@@ -192,7 +187,7 @@ def forget_provenance(state: Path, identities: Collection[str]) -> None:
 def _provenances(state: Path) -> Iterator[tuple[Path, Provenance]]:
     """Yield the records of all steps with their paths."""
     for path in sorted((state / "made").glob("*.json")):
-        provenance = read_or_set_aside(path, _PROVENANCE)
+        provenance = read_or_set_aside(path, Provenance)
         if provenance is not None:
             yield path, provenance
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import AwareDatetime, TypeAdapter
+from pydantic import AwareDatetime
 
 from tasks.runs.records import Record
 from tasks.sealed import DamagedError, read_sealed
@@ -35,7 +35,7 @@ class Alarm(Record):
     event: str | None = None
 
 
-ALARMS = TypeAdapter(dict[str, Alarm])
+ALARMS = dict[str, Alarm]
 
 
 def read_alarms(state: Path) -> dict[str, Alarm]:

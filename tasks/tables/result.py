@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from dml_core.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity, spec_settings
@@ -174,9 +172,6 @@ class TableResult(Record):
         )
 
 
-RESULT = TypeAdapter(TableResult)
-
-
 def result_path(project: Project, name: str) -> Path:
     """Return the path of a table's result."""
     return project.state / "tables" / f"{name}.json"
@@ -191,7 +186,7 @@ def read_result(project: Project, name: str) -> TableResult:
         StoreError: it cannot be read.
     """
     path = result_path(project, name)
-    result = read_sealed(path, RESULT)
+    result = read_sealed(path, TableResult)
     if result is not None and result.name != name:
         raise DamagedError(f"{path}: damaged (the result of {result.name})")
     return result or TableResult(name=name)
@@ -203,4 +198,4 @@ def save_result(project: Project, result: TableResult) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    write_sealed(result_path(project, result.name), result, RESULT)
+    write_sealed(result_path(project, result.name), result)

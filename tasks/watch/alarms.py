@@ -56,12 +56,12 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
     with alone(path.with_name(f".{ALARMS_FILE}.lock")):
         before = read_or_set_aside(path, ALARMS) or {}
         alarms = _updated(before, verifications, accepted)
-        write_sealed(path, alarms, ALARMS)
+        write_sealed(path, alarms)
         server = prefect_server()
         if server and _send(server, [*map(_verified, verifications), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
         alarms = {cause: alarm for cause, alarm in alarms.items() if alarm.ended is None or (alarm.event is not None and server)}
-        write_sealed(path, alarms, ALARMS)
+        write_sealed(path, alarms)
     lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
     for name in dict.fromkeys([*(verification.name for verification in verifications), *(alarm.name for alarm in before.values())]):
         _mark(project, name, lasting)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from dml_core.config import check_known, unknown_name
 from dml_core.errors import StoreError
 from dml_core.files import json_sha256, read_regular
@@ -31,7 +29,6 @@ from tasks.watch.records import FORMAT, Reference, Verification
 
 ACCEPTED = Path("results") / "accepted"  # in the project
 VERIFICATIONS = "verifications"  # in the state folder
-_VERIFICATION = TypeAdapter(Verification)
 
 
 # ---------------------------------------------------------------- references
@@ -121,7 +118,7 @@ def write_verification(state: Path, verification: Verification) -> Path:
     """
     time = f"{verification.started_at:%Y%m%dT%H%M%S.%fZ}"
     path = state / VERIFICATIONS / f"{time}-{verification.name.replace('/', '~')}.json"
-    write_sealed(path, verification, _VERIFICATION)
+    write_sealed(path, verification)
     return path
 
 
@@ -132,7 +129,7 @@ def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verificat
         NewerFormatError: a newer version of the program wrote one.
     """
     wanted = set(names)
-    read = (read_or_set_aside(path, _VERIFICATION) for path in sorted((state / VERIFICATIONS).glob("*.json")))
+    read = (read_or_set_aside(path, Verification) for path in sorted((state / VERIFICATIONS).glob("*.json")))
     verifications = [one for one in read if one is not None and (not wanted or one.name in wanted)]
     return sorted(verifications, key=lambda verification: verification.started_at)
 

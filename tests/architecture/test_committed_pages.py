@@ -17,7 +17,7 @@ from tasks.runs.tuned import STANDING
 from tasks.sealed import read_sealed
 from tasks.tables.file import load_table, table_names
 from tasks.tables.judging import compare_lines, rank_lines
-from tasks.tables.result import RESULT, TableResult
+from tasks.tables.result import TableResult
 from tasks.tables.runs import paper_protocol
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import compared_lines, shown_table
@@ -75,7 +75,7 @@ RESULTS = sorted((ROOT / "results/tables").rglob("*.json"))
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_page_has_the_values_of_the_committed_runs(path: Path) -> None:
     """`dml tables import` continues them in another project."""
-    result = read_sealed(path, RESULT)
+    result = read_sealed(path, TableResult)
     assert result is not None
     assert path == ROOT / f"results/tables/{result.name}.json"
     assert all(run.commit is not None and not run.is_imported for run in result.runs)

@@ -37,7 +37,7 @@ from flows.services import WORKERS_LIMIT, Services, ensure_limit
 from tasks.environment import Project
 from tasks.plans import results
 from tasks.runs import identity
-from tasks.runs.costs import _JOURNAL, Cost, Meter, _Journal, journal_file
+from tasks.runs.costs import Cost, Meter, _Journal, journal_file
 from tasks.runs.finished import Code, finished_scores
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, read_scores
@@ -181,15 +181,12 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    from prefect.testing.utilities import prefect_test_harness  # seconds, which the collection of tests need not take
-
-    with prefect_test_harness(server_startup_timeout=120):
-        ensure_limit(1, 1)
-        yield
+def limited(prefect: None) -> None:
+    """Prefect's server with one worker."""
+    ensure_limit(1, 1)
 
 
-def test_flows_that_start_at_once_on_a_new_server_share_one_limit(prefect: None) -> None:
+def test_flows_that_start_at_once_on_a_new_server_share_one_limit(limited: None) -> None:
     with get_client(sync_client=True) as client:
         client.delete_global_concurrency_limit_by_name(WORKERS_LIMIT)
     with ThreadPoolExecutor(4) as flows:
@@ -214,7 +211,7 @@ def quick_figures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(prefect: None, one_thread: None, quick_figures: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def undisturbed(limited: None, one_thread: None, quick_figures: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = Place(tmp_path_factory.mktemp("undisturbed"), packed)
     outcome = place.run()
     assert isinstance(outcome, Outcome), outcome
@@ -284,7 +281,7 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     before = {path: path.stat() for path in paths}
     costs_so_far = [journal_file(place.state, step, step_identities(SPEC, place.dataset)[step]) for step in STEPS]
     for path in costs_so_far:  # of killed attempts
-        write_sealed(path, _Journal(cost=Cost(wall_seconds=1e6)), _JOURNAL)
+        write_sealed(path, _Journal(cost=Cost(wall_seconds=1e6)))
     outcome = place.run(force=True)
     assert isinstance(outcome, Outcome)
     assert outcome.ran == dict.fromkeys(STEPS, True)
@@ -497,7 +494,7 @@ def test_scores_that_change_after_the_check_are_refused(place: Place) -> None:
         read_scores(outcome.scores, metrics.parent)
 
 
-def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, undisturbed: Place, packed: Path, tmp_path: Path) -> None:
+def test_two_flows_at_once_train_once_and_both_have_the_scores(undisturbed: Place, packed: Path, tmp_path: Path) -> None:
     """Each flow has separate services, as two processes have; the lock files are shared."""
     places = [Place(tmp_path / "state", packed) for _ in range(2)]
 
@@ -580,7 +577,7 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
 
 
 def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_begun(
-    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limited: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server grants its one slot in the order of requests, and four trainings are requested before the first embedding."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
@@ -610,7 +607,7 @@ def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_be
 
 
 def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
-    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limited: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all 24 have started, and then fails, so that none is trained."""
     monkeypatch.setattr(flows.services, "slots", lambda num_workers: nullcontext())  # the server of these tests has one slot

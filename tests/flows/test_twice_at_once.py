@@ -37,7 +37,7 @@ from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.records import DatasetRecord, StepRecord
 from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
 from tasks.sealed import write_sealed
-from tasks.tables.result import RESULT, MeasuredRun, TableResult
+from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import current_runs
 from tasks.tracking.registered import Registry
@@ -130,7 +130,7 @@ def exported_runs(root: Path) -> None:
             row=row, variant="as_published", dataset="cub200", seed=0, project_dataset="cub200", identity=row, scores={"recall@1": 0.5},
             figures=f"evaluate/{row}", training={}, evaluation={},
         )  # fmt: skip
-        write_sealed(root / f"{name}.json", TableResult(name="softtriple/table1", runs=(run,)), RESULT)
+        write_sealed(root / f"{name}.json", TableResult(name="softtriple/table1", runs=(run,)))
 
 
 def imported_runs(root: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from dml_core.files import set_aside
 from tasks.files import files_set_aside, write_whole
@@ -42,16 +41,15 @@ class Note(Record):
     inner: tuple[Inner, ...] = ()
 
 
-NOTE = TypeAdapter(Note)
 WRITTEN = Note(number=7, inner=(Inner(name="ä"),))
-DATA = seal(NOTE.dump_json(WRITTEN).decode()).encode()
+DATA = seal(WRITTEN.model_dump_json()).encode()
 
 
 def test_a_written_file_is_read_and_says_its_format(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "note.json"
-    assert read_sealed(path, NOTE) is None
-    write_sealed(path, WRITTEN, NOTE)
-    assert read_sealed(path, NOTE) == WRITTEN
+    assert read_sealed(path, Note) is None
+    write_sealed(path, WRITTEN)
+    assert read_sealed(path, Note) == WRITTEN
     assert json.loads(path.read_bytes())["format"] == FORMAT
     assert [file.name for file in path.parent.iterdir()] == ["note.json"]
 
@@ -62,7 +60,7 @@ def test_no_flipped_bit_changes_what_is_read(bit: int) -> None:
     data = bytearray(DATA)
     data[bit // 8] ^= 1 << bit % 8
     with suppress(DamagedError):
-        assert parse_sealed(Path("x"), bytes(data), NOTE) == WRITTEN  # a bit of white space, or of a letter in an escape sequence
+        assert parse_sealed(Path("x"), bytes(data), Note) == WRITTEN  # a bit of white space, or of a letter in an escape sequence
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_no_flipped_bit_changes_what_is_read(bit: int) -> None:
 )
 def test_what_is_not_a_sealed_file_is_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError, match=r"^x: damaged$"):
-        parse_sealed(Path("x"), data, NOTE)
+        parse_sealed(Path("x"), data, Note)
 
 
 @pytest.mark.parametrize("newer", [FORMAT + 1, 10**30])
@@ -81,18 +79,18 @@ def test_a_newer_format_is_refused_by_name_and_stays(tmp_path: Path, newer: int)
     with pytest.raises(
         NewerFormatError, match=rf"note\.json: written by a newer version \(format {newer}, this program reads up to {FORMAT}\)"
     ):
-        read_or_set_aside(path, NOTE)
+        read_or_set_aside(path, Note)
     assert path.read_bytes() == before
     path.write_text(path.read_text().replace(str(newer), str(newer + 1)))
     with pytest.raises(DamagedError):
-        read_sealed(path, NOTE)
+        read_sealed(path, Note)
 
 
 @pytest.mark.parametrize("folder", ["tables/project", "outbox", "made"])
 def test_a_state_of_a_newer_version_is_refused_before_any_work(tmp_path: Path, folder: str) -> None:
     check_formats(tmp_path)
     path = tmp_path / folder / "x.json"
-    write_sealed(path, WRITTEN, NOTE)
+    write_sealed(path, WRITTEN)
     (path.parent / "damaged.json").write_text("{")
     check_formats(tmp_path)
     path.write_text(as_format(path.read_text(), 2))
@@ -103,23 +101,23 @@ def test_a_state_of_a_newer_version_is_refused_before_any_work(tmp_path: Path, f
 def test_fields_that_a_newer_program_added_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "note.json"
     path.write_text(seal('{"number": 7, "digest": "abc", "inner": [{"name": "a", "more": [1]}]}'))
-    found = read_sealed(path, NOTE)
+    found = read_sealed(path, Note)
     assert found is not None
-    write_sealed(path, found.model_copy(update={"number": 8}), NOTE)
+    write_sealed(path, found.model_copy(update={"number": 8}))
     assert json.loads(unseal(path.read_bytes())) == {"number": 8, "digest": "abc", "inner": [{"name": "a", "more": [1]}]}
 
 
 def test_damaged_files_folders_and_links_are_kept_under_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "note.json"
     path.write_bytes(b"first")
-    assert read_or_set_aside(path, NOTE) is None
+    assert read_or_set_aside(path, Note) is None
     path.mkdir()
     (path / "inside").write_bytes(b"second")
-    assert read_or_set_aside(path, NOTE) is None
+    assert read_or_set_aside(path, Note) is None
     path.symlink_to(tmp_path / "nowhere")
-    assert read_or_set_aside(path, NOTE) is None
+    assert read_or_set_aside(path, Note) is None
     path.symlink_to(path)
-    assert read_or_set_aside(path, NOTE) is None
+    assert read_or_set_aside(path, Note) is None
     assert [one.name for one in files_set_aside(tmp_path)] == [f"note.json.damaged-{number}" for number in (1, 2, 3, 4)]
     assert (tmp_path / "note.json.damaged-1").read_bytes() == b"first"
     assert (tmp_path / "note.json.damaged-2" / "inside").read_bytes() == b"second"
@@ -133,7 +131,7 @@ def test_of_two_who_find_the_same_damage_one_renames_and_the_other_reads_what_it
     for _ in range(20):
         path.write_bytes(b"damaged")
         with ThreadPoolExecutor(2) as readers:
-            assert list(readers.map(read_or_set_aside, [path, path], [NOTE, NOTE])) == [None, None]
+            assert list(readers.map(read_or_set_aside, [path, path], [Note, Note])) == [None, None]
         assert not path.exists()
     assert len(files_set_aside(tmp_path)) == 20
 

@@ -20,7 +20,7 @@ from tasks.sealed import DamagedError, NewerFormatError, write_sealed
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.present import table_today
-from tasks.tables.result import RESULT, MeasuredRun, TableResult, result_path
+from tasks.tables.result import MeasuredRun, TableResult, result_path
 from tasks.tables.runs import runs_of_tables
 from tasks.tables.shown import ShownTable
 from tasks.tables.view import shown_table
@@ -94,7 +94,7 @@ def test_a_run_measured_here_later_replaces_the_imported_one(project: Project, t
 
 def test_a_later_import_replaces_an_earlier_one(project: Project, theirs: Path, tmp_path: Path) -> None:
     import_result(project, theirs)
-    write_sealed(tmp_path / "again.json", TableResult(name=TABLE, runs=(measured(project, 1, 0.9),)), RESULT)
+    write_sealed(tmp_path / "again.json", TableResult(name=TABLE, runs=(measured(project, 1, 0.9),)))
     assert ": 1 run imported" in import_result(project, tmp_path / "again.json")
     assert values(project) == pytest.approx({0: 60.0, 1: 90.0, 2: 62.0})
 
@@ -104,9 +104,7 @@ def test_runs_on_other_images_or_with_former_settings_do_not_replace_imported_on
     project: Project, theirs: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     import_result(project, theirs)
-    write_sealed(
-        tmp_path / "given.json", TableResult(name=TABLE, runs=tuple(changed(project, seed, 0.9, changes) for seed in (1, 7))), RESULT
-    )
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=tuple(changed(project, seed, 0.9, changes) for seed in (1, 7))))
     says = CliRunner().invoke(app, ["tables", "import", str(tmp_path / "given.json")]).stdout
     skipped = "1 run with former data or settings skipped, imported ones with the present kept"
     assert says == f"{TABLE}: 1 run imported; {skipped}; show them with: dml tables show {TABLE}\n"
@@ -118,7 +116,7 @@ def test_runs_on_other_images_or_with_former_settings_do_not_replace_imported_on
 
 def test_runs_with_former_settings_are_replaced_by_those_with_the_present(project: Project, theirs: Path, tmp_path: Path) -> None:
     outdated = tuple(changed(project, seed, 0.9, {"training": {"num_epochs": 1}}) for seed in range(3))
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated))
     assert ": 3 runs imported" in import_result(project, tmp_path / "given.json")
     assert values(project) == pytest.approx({0: 90.0, 1: 90.0, 2: 90.0})
     former = "measured with former settings; no run has the present ones"
@@ -134,7 +132,7 @@ def test_runs_on_other_images_or_with_other_settings_are_named_and_left_out_of_m
     project: Project, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     add_runs(project, TABLE, [measured(project, 0, 0.5)], (), "ours")
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 1, 0.9, changes),)), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 1, 0.9, changes),)))
     import_result(project, tmp_path / "given.json")
     assert values(project) == pytest.approx({0: 50.0})
     assert "seed 1" in " ".join(shown(project).left_out)
@@ -156,7 +154,7 @@ def test_unknown_names_and_foreign_folders_are_refused_and_nothing_is_added(
     project: Project, tmp_path: Path, name: str, changes: dict[str, object], says: str
 ) -> None:
     runs = (measured(project, 0, 0.5), measured(project, 1, 0.5, **changes))
-    write_sealed(tmp_path / "given.json", TableResult(name=name, runs=runs), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=name, runs=runs))
     with pytest.raises(ConfigError, match=rf"given\.json: .*{says.replace('?', '.')}"):
         import_result(project, tmp_path / "given.json")
     assert not result_path(project, TABLE).exists()
@@ -251,7 +249,7 @@ def test_progress_counts_the_imported_runs_that_are_reused_whatever_code_made_th
     assert (state.own_data.done, state.own_data.stale, state.own_data.seeds) == (1, 0, 3)
     outdated = tuple(changed(project, seed, 0.9, {"training": {"num_epochs": 1}}) for seed in range(3))
     result_path(project, TABLE).unlink()
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=outdated))
     import_result(project, tmp_path / "given.json")
     (state,) = table_states(look(project), [TABLE])
     assert (state.own_data.done, state.own_data.stale) == (0, 1)
@@ -300,7 +298,7 @@ def test_only_what_was_not_imported_is_planned_and_run_unless_it_is_forced(proje
 def test_imported_runs_on_other_images_or_with_other_settings_are_measured_here(
     project: Project, tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 0, 0.9, changes),)), RESULT)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(changed(project, 0, 0.9, changes),)))
     import_result(project, tmp_path / "given.json")
     assert requested(project, seeds=[0])[0] == [0]
     assert planned(project)[0] == "run"
@@ -314,7 +312,7 @@ def test_imported_runs_without_todays_measurements_are_measured_here(project: Pr
         place = {"row": spec.row, "variant": spec.variant, "epoch": spec.evaluation.epoch}
         settings = {part: getattr(spec, part).model_dump(mode="json") for part in ("training", "evaluation")}
         run = measured(project, 0, 0.5, **place, **settings, measurements=measurements)
-        write_sealed(tmp_path / "given.json", TableResult(name=name, runs=(run,)), RESULT)
+        write_sealed(tmp_path / "given.json", TableResult(name=name, runs=(run,)))
         import_result(project, tmp_path / "given.json")
         (plan,) = plan_tables(look(project), [name], choice)
         assert plan.runs[0].steps["evaluate"] == ("reused" if is_reused else "run")

@@ -13,7 +13,7 @@ from tasks.sealed import read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.result import RESULT, MeasuredRun, TableResult, save_result
+from tasks.tables.result import MeasuredRun, TableResult, save_result
 from tasks.tables.runs import runs_of
 from tasks.tracking.child_run import current_tags
 from tasks.tracking.connection import tag_filter
@@ -49,7 +49,7 @@ def test_a_run_s_settings_are_compared_with_those_of_the_run_in_its_place_today(
 
 def test_tuned_settings_are_compared_with_the_variant_that_they_change(tmp_path: Path) -> None:
     name, params = "project/glyphs", load_params(ROOT / "params.yaml")
-    measured = read_sealed(ROOT / f"results/tables/{name}.json", RESULT)
+    measured = read_sealed(ROOT / f"results/tables/{name}.json", TableResult)
     assert measured is not None
     runs = [run for run in measured.runs if (run.row, run.variant) == ("contrastive", "tuned")]
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -18,7 +18,7 @@ from tasks.sealed import read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table, table_names
-from tasks.tables.result import RESULT, TableResult
+from tasks.tables.result import TableResult
 from tasks.tables.runs import row_training, runs_of, runs_of_tables
 from tasks.tuning.search import plan_searches
 from tests.conftest import ROOT
@@ -128,7 +128,7 @@ def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_sear
 def test_a_page_names_the_dataset_of_the_search_if_it_is_another(tmp_path: Path) -> None:
     """The same settings are no change of the row on either dataset."""
     name = "project/glyphs"
-    measured = read_sealed(ROOT / f"results/tables/{name}.json", RESULT)
+    measured = read_sealed(ROOT / f"results/tables/{name}.json", TableResult)
     assert measured is not None
     (on_part,) = (
         run for run in measured.runs if (run.row, run.variant, run.dataset, run.seed) == ("contrastive", "tuned", "glyphs-2000", 0)
