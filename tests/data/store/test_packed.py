@@ -3,7 +3,6 @@
 import io
 import pickle
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from dml_core.data.store.decode import decode_rgb
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Role, Row
 from dml_core.errors import ConfigError, DataError
+from tests.forked import CONTEXT
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -91,11 +91,11 @@ def test_query_and_gallery_share_class_indices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pickles_small_and_reads_in_a_spawned_process(packed_synthetic: Path) -> None:
+def test_pickles_small_and_reads_in_a_process_that_inherits_nothing(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "train")
     image = dataset.image(3)
     assert len(pickle.dumps(dataset)) < 1000, "the images do not travel"
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         assert torch.equal(pool.submit(dataset.image, 3).result(), image)
 
 
