@@ -249,9 +249,16 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
         (folder / f"stopped-{rank}").touch()
 
 
+@pytest.fixture(scope="module")
+def by_two(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of two workers' undisturbed run."""
+    folder = tmp_path_factory.mktemp("by-two")
+    spawn(fit_on_two, 2, packed, folder, None, None)
+    return folder
+
+
 @pytest.mark.slow
-def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Path) -> None:
-    spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
+def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, by_two: Path, tmp_path: Path) -> None:
     for name, kill, stop in (("killed", 9, None), ("stopped", None, 9)):
         folder = tmp_path / name
         if kill:
@@ -265,16 +272,15 @@ def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Pat
         rows = state.get("under_way", {"rows": []})["rows"]
         assert 5 * state["num_epochs_done"] + len(rows) == {"killed": 6, "stopped": 9}[name]
         spawn(fit_on_two, 2, packed, folder, None, None)
-        assert left_by(folder) == left_by(tmp_path / "undisturbed")
+        assert left_by(folder) == left_by(by_two)
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, tmp_path: Path) -> None:
+def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, by_two: Path, tmp_path: Path) -> None:
     """Batches are drawn globally, so that another number of workers changes only the order of sums."""
-    spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
     spawn(fit_on_two, 2, packed, tmp_path / "fewer", None, 7)
     spawn(fit_on_two, 1, packed, tmp_path / "fewer", None, None)
-    two, one = (load_checkpoint(tmp_path / name) for name in ("undisturbed", "fewer"))
+    two, one = load_checkpoint(by_two), load_checkpoint(tmp_path / "fewer")
     assert two is not None
     assert one is not None
     for name, value in two["system"].items():
