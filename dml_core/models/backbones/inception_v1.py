@@ -5,6 +5,8 @@ has no scale. Source: tensorflow/models, research/slim/nets/inception_v1.py. The
 to 1 (`scaling: minus-one-one`).
 """
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -50,17 +52,12 @@ class Block(nn.Module):
     def __init__(self, widths: Widths, five: str) -> None:
         super().__init__()
         entering = widths.in_channels
-        self.Branch_0 = nn.Sequential()
-        self.Branch_0.add_module("Conv2d_0a_1x1", Unit(entering, widths.one, 1))
-        self.Branch_1 = nn.Sequential()
-        self.Branch_1.add_module("Conv2d_0a_1x1", Unit(entering, widths.three_reduce, 1))
-        self.Branch_1.add_module("Conv2d_0b_3x3", Unit(widths.three_reduce, widths.three, 3))
-        self.Branch_2 = nn.Sequential()
-        self.Branch_2.add_module("Conv2d_0a_1x1", Unit(entering, widths.five_reduce, 1))
-        self.Branch_2.add_module(five, Unit(widths.five_reduce, widths.five, 3))
-        self.Branch_3 = nn.Sequential()
-        self.Branch_3.add_module("MaxPool_0a_3x3", nn.MaxPool2d(3, stride=1, padding=1))
-        self.Branch_3.add_module("Conv2d_0b_1x1", Unit(entering, widths.projection, 1))
+        one = {"Conv2d_0a_1x1": Unit(entering, widths.one, 1)}
+        three = {"Conv2d_0a_1x1": Unit(entering, widths.three_reduce, 1), "Conv2d_0b_3x3": Unit(widths.three_reduce, widths.three, 3)}
+        third = {"Conv2d_0a_1x1": Unit(entering, widths.five_reduce, 1), five: Unit(widths.five_reduce, widths.five, 3)}
+        pooled = {"MaxPool_0a_3x3": nn.MaxPool2d(3, stride=1, padding=1), "Conv2d_0b_1x1": Unit(entering, widths.projection, 1)}
+        branches = (nn.Sequential(OrderedDict(layers)) for layers in (one, three, third, pooled))
+        self.Branch_0, self.Branch_1, self.Branch_2, self.Branch_3 = branches
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map (N, C, h, w) to (N, D, h, w)."""
