@@ -135,7 +135,8 @@ def test_a_table_keeps_its_scores_and_what_they_were_made_of(project: Project) -
     assert unused(project) == run_of("r2") | run_of("r3")
 
 
-def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is_not(project: Project) -> None:
+def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is_not(project: Project, mlflow_database: Path) -> None:
+    shutil.copy(mlflow_database, project.state)
     published(project, "r1-evaluate", "comparison on d")
     published(project, identity_in("softtriple/table1 on d", "r2-evaluate"), "softtriple/table1 on d")
     superseded = published(project, "r3-evaluate", "comparison on d")

@@ -1,5 +1,6 @@
 """A comparison's run in MLflow carries the alarms of its dataset or table while they last."""
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,10 @@ TEXT = "softmax, seed 0: drifted: recall@1 0.30 is below its band."
 
 
 @pytest.mark.slow
-def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(
+    mlflow_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(mlflow_database, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
     experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())
@@ -61,7 +65,8 @@ def test_an_alarm_is_a_tag_and_a_note_of_its_comparison_and_goes_with_it(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_description_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_that_is_published_meanwhile_stays(mlflow_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(mlflow_database, tmp_path)
     uri, title = f"sqlite:///{tmp_path}/mlflow.db", comparison_title("synthetic", "test")
     client = MlflowClient(uri)
     experiment = client.create_experiment(f"{EXPERIMENT_PREFIX}synthetic", artifact_location=tmp_path.as_uri())

@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.store.db.utils import _get_latest_schema_revision
 
 from dml_core.errors import DmlError, TrackingError
@@ -97,14 +96,6 @@ def test_the_newest_schema_is_the_one_that_mlflow_itself_expects() -> None:
     assert len(known) > 30
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 def set_schema(path: Path, schema: str | None) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("DELETE FROM alembic_version")
@@ -140,9 +131,11 @@ def _other_database(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", UNUSABLE)
-def test_a_database_that_cannot_be_used_is_one_line_on_every_way_and_stays_as_it_is(how: str, made: Path, tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_used_is_one_line_on_every_way_and_stays_as_it_is(
+    how: str, mlflow_database: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "mlflow.db"
-    shutil.copy(made, path)
+    shutil.copy(mlflow_database, path)
     damage, said = UNUSABLE[how]
     damage(path)
     before = path.read_bytes() if path.is_file() else None
@@ -155,9 +148,9 @@ def test_a_database_that_cannot_be_used_is_one_line_on_every_way_and_stays_as_it
     assert before == (path.read_bytes() if path.is_file() else None)
 
 
-def test_a_sound_an_empty_and_a_missing_database_can_be_used(made: Path, tmp_path: Path) -> None:
+def test_a_sound_an_empty_and_a_missing_database_can_be_used(mlflow_database: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
-    for path in (made, tmp_path / "empty.db", tmp_path / "missing.db"):
+    for path in (mlflow_database, tmp_path / "empty.db", tmp_path / "missing.db"):
         check_available(f"sqlite:///{path}")
         assert published_as(f"sqlite:///{path}") == (set(), set())
 
@@ -187,31 +180,28 @@ def _tags(path: Path) -> list[tuple[object, ...]]:
         return database.execute("SELECT value, count(*) FROM experiment_tags GROUP BY value").fetchall()
 
 
-def test_a_database_whose_writer_was_killed_can_be_used_and_has_what_was_committed(made: Path, tmp_path: Path) -> None:
+def test_a_database_whose_writer_was_killed_can_be_used_and_has_what_was_committed(mlflow_database: Path, tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
-    shutil.copy(made, path)
+    shutil.copy(mlflow_database, path)
     _kill_while_writing(path)
     check_available(f"sqlite:///{path}")
     assert _tags(path) == [("kept", 200)]
 
 
-def test_the_journal_of_a_database_that_was_moved_away_is_not_applied_to_the_new_one(made: Path, tmp_path: Path) -> None:
-    path = tmp_path / "mlflow.db"
-    shutil.copy(made, path)
+def test_a_folder_of_any_name_has_a_new_database_to_which_the_journal_of_one_that_was_moved_away_is_not_applied(
+    mlflow_database: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / 'Ann\'s "papers" ü%41 #1 + [x] 100%s :a' / "mlflow.db"
+    path.parent.mkdir()
+    shutil.copy(mlflow_database, path)
     journal = _kill_while_writing(path)
     path.rename(tmp_path / "mlflow-before.db")
     before = journal.read_bytes()
-    create_database(path, tmp_path / "lock")
-    check_available(f"sqlite:///{path}")
-    assert _tags(path) == []
-    assert (tmp_path / "mlflow.db-journal.damaged-1").read_bytes() == before
-
-
-def test_the_folder_s_name_may_contain_any_letter(tmp_path: Path) -> None:
-    path = tmp_path / 'Ann\'s "papers" ü%41 #1 + [x] 100%s :a' / "mlflow.db"
     client = open_client(f"sqlite:///{path}", path.parent)
     assert client.get_experiment("0").artifact_location == f"{path.parent.as_uri()}/mlruns/0"
     assert client.get_experiment(client.create_experiment("x", path.parent.as_uri())).name == "x"
+    assert _tags(path) == []
+    assert path.with_name("mlflow.db-journal.damaged-1").read_bytes() == before
 
 
 @pytest.fixture

@@ -126,17 +126,9 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
     )
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database, which takes seconds to create but none to copy."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def tracker(tmp_path: Path, store: Store, migrated: Path) -> Tracker:
-    shutil.copy(migrated, tmp_path / "mlflow.db")
+def tracker(tmp_path: Path, store: Store, mlflow_database: Path) -> Tracker:
+    shutil.copy(mlflow_database, tmp_path / "mlflow.db")
     return Tracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, store)
 
 
@@ -156,16 +148,23 @@ def spec_of(report: RunReport) -> RunSpec:
 
 
 def other(
-    tracker: Tracker, report: RunReport, identity: str, variant: str, seed: int, recall: float, validation: float | None = None
+    tracker: Tracker,
+    report: RunReport,
+    identity: str,
+    variant: str,
+    seed: int,
+    recall: float,
+    validation: float | None = None,
+    with_model: bool = False,
 ) -> RunReport:
-    """Return a run like one of another variant or seed, with its scores in the store."""
+    """Return a run like one of another variant or seed, with its scores in the store; its model is published only on request."""
     folder = tracker._store.folder(f"evaluate/{identity}-{variant}-{seed}-{recall}-{validation}")
     shutil.copytree(tracker._store.folder(report.scores.key), folder, dirs_exist_ok=True)
     metrics = report.scores.metrics | {"recall@1": recall} | ({} if validation is None else {VALIDATION: validation})
     (folder / "metrics.json").write_text(json.dumps(metrics))
     record = {"key": f"evaluate/{folder.name}", "files": describe_folder(folder), "metrics": metrics}
-    scores = report.scores.model_copy(update=record)
-    return report.model_copy(update={"identity": identity, "variant": variant, "seed": seed, "scores": scores})
+    changes = {"identity": identity, "variant": variant, "seed": seed, "scores": report.scores.model_copy(update=record)}
+    return report.model_copy(update=changes | {"scores_only": report.scores_only or not with_model})
 
 
 def comparison(folder: Path | None = None) -> ComparisonReport:
@@ -526,11 +525,11 @@ def test_runs_of_another_folder_are_replaced_with_one_warning(
         other(tracker, report, f"theirs-{seed}", "softtriple", seed, 0.6).model_copy(update={"dataset": elsewhere}) for seed in range(2)
     ]
     for run in (*own, other(tracker, report, "own-again", "softtriple", 0, 0.7)):
-        tracker.publish(run.model_copy(update={"scores_only": True}))
+        tracker.publish(run)
     assert not caplog.messages, "its own runs"
     second = Tracker(tracker.uri, tmp_path, tracker._store)
     for run in theirs:
-        second.publish(run.model_copy(update={"scores_only": True}))
+        second.publish(run)
     (line,) = caplog.messages
     assert f"runs of '{COMPARISON}' that were published from another folder are replaced" in line
 
@@ -556,7 +555,7 @@ def test_projects_that_share_a_server_see_only_their_workspace(
             monkeypatch.setenv("MLFLOW_WORKSPACE", workspace)
             tracker = Tracker(uri, tmp_path / workspace, store)
             for seed in range(2 - place):
-                assert tracker.publish(other(tracker, report, f"{workspace}-{seed}", "softtriple", seed, 0.5, validation=0.4))
+                assert tracker.publish(other(tracker, report, f"{workspace}-{seed}", "softtriple", seed, 0.5, 0.4, with_model=True))
             assert tracker.publish(comparison())
         assert not [line for line in caplog.messages if "replaced" in line]
         for workspace, num_runs in (("birds", 2), ("shoes", 1)):
@@ -625,7 +624,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     (tmp_path / "report/report.md").write_text("# report")
     scores = (("a", 0, 0.25, 0.3), ("a", 1, 0.75, 0.9), ("b", 0, 0.4, 0.8), ("b", 1, 0.4, 0.6), ("c", 0, 0.2, None))
     for number, values in enumerate(scores):
-        tracker.publish(other(tracker, report, f"identity-{number}", *values))
+        tracker.publish(other(tracker, report, f"identity-{number}", *values, with_model=number in (1, 2)))  # each is the best one once
     client = client_of(tracker)
     parent_id = tracker.publish(comparison(tmp_path / "report"))
     parent = parent_of(tracker)
@@ -666,7 +665,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
 
 
 def test_a_comparison_that_holds_out_no_classes_registers_no_model(tracker: Tracker, report: RunReport) -> None:
-    tracker.publish(other(tracker, report, "x-0", "a", 0, 0.9))
+    tracker.publish(other(tracker, report, "x-0", "a", 0, 0.9, with_model=True))
     tracker.publish(comparison())
     assert f"Model: {NO_BEST}" in parent_of(tracker).data.tags["mlflow.note.content"]
     assert client_of(tracker).search_registered_models() == []
@@ -686,7 +685,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
         "measured": (measured, "a", 2, 0.7, 0.95),
     }
     for identity, (of, *values) in made.items():
-        tracker.publish(other(tracker, of, identity, *values))
+        tracker.publish(other(tracker, of, identity, *values, with_model=True))
     settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], report.dataset.digest, {})
     today = {"digest": report.dataset.digest, "settings": {"a": settings, "b": settings}, "is_one_protocol": True}
     tracker.publish(comparison().model_copy(update=today))
@@ -844,7 +843,7 @@ def test_a_network_is_not_published_with_the_description_of_a_dataset_that_was_p
     model = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": head, "embedding_dim": 8}}
     report = made(folder, store, f"before-{head}", small_training("softmax", model=model), EvaluationConfig())
     keep_report(tracker.outbox, report)
-    keep_report(tracker.outbox, other(tracker, report, "of-scores", "contrastive", 3, 0.4).model_copy(update={"scores_only": True}))
+    keep_report(tracker.outbox, other(tracker, report, "of-scores", "contrastive", 3, 0.4))
     options = options | {"num_classes": 14}
     materialise("synthetic", options, tmp_path / "raw-14")
     shutil.rmtree(folder)
@@ -878,15 +877,12 @@ def test_a_record_that_cannot_be_delivered_holds_back_no_other_comparison(
 
 
 def test_in_a_project_that_was_moved_records_wait_until_mlflow_has_another_database(
-    report: RunReport, store: Store, migrated: Path, tmp_path: Path
+    report: RunReport, store: Store, mlflow_database: Path, tmp_path: Path
 ) -> None:
     before, after = tmp_path / "before/state", tmp_path / "after/state"
     before.mkdir(parents=True)
-    shutil.copy(migrated, before / "mlflow.db")
-    first, second = (
-        other(Tracker("", before, store), report, f"moved-{seed}", "a", seed, 0.5).model_copy(update={"scores_only": True})
-        for seed in (0, 1)
-    )
+    shutil.copy(mlflow_database, before / "mlflow.db")
+    first, second = (other(Tracker("", before, store), report, f"moved-{seed}", "a", seed, 0.5) for seed in (0, 1))
     assert Tracker(f"sqlite:///{before / 'mlflow.db'}", before, store).publish(first) is not None
     (tmp_path / "linked").symlink_to(tmp_path / "before")
     linked = Tracker(f"sqlite:///{tmp_path / 'linked/state/mlflow.db'}", tmp_path / "linked/state", store)
@@ -900,7 +896,7 @@ def test_in_a_project_that_was_moved_records_wait_until_mlflow_has_another_datab
     ):
         moved.sync()
     assert not before.exists()
-    shutil.copy(migrated, after / "new.db")
+    shutil.copy(mlflow_database, after / "new.db")
     anew = Tracker(f"sqlite:///{after / 'new.db'}", after, store)
     assert anew.publish(first) is not None
     assert anew.sync() == 2

@@ -17,7 +17,7 @@ from tasks.storage import Store
 from tasks.tracking.published import current_runs
 from tasks.tracking.tracker import LiveCurves, Tracker
 from tests.conftest import small_training
-from tests.tasks.tracking.test_tracking import client_of, comparison, current_identities, made, migrated, other, spec_of, store, tracker  # noqa: F401
+from tests.tasks.tracking.test_tracking import client_of, comparison, current_identities, made, other, spec_of, store, tracker  # noqa: F401
 
 pytestmark = pytest.mark.slow
 SECONDS = 300  # far more than any of these tests takes
