@@ -102,7 +102,7 @@ class Health(BaseModel):
     num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
     index: str | None = Field(description="Version of the index.")
     status: str = "ok"
-    images: int = Field(limits.IMAGES, description="Maximum number of images in one request.")
+    images: int = Field(default=limits.IMAGES, description="Maximum number of images in one request.")
 
 
 class Problem(BaseModel):
