@@ -48,36 +48,33 @@ PARTS: dict[str, type[BaseModel]] = {"datasets.NAME": DatasetSpec, PROTOCOL: Tra
 def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION, "## params.yaml\n"]
-    parts += _model("", Params, {})
+    parts += _model("", Params, {Params: ""})
     parts += ["\n## Environment variables\n", environment_variables.INTRODUCTION, *_variables()]
     return "\n".join(parts) + "\n"
 
 
-def _model(path: str, model: type[BaseModel], seen: dict[type[BaseModel], str]) -> Iterator[str]:
-    """Yield a model's section and those of the models in its fields, each once."""
+def _model(path: str, model: type[BaseModel], places: dict[type[BaseModel], str]) -> Iterator[str]:
+    """Yield a model's section and those of the models in its fields, each once; `places` has the models so far with their paths."""
     meanings = _meanings(model)
     if path:
         yield f"\n### {path} {{#{_anchor(path)}}}\n"
         yield f"{_text(_summary(model))}\n" if _summary(model) != "Options." else ""
-    seen[model] = path
     rows: list[list[str]] = []
-    inner: list[tuple[str, type[BaseModel]]] = []
+    before = len(places)
     for name, field in model.model_fields.items():
         below = f"{path}.{name}".removeprefix(".")
-        place = f"{below}.NAME" if _is_mapping(field.annotation) else below
-        inner += [(place, part) for part in _models(field.annotation)]
-        inner += [(below, PARTS[below])] if below in PARTS else []
-        inner = [(place, part) for place, part in inner if part not in seen]
-        links = {part: place for place, part in inner} | seen
-        kind = f"[section](#{_anchor(below)})" if below in PARTS else _type(field.annotation, field.metadata, links)
+        for part in _models(field.annotation):
+            places.setdefault(part, f"{below}.NAME" if _is_mapping(field.annotation) else below)
+        if below in PARTS:
+            places.setdefault(PARTS[below], below)
+        kind = f"[section](#{_anchor(below)})" if below in PARTS else _type(field.annotation, field.metadata, places)
         meaning = meanings.get(name) or next(map(_summary, [PARTS[below]] if below in PARTS else _models(field.annotation)), "")
         rows.append([f"`{name}`", kind, _default(field), _text(meaning)])
     width = 4 if meanings or not path else 3
     for row in (["key", "type", "default", "meaning"], ["---"] * 4, *rows):
         yield f"| {' | '.join(row[:width])} |"
-    for place, part in inner:
-        if part not in seen:
-            yield from _model(place, part, seen)
+    for part, place in list(places.items())[before:]:
+        yield from _model(place, part, places)
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
@@ -119,23 +116,23 @@ def _is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) in (dict, collections.abc.Mapping)
 
 
-def _type(annotation: Any, metadata: Any, links: dict[type[BaseModel], str]) -> str:
+def _type(annotation: Any, metadata: Any, places: dict[type[BaseModel], str]) -> str:
     """Return an annotation in words, with links to the sections of models."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        text = f"[section](#{_anchor(links[annotation])})"
+        text = f"[section](#{_anchor(places[annotation])})"
     elif origin is Annotated:
-        text = _type(arguments[0], arguments[1:], links)
+        text = _type(arguments[0], arguments[1:], places)
     elif origin is Literal:
         text = ", ".join(f"`{_yaml(value)}`" for value in arguments)
     elif origin in (Union, types.UnionType):
-        text = " or ".join(dict.fromkeys(_type(part, (), links) for part in arguments))
+        text = " or ".join(dict.fromkeys(_type(part, (), places) for part in arguments))
     elif origin in (tuple, list):
         same = len(arguments) == 1 or arguments[-1] is Ellipsis
-        parts = [_type(part, (), links) for part in arguments if part is not Ellipsis]
+        parts = [_type(part, (), places) for part in arguments if part is not Ellipsis]
         text = f"list: {parts[0]}" if same else f"[{', '.join(parts)}]".replace("[", "\\[", 1)
     elif _is_mapping(annotation):
-        text = "mapping" if arguments[1] is Any else f"mapping of names: {_type(arguments[1], (), links)}"
+        text = "mapping" if arguments[1] is Any else f"mapping of names: {_type(arguments[1], (), places)}"
     else:
         text = NAMES[annotation]
     limits = [limit for part in metadata for limit in _limits(part)]
