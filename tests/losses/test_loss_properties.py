@@ -8,7 +8,7 @@ from loss_cases import CASES, DIM, NUM_CLASSES, build, case_id
 
 from dml_core.losses.tuplet_margin import batch_pairs, random_negatives
 
-DRAWS = settings(derandomize=True, deadline=None, max_examples=15)
+DRAWS = settings(derandomize=True, deadline=None, max_examples=8)
 LABELS = st.lists(st.integers(0, NUM_CLASSES - 1), min_size=2, max_size=12)
 SEEDS = st.integers(0, 10**6)
 

@@ -141,7 +141,7 @@ def test_batches_of_any_type_give_the_same_loss(case):
     for name, embeddings in ANY_EMBEDDINGS.items():
         wide_ND = TEN.to(getattr(torch, name)).float() if "float" in name else TEN
         expected = build(case).float()(wide_ND, ANY_LABELS["int64"], torch.Generator().manual_seed(0)).total
-        for labels in ANY_LABELS.values():
+        for labels in ANY_LABELS.values() if name == "leaf" else [ANY_LABELS["list"]]:
             assert build(case).float()(embeddings, labels, torch.Generator().manual_seed(0)).total == expected
 
 
