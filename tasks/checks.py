@@ -30,7 +30,7 @@ from dml_core.training.config import TrainingConfig
 from tasks.data import read_packed
 from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
 from tasks.runs.identity import train_step
-from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
+from tasks.runs.specs import Params, RunSpec, ScaleSpec
 from tasks.storage import enable_s3_weights, open_store
 from tasks.workers.placement import num_gpus
 
@@ -157,7 +157,14 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
     if is_prepared(project, params, name):
         return project.packed(name)
     spec = params.datasets[name]
-    _check_raw(name, spec, project.root / spec.raw)
+    raw = project.root / spec.raw
+    if spec.mirror is None and not _has_files(raw):
+        options = parse_dataset(spec.reader, spec.options)
+        by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
+        if isinstance(options, OfficialDataset):
+            by_hand = all(archive.url is None for archive in options.archives)
+        if by_hand:
+            raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
     return None
 
 
@@ -342,14 +349,3 @@ def _check_pixels(training: TrainingConfig) -> None:
 
 def _has_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _check_raw(name: str, spec: DatasetSpec, raw: Path) -> None:
-    if spec.mirror is not None or _has_files(raw):
-        return
-    options = parse_dataset(spec.reader, spec.options)
-    by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
-    if isinstance(options, OfficialDataset):
-        by_hand = all(archive.url is None for archive in options.archives)
-    if by_hand:
-        raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")

@@ -205,19 +205,16 @@ def _mlflow(project: Project) -> Finding:
     if not uri.startswith("http"):
         return _database(where, uri)
     url = uri.rstrip("/")
+    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
+    headers = login(f"{user}:{password}" if user and password else None, token)
     try:
-        served = requests.get(f"{url}/version", timeout=SECONDS, headers=_mlflow_login())
+        served = requests.get(f"{url}/version", timeout=SECONDS, headers=headers)
         search = f"{url}/api/2.0/mlflow/experiments/search"
-        answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=_mlflow_login())
+        answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=headers)
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
     remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
     return _server("mlflow", where, answer, served.text, if_refused=remedy, if_failed="check the server's log")
-
-
-def _mlflow_login() -> dict[str, str]:
-    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
-    return login(f"{user}:{password}" if user and password else None, token)
 
 
 def _database(where: str, uri: str) -> Finding:

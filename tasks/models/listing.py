@@ -65,7 +65,10 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> tuple[l
         variants.setdefault(run.spec.label, {})[run.spec.seed] = (run, _scores(store, run))
     models, best = list[ListedModel](), dict[str, str]()
     for dataset, variants in by_dataset.items():
-        validation = {variant: _validation(by_seed) for variant, by_seed in variants.items()}
+        validation = {
+            variant: {seed: scores[VALIDATION] for seed, (_, scores) in by_seed.items() if VALIDATION in scores}
+            for variant, by_seed in variants.items()
+        }
         if not is_table:
             best[dataset] = said_best(validation)
         for variant in sorted(variants, key=lambda variant: -fmean(validation[variant].values()) if validation[variant] else 1.0):
@@ -77,11 +80,6 @@ def list_models(project: Project, name: str | None, every_seed: bool) -> tuple[l
                 seeds = [best_seed(scored or by_seed, scores)]
             models += [_listed(store, *by_seed[seed], len(by_seed)) for seed in seeds]
     return models, best
-
-
-def _validation(by_seed: BySeed) -> dict[int, float]:
-    """Return seed -> validation Recall@1, of the runs that have one."""
-    return {seed: scores[VALIDATION] for seed, (_, scores) in by_seed.items() if VALIDATION in scores}
 
 
 def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
