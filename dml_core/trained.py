@@ -269,7 +269,7 @@ def save_network(
         write_description(beside, description)
 
     write_folder(folder, write)
-    return description
+    return read_description(folder)
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:

@@ -17,7 +17,7 @@ from dml_core.data.store.decode import ORIENTATION_TAG
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
-from dml_core.network_description import NetworkDescription
+from dml_core.network_description import NetworkDescription, read_description, write_description
 from dml_core.trained import TrainedModel, load_model, load_network, save_network
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
@@ -183,10 +183,14 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> N
 def test_an_empty_weights_file_is_one_line(tmp_path: Path) -> None:
     network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
     state = {f"model.{name}": value for name, value in network.state_dict().items()}
-    description = save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
-    (tmp_path / "network/network.pt").write_bytes(b"")
+    folder = tmp_path / "network"
+    description = save_network(folder, {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    (folder / "network.pt").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"damaged \(SHA-256 differs\); make the folder again$"):
+        load_network(folder, description)
+    write_description(folder, description)
     with pytest.raises(StoreError, match=r"not the network's weights \(EOFError\); make the folder again$"):
-        load_network(tmp_path / "network", description)  # as read, it has no hash of the file
+        load_network(folder, read_description(folder))
 
 
 def test_a_network_that_began_with_a_file_of_weights_is_saved_without_it(tmp_path: Path) -> None:

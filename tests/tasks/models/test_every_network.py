@@ -4,6 +4,7 @@ Weights are random and images small; backbone, pooling and head are the table's.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -165,7 +166,7 @@ def test_a_changed_description_is_refused(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["it does not open", pytest.param("other rows", marks=pytest.mark.proof)])
 def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
-    project: Project, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+    project: Project, mlflow_database: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow only warns; the run's flow fails, so that a smoke run of all tables reports it."""
     from tasks.tracking import models
@@ -181,10 +182,10 @@ def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
         return description
 
     monkeypatch.setattr(models, "save_network", damaged)
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = f"sqlite:///{shutil.copy(mlflow_database, tmp_path)}"
     tracker = Tracker(uri, tmp_path, Store(project.store, project.state / "cache"))
     report = make_run(project, comparison_runs(load_params(project.params_file), "own")[0])
-    with pytest.raises(SavedNetworkError, match=r"key 'model' is missing|other embeddings than the trained one; it was not published"):
+    with pytest.raises(SavedNetworkError, match=r"network\.json: damaged|other embeddings than the trained one; it was not published"):
         tracker.publish(report)
     client = MlflowClient(uri)
     [experiment] = [found for found in client.search_experiments() if found.name != "Default"]
