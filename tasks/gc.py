@@ -11,7 +11,7 @@ Only a store in the state folder is supported: of another folder or a bucket, wh
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,23 +57,12 @@ class StoredStep:
         return f"{self.step}/{self.identity}"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """The contents of the store.
-
-    Attributes:
-        unused: steps to remove, the largest first.
-        num_kept: number of other steps.
-        num_recent: number of kept steps that nothing references but that were touched in the last days.
-    """
-
-    unused: tuple[StoredStep, ...]
-    num_kept: int
-    num_recent: int
-
-
-def find_unused(project: Project, days: float) -> Usage:
+def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, int]:
     """Find the finished steps in the project's store that nothing references and that are older than `days`. The environment is set.
+
+    Returns:
+        These steps, the largest first; the number of other steps, which are kept; and that of those among them that nothing references but
+        that were touched in the last days.
 
     Raises:
         ConfigError: the store is not in the state folder, or the parameters are wrong.
@@ -85,8 +74,8 @@ def find_unused(project: Project, days: float) -> Usage:
     referenced = _referenced(project, stored)
     free = [step for step in stored if step.key not in referenced]
     since = min(time.time() - days * DAY_SECONDS, running_since(open_store(project).locks))
-    unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
-    return Usage(unused, len(stored) - len(unused), len(free) - len(unused))
+    unused = sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes)
+    return unused, len(stored) - len(unused), len(free) - len(unused)
 
 
 def _check_own(project: Project) -> None:
@@ -98,14 +87,14 @@ def _check_own(project: Project) -> None:
         raise ConfigError(f"{may_be_shared}; if only this project uses it, unset DML_STORE and make {link} a link to it")
 
 
-def delete(project: Project, usage: Usage) -> int:
+def delete(project: Project, unused: Iterable[StoredStep]) -> int:
     """Remove the unused steps, except those now in use, and return the number of bytes freed.
 
     Raises:
         StoreError: a folder cannot be removed.
     """
     store, num_bytes, gone = open_store(project), 0, set()
-    for step in usage.unused:
+    for step in unused:
         lock = FileLock(store.step_lock(step.step, step.identity))
         if not lock.acquire(wait=False):
             continue

@@ -58,20 +58,20 @@ def gc(
     Works on a store in the state folder; another folder, or a bucket, may have other users.
     """
     project = open_project()
-    steps = find_unused(project, days)
-    if steps.unused:
+    steps, num_kept, num_recent = find_unused(project, days)
+    if steps:
         print_table(
-            Column("step", [step.key for step in steps.unused]),
-            Column("MB", [f"{step.num_bytes / 1e6:.1f}" for step in steps.unused]),
-            Column("last written", [time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)) for step in steps.unused], drop=1),
+            Column("step", [step.key for step in steps]),
+            Column("MB", [f"{step.num_bytes / 1e6:.1f}" for step in steps]),
+            Column("last written", [time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)) for step in steps], drop=1),
             title="dml gc",
         )
-    recent = f" ({steps.num_recent} of them only because of --days {days:g})" if steps.num_recent else ""
-    print(f"{counted(len(steps.unused), 'unused step')}; {steps.num_kept} kept{recent}")
+    recent = f" ({num_recent} of them only because of --days {days:g})" if num_recent else ""
+    print(f"{counted(len(steps), 'unused step')}; {num_kept} kept{recent}")
     if delete:
         print(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
-    elif steps.unused:
-        print(f"{sum(step.num_bytes for step in steps.unused) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
+    elif steps:
+        print(f"{sum(step.num_bytes for step in steps) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
 
 
 @stack_app.command(epilog=examples("dml stack up"))

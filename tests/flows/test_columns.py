@@ -114,7 +114,7 @@ def of_search(patch: pytest.MonkeyPatch) -> list[str]:
 def of_gc(patch: pytest.MonkeyPatch) -> list[str]:
     keys = [f"evaluate/{'0123456789abcdef' * 2}{number}" for number in range(3)]
     unused = [SimpleNamespace(key=key, num_bytes=123_456_789, touched=0.0) for key in keys]
-    patch.setattr(stack, "find_unused", lambda *_: SimpleNamespace(unused=unused, num_recent=0, num_kept=1))
+    patch.setattr(stack, "find_unused", lambda *_: (unused, 1, 0))
     stack.gc()
     return keys
 

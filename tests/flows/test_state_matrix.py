@@ -189,7 +189,7 @@ class Reader:
 
     def unused(self) -> dict[Any, Any]:
         """Find unused steps, as `dml gc` does. Every step that is unused in the damaged state was unused before."""
-        return {step.key: True for step in gc.find_unused(self.project, days=-1.0).unused}
+        return {step.key: True for step in gc.find_unused(self.project, days=-1.0)[0]}
 
     def models(self) -> dict[Any, Any]:
         """Read the scores, as `dml models` and `dml look` do."""

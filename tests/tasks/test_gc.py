@@ -16,7 +16,7 @@ from dml_core.files import set_aside
 from tasks import gc
 from tasks.environment import Project, find_project, finished_records
 from tasks.files import write_whole
-from tasks.gc import Usage, delete, find_unused
+from tasks.gc import delete, find_unused
 from tasks.locks import FileLock, running
 from tasks.plans.plan import LocalState, plan_tables
 from tasks.plans.results import load_result
@@ -65,7 +65,7 @@ def make_run(project: Project, run: str, when: float, is_noted: bool = True) -> 
 
 
 def unused(project: Project, days: float = 7.0) -> set[str]:
-    return {step.key for step in find_unused(project, days).unused}
+    return {step.key for step in find_unused(project, days)[0]}
 
 
 def run_of(name: str) -> set[str]:
@@ -101,8 +101,8 @@ def test_a_dangling_link_is_removed_with_its_step(project: Project) -> None:
     (folder / "link").symlink_to("nowhere")
     for path in (folder / "link", folder):
         os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
-    found = find_unused(project, 7.0)
-    assert {step.key for step in found.unused} >= run_of("r1")
+    found, *_ = find_unused(project, 7.0)
+    assert {step.key for step in found} >= run_of("r1")
     delete(project, found)
     assert not folder.exists()
 
@@ -172,8 +172,8 @@ def test_where_it_was_not_noted_what_a_step_read_everything_older_stays(project:
 def test_what_is_young_or_being_made_stays(project: Project) -> None:
     make_run(project, "young", time.time())
     assert not unused(project) & run_of("young")
-    found = find_unused(project, 7.0)
-    assert found.num_recent == 3
+    found, _, num_recent = find_unused(project, 7.0)
+    assert num_recent == 3
     lock = FileLock(Path(project.store) / ".locks" / ".train-r1-train")
     lock.acquire()
     delete(project, found)
@@ -191,7 +191,7 @@ def test_what_was_made_or_used_since_the_oldest_running_flow_began_stays(project
 
 
 def test_what_was_used_since_it_was_found_stays(project: Project) -> None:
-    found = find_unused(project, 7.0)
+    found, *_ = find_unused(project, 7.0)
     os.utime(Path(project.store) / "train" / "r1-train")
     delete(project, found)
     assert (Path(project.store) / "train" / "r1-train" / "file").exists()
@@ -205,8 +205,8 @@ def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
     cost = journal_file(project.state, "train", "r1-train")
     write_whole(cost, "so far")
     measured(project, "r2")
-    found: Usage = find_unused(project, 7.0)
-    assert delete(project, found) == sum(step.num_bytes for step in found.unused) > 6000
+    found, *_ = find_unused(project, 7.0)
+    assert delete(project, found) == sum(step.num_bytes for step in found) > 6000
     assert not record.exists()
     assert not cost.exists()
     assert set(steps_before(project.state)) == {"r2-embed", "r2-evaluate"}
@@ -219,7 +219,7 @@ def test_a_damaged_record_of_an_unused_step_stops_nothing(project: Project, dama
     record.parent.mkdir(parents=True)
     record.write_text("a record")
     damage(record)
-    delete(project, find_unused(project, 7.0))
+    delete(project, find_unused(project, 7.0)[0])
     assert not record.exists()
     assert not (Path(project.store) / "evaluate" / "r1-evaluate").exists()
 

@@ -249,7 +249,7 @@ class Walk(RuleBasedStateMachine):
         unreadable = files_set_aside(state / "tables") + files_set_aside(state / "outbox")
         before = {step.key for step in gc._stored(Path(self.project.store))}
         try:
-            gc.delete(self.project, gc.find_unused(self.project, -1.0))
+            gc.delete(self.project, gc.find_unused(self.project, -1.0)[0])
         except StoreError as error:
             assert unreadable or "damaged" in str(error)  # noqa: PT017
             assert {step.key for step in gc._stored(Path(self.project.store))} == before
