@@ -131,9 +131,7 @@ def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) ->
         to_train = runs_to_train(runs, prepared_before(runs, services), services)
         services.workers.expect(len(to_train))
         prepare_machine(to_train, services.scale, services.display.say)
-        by_dataset: dict[str, list[RunSpec]] = {}
-        for spec in runs:
-            by_dataset.setdefault(spec.dataset, []).append(spec)
+        by_dataset = {name: [spec for spec in runs if spec.dataset == name] for name in dict.fromkeys(spec.dataset for spec in runs)}
         here = {name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)}
         prepared = {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name not in here}
         services.start_workers_early(len(to_train))

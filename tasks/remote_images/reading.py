@@ -133,16 +133,13 @@ class _Reader:
         order = {position: number for number, position in enumerate(positions)}
         groups: list[list[int]] = []
         for position in sorted(positions):
-            if groups and self._joins(groups[-1], position):
+            begin, end = self._span([position])
+            start, stop = self._span(groups[-1]) if groups else (begin, begin)
+            if groups and begin - stop <= GAP_BYTES and end - start <= REQUEST_BYTES:
                 groups[-1].append(position)
             else:
                 groups.append([position])
         return sorted(groups, key=lambda group: min(order[position] for position in group))
-
-    def _joins(self, group: list[int], position: int) -> bool:
-        start, stop = self._span(group)
-        offset, length = int(self._offsets[position]), int(self._lengths[position])
-        return offset - stop <= GAP_BYTES and offset + length - start <= REQUEST_BYTES
 
     def _span(self, group: list[int]) -> tuple[int, int]:
         """Return the byte range of images in the order of the file."""
@@ -162,8 +159,8 @@ class _Reader:
         data = self._store.read_range(self._object, start, stop, self._version)
         images = {}
         for position in group:
-            offset = int(self._offsets[position]) - start
-            images[position] = data[offset : offset + int(self._lengths[position])]
+            begin, end = self._span([position])
+            images[position] = data[begin - start : end - start]
             if not self._is_intact(position, images[position]):
                 raise DamagedObjectError(
                     f"store {self._store.address}: image {position} of {self._object} is damaged; "

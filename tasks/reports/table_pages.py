@@ -171,7 +171,11 @@ def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
 
     Alarms of the verification are above both.
     """
-    entries = [_index_entry(folder, name) for name in table_names()]
+    entries = []
+    for name in table_names():
+        table, has_page = load_table(name), (folder / f"{name}.html").is_file()
+        needs = tuple(dataset for dataset in table.datasets if published_dataset(dataset) and dataset not in table.stand_ins)
+        entries.append(IndexEntry(name, table.title, _written(folder, name), has_page, needs))
     measured = [entry for entry in entries if entry.measured_on != "nothing"]
     of_papers = [entry for entry in measured if entry.paper != PROJECT]
     waiting = [entry for entry in entries if entry.measured_on == "nothing" and entry.name != STANDING]  # whose results are elsewhere, too
@@ -186,12 +190,6 @@ def index_page(folder: Path, alarms: Sequence[Alarm] = ()) -> str:
         alarms=alarms,
         history=HISTORY if (folder / HISTORY).is_file() else None,
     )
-
-
-def _index_entry(folder: Path, name: str) -> IndexEntry:
-    table = load_table(name)
-    needs = tuple(dataset for dataset in table.datasets if published_dataset(dataset) and dataset not in table.stand_ins)
-    return IndexEntry(name, table.title, _written(folder, name), (folder / f"{name}.html").is_file(), needs)
 
 
 def _written(folder: Path, name: str) -> ShownTable | None:
