@@ -1057,13 +1057,13 @@ def test_the_packaged_model_gives_the_run_s_embeddings_in_a_fresh_process(
     code = f"""
 import mlflow, numpy, pandas
 mlflow.set_tracking_uri({tracker.uri!r})
-model = mlflow.pyfunc.load_model("models:/{model.model_id}")
+model = mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
 images = [open({str(tmp_path)!r} + f"/{{index}}.jpg", "rb").read() for index in range(3)]
 numpy.save({str(tmp_path / "served.npy")!r}, model.predict(pandas.DataFrame({{"image": images}})))
 import dml_core
 assert "artifacts" in dml_core.__file__, dml_core.__file__
 open({str(weights)!r}, "r+b").write(b"damaged")  # weights are verified by hash before they are loaded
-mlflow.pyfunc.load_model("models:/{model.model_id}")
+mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
 """
     ran = subprocess.run([sys.executable, "-P", "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)
     assert "network.pt: the network's file is damaged" in ran.stderr, ran.stderr
