@@ -1,5 +1,7 @@
 """A table with everything that a page can show, its runs and their images: invented and never used as results."""
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from PIL import Image
 from dml_core.config import parse
 from dml_core.figures.curves import plot_training_curves
 from tasks.environment import Project
-from tasks.runs.specs import load_params
+from tasks.runs.specs import Params, load_params
 from tasks.tables.file import TableFile
 from tasks.tables.present import spec_today
 from tasks.tables.result import FailedRun, MeasuredRun, TableResult, TableRun, save_result
@@ -114,6 +116,11 @@ def make_result(project: Project) -> TableResult:
     return result
 
 
+@cache
+def _params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
 def _noise(row: str, seed: int) -> list[float]:
     """Return noise from -1 to 1 for each metric: the same five values, in a different order for each row."""
     return [((seed * step + len(row)) % 5 - 2) / 2 for step in ((1, 2, 3, 4, 1) if row == "softtriple" else (3, 4, 1, 2, 2))]
@@ -122,12 +129,15 @@ def _noise(row: str, seed: int) -> list[float]:
 def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values: list[float], older: tuple[str, ...] = ()) -> MeasuredRun:
     identity = f"{row}-{variant}-{epoch}-{seed}"
     table, place = made_up_table(), TableRun(row=row, variant=variant, dataset="cub200", seed=seed, epoch=epoch)
-    today = spec_today(load_params(ROOT / "params.yaml"), NAME, table, place)
+    today = spec_today(_params(), NAME, table, place)
     training, evaluation = ({}, {}) if today is None else today.model_dump(mode="json", include={"training", "evaluation"}).values()
     if older:
         training["num_epochs"] = 7
     if seed == 0 and row in table.rows:
-        draw_pictures(Path(project.store) / "evaluate" / identity, 12)
+        for name, data in pictures().items():
+            picture = Path(project.store) / "evaluate" / identity / name
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_bytes(data)
     return MeasuredRun(
         row=row,
         variant=variant,
@@ -145,11 +155,15 @@ def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values
     )
 
 
-def draw_pictures(folder: Path, num_epochs: int) -> None:
-    """Draw the images of a run: a curve, noise of a gallery's size, and one of a measurement."""
-    epochs = np.linspace(0.1, num_epochs, 60)
-    plot_training_curves({"loss": (epochs, 3 * np.exp(-epochs / 4) + 0.3)}, folder / "figures/curve.png", "a run that nobody made")
+@cache
+def pictures() -> dict[str, bytes]:
+    """Return the images of a run by their places: a curve, noise of a gallery's size, and one of a measurement."""
+    epochs = np.linspace(0.1, 12, 60)
     pixels = np.random.default_rng(0).integers(0, 255, (30, 60, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((1440, 720), Image.Resampling.BICUBIC).save(folder / "figures/gallery.png")
-    (folder / "measurements/unique_centres").mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).resize((300, 150)).save(folder / "measurements/unique_centres/counts.png")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plot_training_curves({"loss": (epochs, 3 * np.exp(-epochs / 4) + 0.3)}, folder / "figures/curve.png", "a run that nobody made")
+        Image.fromarray(pixels).resize((1440, 720), Image.Resampling.BICUBIC).save(folder / "figures/gallery.png")
+        (folder / "measurements/unique_centres").mkdir(parents=True)
+        Image.fromarray(pixels).resize((300, 150)).save(folder / "measurements/unique_centres/counts.png")
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}

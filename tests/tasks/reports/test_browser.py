@@ -71,6 +71,7 @@ def shows(tab: Any, folder: Path, query: int) -> bool:
     return labels_of(tab, "#neighbours .pic") == wanted
 
 
+@pytest.mark.parametrize("tab", [390], indirect=True)
 def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
     assert shows(tab, single, 0)
@@ -102,6 +103,7 @@ def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("tab", [1280], indirect=True)
 def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
     link = tab.locator("#worst a").first
@@ -138,6 +140,15 @@ def test_a_table_without_scripts_has_its_values_and_no_control_that_does_nothing
     assert len(controls) == 3
     assert not any(control.is_visible() for control in controls)
     context.close()
+
+
+@pytest.mark.parametrize("tab", [1280], indirect=True)
+@pytest.mark.parametrize(("how", "first"), [("descending", "softtriple"), ("ascending", "semihard")])
+def test_a_table_is_sorted_with_rows_without_a_figure_last(tab: Any, page: TablePage, how: str, first: str) -> None:
+    tab.goto(f"{page.html.absolute().as_uri()}#sort=1,{how}")
+    rows = tab.eval_on_selector_all("tbody[data-row]", "all => all.map(one => one.dataset.row)")
+    assert (rows[0], rows[-1]) == (first, "one-day")
+    assert tab.eval_on_selector_all(f"th[aria-sort={how}] button", "all => all.map(one => one.dataset.key)") == ["1"]
 
 
 def test_a_run_s_page_without_scripts_has_its_worst_queries_and_scores_and_no_link_that_does_nothing(browser: Any, single: Path) -> None:
@@ -191,6 +202,7 @@ def test_pages_of_long_names_are_no_wider_than_the_window(tab: Any, comparison: 
     assert tab.viewport_size["width"] > 760 or max(names) < tab.viewport_size["width"] / 2
 
 
+@pytest.mark.parametrize("tab", [390], indirect=True)
 def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
     tab.goto((comparison / "index.html").as_uri())
     runs = script(comparison / "comparison.js")

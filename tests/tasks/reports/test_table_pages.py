@@ -1,4 +1,4 @@
-"""A table's page as a parser and a browser read it: every row, no injected markup from labels, nothing loaded from elsewhere."""
+"""A table's page as a parser reads it: every row, no injected markup from labels, nothing loaded from elsewhere."""
 
 import json
 import re
