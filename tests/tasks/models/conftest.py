@@ -28,7 +28,7 @@ PROTOCOL = {
     "transform": {"crop": "padded", "crop_size": 24, "padding": 2, "flip": True, "scaling": "zero-one"},
     "optimiser": {"name": "adam", "learning_rate": 3e-3, "groups": {"loss": {"learning_rate": 1e-2}}},
     "schedule": {"kind": "cosine", "warmup_epochs": 1.0},
-    "num_epochs": 16,
+    "num_epochs": 10,
 }
 PARAMS = {
     "datasets": {"own": {"reader": "synthetic", "raw": "data/raw/own", "options": OPTIONS}},

@@ -93,7 +93,7 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
     assert len(differences) == 16
     quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # level of the first attempt
     low = differences.mean() - quantile * differences.std(ddof=1) / len(differences) ** 0.5
-    said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} by a one-sided test at level 0.03 (attempt 1), "
+    said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.3g} by a one-sided test at level 0.03 (attempt 1), "
     assert better.reason.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
     assert low > 0.005
     refused = (
@@ -162,7 +162,7 @@ def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Proj
     run = find_run(fresh, "own/good/0")
     for part in (
         "# own / good / seed 0",
-        "normalised_softmax, 16 epochs, from random weights",
+        "normalised_softmax, 10 epochs, from random weights",
         run.trained,
         "240 train, 240 test",
         "## Limits",
