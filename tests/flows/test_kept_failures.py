@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from prefect import Flow, Task, flow, task
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from dml_core.errors import DataError
 from flows import chain, reproduce, tune
@@ -23,7 +22,7 @@ def test_every_flow_and_every_kept_step_has_the_hook() -> None:
         assert forget_failure in found.on_failure_hooks, found.name
 
 
-def test_only_finished_records_stay(tmp_path: Path) -> None:
+def test_only_finished_records_stay(prefect: None, tmp_path: Path) -> None:
     @task(persist_result=True, result_serializer=SealedJSON(), cache_key_fn=lambda _, given: str(given["key"]), on_failure=[forget_failure])
     def step(key: str, broken: bool) -> dict[str, Any]:
         if broken:
@@ -37,7 +36,7 @@ def test_only_finished_records_stay(tmp_path: Path) -> None:
             step.submit("broken", True).result()
         raise DataError("the flow")
 
-    with prefect_test_harness(server_startup_timeout=120), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
         for fails in ("the step", "the flow"):
             with pytest.raises(DataError, match=fails):
                 failing(fails)
