@@ -34,10 +34,8 @@ def set_aside_if_damaged(home: Path) -> None:
     path = home / "prefect.db"
     if any(os.environ.get(name) for name in DATABASE_VARIABLES) or not path.exists():
         return
-    if find_fault(path) is None:
-        return
     with alone(home / ".set-aside.lock"):
-        fault = find_fault(path) if path.exists() else None  # another process may have renamed it meanwhile, and created a new one
+        fault = find_fault(path) if path.exists() else None  # another process may have renamed it meanwhile
         if fault is None:
             return
         try:

@@ -90,8 +90,8 @@ def reproduce(
     params, runs = _check("reproduce", project, request, prefect)
     if not runs:
         print("nothing to run: all runs were imported; show them with: dml tables show TABLE")
-    elif force or request.until or not _print_reused(project, params, runs):
-        _run(request, project, prefect)
+    else:
+        _run(request, project, params, runs, prefect)
 
 
 @app.command(epilog=examples("dml run synthetic softtriple --seed 3"))
@@ -123,29 +123,23 @@ def run(
     _print_outcome(outcome, project)
 
 
-def _run(request: "Request", project: "Project", prefect: PrefectStart) -> None:
-    """Run the flow, and print its reports even if runs failed."""
-    with prefect.loading():
-        from flows.outcomes import RunsFailedError
-        from flows.reproduce import reproduce as flow
-
-    try:
-        _print_reports(flow(request), project)
-    except RunsFailedError as error:
-        _print_reports(error.reports, project)
-        raise
-
-
-def _print_reused(project: "Project", params: "Params", runs: Sequence["RunSpec"]) -> bool:
-    """Print the reports of runs that are all finished; return False, without a line, if anything has to be done."""
+def _run(request: "Request", project: "Project", params: "Params", runs: Sequence["RunSpec"], prefect: PrefectStart) -> None:
+    """Print the reports of runs: at once if all are finished, else after the flow, even if runs failed."""
     from flows.reuse.reused import reused_reports
 
-    reports = reused_reports(project, params, runs)
-    if reports is None:
-        return False
-    say(f"{len(runs)} of {counted(len(runs), 'run')} reused")
+    reports = None if request.force or request.until else reused_reports(project, params, runs)
+    if reports is not None:
+        say(f"{len(runs)} of {counted(len(runs), 'run')} reused")
+    else:
+        with prefect.loading():
+            from flows.outcomes import RunsFailedError
+            from flows.reproduce import reproduce as flow
+        try:
+            reports = flow(request)
+        except RunsFailedError as error:
+            _print_reports(error.reports, project)
+            raise
     _print_reports(reports, project)
-    return True
 
 
 def _print_outcome(outcome: "Outcome", project: "Project") -> None:

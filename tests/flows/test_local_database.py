@@ -70,19 +70,11 @@ def test_every_damaged_database_is_kept(home: Path) -> None:
     assert (home / "prefect.db.damaged-1").read_bytes()[-1] == 1
 
 
-def test_who_comes_second_leaves_the_new_database(home: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has found the same damage and has replaced the database while this one waited for the lock."""
-    found = find_fault
-
-    def found_late(path: Path) -> str | None:
-        monkeypatch.setattr(local_database, "find_fault", found)
-        shutil.copy(sound, path)
-        return "damaged"
-
-    monkeypatch.setattr(local_database, "find_fault", found_late)
-    set_aside_if_damaged(home)
-    assert (home / "prefect.db").read_bytes() == sound.read_bytes()
-    assert not files_set_aside(home)
+def test_several_that_find_the_same_damage_set_it_aside_once(home: Path) -> None:
+    DAMAGE["garble"](home / "prefect.db")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(set_aside_if_damaged, [home] * 4))
+    assert [path.name for path in files_set_aside(home)] == ["prefect.db.damaged-1"]
 
 
 def test_damaged_pages_are_found(home: Path) -> None:
