@@ -281,7 +281,7 @@ class EnergyCounter:
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         # Another zone at their level, `psys`, is the whole machine: it includes them.
-        self._packages = sorted(name.parent for name in powercap.glob("intel-rapl:*/name") if name.read_text().startswith("package"))
+        self._packages = sorted(path for path in powercap.glob("intel-rapl:*") if _text(path / "name").startswith("package"))
         self._last = self._readings()
 
     def joules(self) -> float | None:
@@ -310,9 +310,16 @@ def moved_bytes(process: psutil.Process) -> int:
 
 
 def _number(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
+    with suppress(ValueError):
+        return int(_text(path))
     return None
+
+
+def _text(path: Path) -> str:
+    """Return a file's text; empty if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text()
+    return ""
 
 
 def _rounded(cost: Cost) -> Cost:
