@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel, load_model
-from tasks.environment import num_cores
+from tasks.environment import answers, num_cores, shown
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer, Replica
 from tasks.serving.replicas import Replicas, ServiceError
@@ -87,6 +87,8 @@ def start_replicas(
     for logger in ("ray", "ray.serve"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     try:
+        if not answers(address):  # Ray would try for minutes
+            raise ConnectionError(f"Ray at {shown(address)} does not answer; start it, or unset RAY_ADDRESS to use one on this machine")
         cores = num_cores() if address == "local" else None
         ray.init(address, num_cpus=cores, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         resources = ray.cluster_resources()

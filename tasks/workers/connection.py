@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from dml_core.errors import TrainingError, first_line
-from tasks.environment import num_cores, ray_cluster, shown, without_secrets
+from tasks.environment import answers, num_cores, ray_cluster, shown, without_secrets
 from tasks.processes import kill_children, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.placement import Placement, choose, num_gpus
@@ -48,6 +48,8 @@ def connect(attempts: int = 2) -> None:
     if ray.is_initialized():
         return None
     address = ray_cluster() or "local"
+    if not answers(address):  # Ray would try for minutes, for each run of a flow again
+        raise RayGoneError(f"Ray at {shown(address)} does not answer; start it, or unset RAY_ADDRESS to use one on this machine")
     try:
         with _needed_processes() if address == "local" else nullcontext():
             own = {"num_cpus": num_cores(), "num_gpus": num_gpus()} if address == "local" else {}

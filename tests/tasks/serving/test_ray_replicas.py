@@ -17,6 +17,7 @@ from dml_core.index.index import Index
 from dml_core.index.writing import remove_items
 from tasks.serving import ray_replicas
 from tasks.serving.ray_replicas import NUM_ATTEMPTS, RayReplica, RayReplicas
+from tasks.serving.replicas import ServiceError
 from tests.tasks.serving.conftest import IDENTITY, Made
 
 
@@ -97,3 +98,9 @@ def test_every_replica_finds_a_part_of_a_gpu(made: Made, monkeypatch: pytest.Mon
         ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local", "test")
         each = round(10_000 * requested[-1])  # Ray counts four decimals
         assert (num_gpus * (10_000 // each) >= num_replicas) if num_gpus else each == 0, num_replicas
+
+
+def test_a_cluster_that_is_down_is_reported_at_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: pytest.fail("Ray is asked, which tries for 205 s"))
+    with pytest.raises(ServiceError, match=r"^the replicas did not start: Ray at 127\.0\.0\.1:1 does not answer; start it"):
+        ray_replicas.start_replicas(made.model, made.load(), None, 1, 1, "127.0.0.1:1", "test")

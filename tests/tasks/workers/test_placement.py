@@ -1,6 +1,7 @@
 """Placement of a flow's runs on every kind of machine: devices are used, and no missing resource is requested."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_a_start_that_fails_leaves_no_process_of_ray(monkeypatch: pytest.MonkeyP
         for process in started:
             process.kill()
             process.wait()
+
+
+def test_a_cluster_that_is_down_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself takes 205 s to give up, in each of two attempts, and each run of a flow would try."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray is asked"))
+    with pytest.raises(connection.RayGoneError, match=f"^Ray at {address} does not answer; start it"):
+        connection.connect()
 
 
 LARGE, SMALL = {"CPU": 17.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}
