@@ -226,6 +226,8 @@ def test_energy_counters_are_summed_over_processors_and_may_wrap(tmp_path: Path)
     (tmp_path / "intel-rapl:1/energy_uj").unlink()
     assert counter.joules() is None
     assert EnergyCounter(tmp_path / "none").joules() is None
+    (tmp_path / "unreadable" / "intel-rapl:0" / "name").mkdir(parents=True)
+    assert EnergyCounter(tmp_path / "unreadable").joules() is None
 
 
 def test_a_cost_that_cannot_be_kept_stops_no_step(tmp_path: Path) -> None:
