@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dml_core.config import merge
 from dml_core.data.registry import materialise
 from tests.conftest import ROOT
 from tests.e2e.conftest import UNUSUAL, Project, make_project
@@ -73,19 +74,22 @@ def add_tables(project: Project, *names: str, num_epochs: int = 1) -> None:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a drawn CUB-200-2011, three paper tables with the same rows, and one table of the project.
 
-    It is an exported tree, without a git checkout, at a path with unusual characters.
+    A row more of the first table fails. The project is an exported tree, without a git checkout, at a path with unusual characters.
     """
     made = make_project(tmp_path_factory.mktemp(UNUSUAL) / "project", ("untrained",))
     shutil.rmtree(made.root / ".git")
     add_tables(made, "table91", "table92", "table93")
+    fails = TABLE["rows"]["trained"] | {"label": "Fails", "training": TINY | {"optimiser": {"name": "sgd", "learning_rate": 1e30}}}
+    (made.root / "flows/tables/softtriple/table91.yaml").write_text(yaml.safe_dump(merge(TABLE, {"rows": {"fails": fails}})))
     (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(OWN))
     return made
 
 
 @pytest.fixture(scope="module")
 def printed(project: Project) -> str:
-    """Run a row of a table with three seeds, and return what is printed."""
-    return project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2")
+    """Run two rows of a table with three seeds, one of which fails, and return what is printed."""
+    seeds = [word for seed in "012" for word in ("--seed", seed)]
+    return project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--row", "fails", *seeds, code=2)
 
 
 def cells(printed: str, beginning: str) -> list[str]:
@@ -117,6 +121,13 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project, p
     assert site.count("data:image/webp") == 4, "curve, gallery, similarities and map of the first seed"
     assert "a loss that nobody has written" in site
     assert list((project.root / "state/mlartifacts").rglob("table91.html")), "MLflow has the page with the table's parent run"
+
+
+def test_a_run_that_fails_stops_no_other(project: Project, printed: str) -> None:
+    failed = re.findall(r" / fails as_published / seed (\d): FAILED: the loss '\w+' is not finite", printed)
+    assert set(failed) == {*"012"}
+    assert "error: 3 of 6 runs failed" in printed.splitlines()[-1]
+    assert page_of(project, "softtriple/table91").count("\n- Fails: FAILED, as_published, cub200, seed ") == 3
 
 
 def test_its_networks_are_listed_and_used_by_identity(project: Project, printed: str) -> None:
