@@ -177,7 +177,7 @@ def test_only_pairs_that_were_tested_are_counted() -> None:
     found = compared(noisy | {"c": {7: 50.0}, "d": {8: 40.0}})
     alone = compared(noisy)
     assert found.limits == alone.limits is not None
-    assert found.needed["b"] == alone.needed["b"]
+    assert found.needed[0] == alone.needed[0]
     assert found.pairs[0].level == alone.pairs[0].level == 0.05
 
 
@@ -240,12 +240,12 @@ def test_a_pair_is_read_from_either_side() -> None:
 
 def test_the_seeds_that_are_needed_show_a_point_as_often_as_promised() -> None:
     found = compared(drawn({"a": 50, "b": 48}, 6, deviation=0.6))
-    (needed,), (pair,) = found.needed.values(), found.pairs
-    assert needed is not None
+    (needed,), (pair,) = found.needed, found.pairs
+    assert needed.seeds is not None
     assert pair.deviation is not None
-    samples = np.random.default_rng(2).normal(1.0, pair.deviation, (4000, needed))
+    samples = np.random.default_rng(2).normal(1.0, pair.deviation, (4000, needed.seeds))
     assert (stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05).mean() >= 0.78
-    fewer = samples[:, : needed - 1]
+    fewer = samples[:, : needed.seeds - 1]
     assert (stats.ttest_1samp(fewer, 0, axis=1).pvalue < 0.05).mean() < 0.82
 
 

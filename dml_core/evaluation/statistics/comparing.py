@@ -20,6 +20,7 @@ import numpy as np
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.naming import MOST_NAMES, leaders_named, names_of
 from dml_core.evaluation.statistics.paired import (
     MIN_SEEDS,
     SAME,
@@ -34,7 +35,6 @@ from dml_core.evaluation.statistics.paired import (
 LEVEL = 0.05
 POWER = 0.8
 BOLD = "Bold: the 95 % confidence set of the best."  # legend of the systems of `Comparison.best_set`
-MOST_NAMES = 3  # names listed in a sentence; more are counted
 Scores = Mapping[str, Mapping[int, float]]
 
 
@@ -82,6 +82,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Needed:
+    """Seeds needed to detect a difference of `points` between a system and the reference; None if above `MOST_SEEDS` or unknown."""
+
+    system: str
+    seeds: int | None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of systems by one metric on one dataset.
 
@@ -97,8 +105,7 @@ class Comparison:
             if the system was not compared with one that may be the best.
         smallest: smallest true difference of two systems detected with power POWER, the median over pairs; None if nothing is compared.
         points: difference used by `needed` and posteriors; None for units without points.
-        needed: seeds needed to detect a difference of `points` between each system of `against` and the reference, at the corrected level
-            with power POWER; None if above `MOST_SEEDS` or unknown.
+        needed: for every system of `against`, at the corrected level with power POWER.
         decimals: decimals of figures in the sentence.
         num_classes: number of classes scored, if known.
         sentence: the comparison in words.
@@ -114,7 +121,7 @@ class Comparison:
     to_best: dict[str, tuple[float | None, float]]
     smallest: float | None
     points: float | None
-    needed: dict[str, int | None]
+    needed: tuple[Needed, ...]
     decimals: int
     num_classes: int | None = None
     sentence: str = ""
@@ -230,10 +237,6 @@ def compare(
     compared = [pair for pair in pairs if pair.deviation is not None]
     smallest = (smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, pair.level or LEVEL) for pair in compared)
     against = _against(means, chosen, pairs, is_named)
-    needed = {
-        pair.system: seeds_needed(points, pair.deviation, POWER, pair.level or LEVEL) if points is not None and pair.deviation else None
-        for pair in against
-    }
     comparison = Comparison(
         dataset=dataset,
         metric=metric,
@@ -245,7 +248,7 @@ def compare(
         to_best=_to_best(means, compared),
         smallest=median(smallest) if compared else None,
         points=points,
-        needed=needed,
+        needed=tuple(_needed(pair, points) for pair in against),
         decimals=decimals,
         num_classes=num_classes,
     )
@@ -328,6 +331,12 @@ def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, 
     return intervals
 
 
+def _needed(pair: Pair, points: float | None) -> Needed:
+    if points is None or not pair.deviation:
+        return Needed(pair.system, None)
+    return Needed(pair.system, seeds_needed(points, pair.deviation, POWER, pair.level or LEVEL))
+
+
 # ---------------------------------------------------------------- in words
 
 
@@ -379,18 +388,6 @@ def _against_reference(comparison: Comparison) -> str:
         else:
             kinds["with no significant difference"] += 1
     return f"Compared with {comparison.reference}: {', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)}."
-
-
-def names_of(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Join names, or count them if there are too many."""
-    if len(names) > most:
-        return f"{len(names)} others"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def leaders_named(leaders: Sequence[str]) -> str:
-    """Join the names of equal systems, or name the first and count the others if there are many."""
-    return names_of(leaders) if len(leaders) <= MOST_NAMES else f"{leaders[0]} and {len(leaders) - 1} others"
 
 
 def _seeds(scores: Scores) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.metric_info import metric_info
-from dml_core.evaluation.statistics.comparing import LEVEL, Scores, leaders_named
+from dml_core.evaluation.statistics.comparing import LEVEL, Scores
+from dml_core.evaluation.statistics.naming import leaders_named
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 MIN_SYSTEMS = 3
