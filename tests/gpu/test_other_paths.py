@@ -14,8 +14,7 @@ from dml_core.evaluation.retrieval.tiles import Side, tile
 from dml_core.losses import selection
 from dml_core.losses.registry import LOSSES, build_loss, loss_class
 from dml_core.losses.selection import mean_where, variance_where
-from dml_core.models.backbones.registry import BACKBONES
-from tests.gpu.test_waiting import BATCHES, CASES, DIM, LABELS, META, NUM_CLASSES, NUM_IMAGES, PARTS, model, side_of
+from tests.gpu.test_waiting import BATCHES, CASES, DIM, DISTINCT, LABELS, META, NUM_CLASSES, NUM_IMAGES, PARTS, model, side_of
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -95,7 +94,7 @@ def test_no_forward_pass_mixes_devices(name: str) -> None:
         assert loss(embeddings_ND, labels_N).total.device.type == "cuda"
 
 
-NETWORKS = [*(({}, name) for name in BACKBONES), *((changes, "small_cnn") for changes in PARTS)]
+NETWORKS = [*(({}, name) for name in DISTINCT), *((changes, "small_cnn") for changes in PARTS)]
 
 
 @pytest.mark.parametrize(("changes", "backbone"), NETWORKS, ids=str)

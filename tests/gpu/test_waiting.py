@@ -115,6 +115,7 @@ def images(side: int = 32) -> Tensor:
     return torch.zeros(NUM_IMAGES, 3, side, side, device=META)
 
 
+DISTINCT = [name for name in BACKBONES if name not in ("resnet34", "resnet101")]  # more layers of resnet18 and resnet50
 PARTS = [
     *({"head": {"kind": kind, **({"embedding_dim": DIM} if kind != "identity" else {})}} for kind in choices(HeadConfig, "kind")),
     {"head": {"kind": "two_layer", "embedding_dim": DIM, "batchnorm": True, "test_layer": "last"}},
@@ -133,7 +134,7 @@ def test_no_head_or_pooling_waits_in_training_or_serving(changes: dict[str, Any]
         assert waits_of(lambda: network.eval().embed(batch)) == {}
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_no_backbone_waits_in_training_or_serving(name: str) -> None:
     network, batch = model({}, name), images(side_of(name))
     assert waits_of(lambda: network(batch).sum().backward()) == {}
@@ -189,14 +190,13 @@ def test_no_optimiser_or_average_waits(options: dict[str, Any], average: bool) -
     assert waits_of(step) == {}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "contrastive", "tuplet_margin"])
 def test_no_step_in_chunks_waits(loss: str) -> None:
     config = parse(ModelConfig, {"backbone": {"name": "small_cnn", "width": 8}, "freeze_batchnorm": "statistics"}, "test")
-    config = config.model_copy(update={"head": HeadConfig(kind="linear", embedding_dim=NUM_CLASSES if loss == "discriminative" else DIM)})
+    config = config.model_copy(update={"head": HeadConfig(kind="linear", embedding_dim=DIM)})
     with META:
         network = Embedder(config, NUM_CLASSES)
-    options = OPTIONS["combined"][0] if loss == "combined" else {}
-    system = TrainingSystem(network, built(loss, options))
+    system = TrainingSystem(network, built(loss, {}))
     there_N = labels_for(system.loss, LABELS)
 
     def step() -> None:

@@ -3,9 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +23,7 @@ from dml_core.index.index import Index
 from dml_core.index.items import Item, as_table
 from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, commit
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
-from tests.conftest import ROOT
+from tests.forked import forked
 
 MODEL = "0" * 32
 KINDS = ["ivf", "pq", "hnsw"]
@@ -363,28 +360,18 @@ def test_the_reason_for_a_kind_is_of_the_present_number_of_items(tmp_path: Path,
 # ---------------------------------------------------------------- interruptions and concurrency
 
 
-SLOW = """
-    import sys, time
-    from pathlib import Path
-    import numpy as np
-    from dml_core.index import choosing, layout, writing
-    from dml_core.index.items import Item
-    def stop(*arguments):
-        print("here", flush=True)
-        time.sleep(60)
-    moment, change, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    if moment == "writing":
-        writing._finish = stop
-    elif moment == "before":
-        layout.Path.replace = stop
-    elif moment == "after":
-        layout._remove = stop
-    rows = np.random.default_rng(3).standard_normal((50, 16)).astype(np.float32)
+def change_and_die(moment: str, change: str, folder: Path) -> None:
+    """Kill this process in the middle of a change."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    where: dict[str, tuple[Any, str]] = {"writing": (writing, "_finish"), "before": (layout.Path, "replace"), "after": (layout, "_remove")}
+    setattr(*where[moment], die)
     if change == "add":
-        writing.add_items(folder, [writing.Batch(rows, [Item(f"new {n}") for n in range(50)])], "0" * 32)
+        add_items(folder, [Batch(rows(50, seed=3), [Item(f"new {number}") for number in range(50)])], MODEL)
     else:
-        writing.remove_items(folder, [f"{n}.png" for n in range(100)])
-"""
+        remove_items(folder, [f"{number}.png" for number in range(100)])
 
 
 @pytest.mark.parametrize("change", ["add", "remove"])
@@ -394,13 +381,7 @@ def test_killed_in_the_middle_it_is_the_old_index_or_the_new(tmp_path: Path, mom
     old = built(folder, rows(300), "ivf")
     queries = rows(20, seed=1)
     before = old.search(queries, 10)
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SLOW), moment, change, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        os.kill(process.pid, signal.SIGKILL)
+    assert forked(change_and_die, moment, change, folder) == -signal.SIGKILL
     index = Index.open(folder)
     if moment == "after":
         assert index.num_items == (350 if change == "add" else 200)

@@ -67,7 +67,7 @@ def test_a_frozen_network_gives_in_training_what_it_gives_in_evaluation():
     torch.testing.assert_close(model.train()(images), model.eval()(images))
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name not in ("resnet34", "resnet101")])  # more of the same layers
 def test_gradients_reach_every_parameter(name):
     model = embedder(name, pooling=PoolingConfig(kind="average"))
     # Half of a ReLU's inputs are negative: with several images no unit is 0 for all of them.
