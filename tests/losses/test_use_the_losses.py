@@ -20,13 +20,18 @@ def blocks(text):
     return {title: "\n".join(found) for title, found in zip(parts[::2], code, strict=True) if found}
 
 
-@pytest.fixture
-def names(one_thread):
-    """The names that the blocks up to the second define; the first two build on each other, the later ones on these."""
+@pytest.fixture(scope="module")
+def first_two(one_thread):
     names = {}
     for title in ("An ordinary loop", "All five losses"):
         exec(blocks(PAGE)[title], names)
     return names
+
+
+@pytest.fixture
+def names(first_two):
+    """The names that the blocks up to the second define; the first two build on each other, the later ones on these."""
+    return dict(first_two)
 
 
 def recall(network, names):
@@ -38,7 +43,7 @@ def untrained_recall(names):
     return recall(torch.nn.Linear(32, 20), names)
 
 
-def test_the_loops_learn(names, capsys):
+def test_the_loops_learn(names):
     untrained = untrained_recall(names)
     assert untrained < 0.87, "so that there is something to learn"
     assert names["recalls"].keys() == FIVE
