@@ -64,23 +64,26 @@ def test_small_work_stays_in_the_calling_thread() -> None:
         assert set(threads.map(lambda _: threading.get_ident(), range(5))) == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("num_threads", [1], indirect=True)
 def test_large_work_is_equal_to_the_last_bit_with_any_number_of_threads(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     del num_threads
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
     monkeypatch.setattr("dml_core.evaluation.threads.SMALLEST_WORK", 1)
+    monkeypatch.setattr("dml_core.evaluation.kmeans_init.NUM_ROWS_AT_ONCE", 200)
     generator = np.random.default_rng(0)
-    codes = generator.integers(0, 300, 3000)
-    embeddings = (generator.standard_normal((300, 32))[codes] + 1.5 * generator.standard_normal((3000, 32))).astype(np.float32)
+    codes = generator.integers(0, 120, 1200)
+    embeddings = (generator.standard_normal((120, 32))[codes] + 1.5 * generator.standard_normal((1200, 32))).astype(np.float32)
 
     def results() -> list[np.ndarray]:
         points, gallery = as_points(embeddings, "cosine"), as_shards(embeddings, codes, "cosine", 2)
         scores = [
             score_queries(gallery[:1], points, codes, None, 2**21, CPU),
-            score_queries(gallery, points, codes, np.arange(3000), 2**22, CPU),
+            score_queries(gallery, points, codes, np.arange(1200), 2**22, CPU),
         ]
-        return [*(rows_of(part) for part in scores), *first_clusters(embeddings, 300, seed=0)]
+        return [*(rows_of(part) for part in scores), *first_clusters(embeddings, 120, seed=0)]
 
-    found = results()
-    torch.set_num_threads(1)
-    for actual, expected in zip(found, results(), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    with_one = results()
+    for number in (2, 5):
+        torch.set_num_threads(number)
+        for actual, expected in zip(results(), with_one, strict=True):
+            np.testing.assert_array_equal(actual, expected)
