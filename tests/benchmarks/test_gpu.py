@@ -53,11 +53,11 @@ def test_it_needs_no_service_checks_measures_and_prints(tmp_path: Path) -> None:
     assert "| small network |" in done.stdout
 
 
-def test_without_a_gpu_only_the_tiny_sizes_are_gone_through() -> None:
-    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("--tiny --device cpu goes through the same steps with small sizes")
+def test_without_a_gpu_only_the_tiny_sizes_are_gone_through(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main()
+    assert capsys.readouterr().err.endswith("--tiny --device cpu goes through the same steps with small sizes\n")
 
 
 def test_a_check_that_fails_says_by_how_much() -> None:

@@ -253,8 +253,10 @@ def test_ctrl_c_while_modules_are_imported_is_130_without_a_line(module: str, wo
     assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "")
 
 
-def in_a_project(folder: Path) -> Path:
-    """Write a project whose list of datasets exceeds a pipe's buffer."""
+@pytest.fixture(scope="module")
+def long_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose list of datasets exceeds a pipe's buffer."""
+    folder = tmp_path_factory.mktemp("project")
     names = [f"a-dataset-of-many-{number:04}" for number in range(100)]
     datasets = {name: {"reader": "folder", "raw": f"data/{'raw/' * 250}{name}"} for name in names}
     text = yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), {"datasets": datasets}), allow_unicode=True)
@@ -272,14 +274,14 @@ def in_a_project(folder: Path) -> Path:
         ("<&-", 0, ""),
     ],
 )
-def test_standard_streams_that_cannot_be_used(shell: str, code: int, said: str, tmp_path: Path) -> None:
-    shown = dml(["data", "list"], in_a_project(tmp_path), shell)
+def test_standard_streams_that_cannot_be_used(shell: str, code: int, said: str, long_list: Path) -> None:
+    shown = dml(["data", "list"], long_list, shell)
     assert (shown.returncode, shown.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("words", [["data", "list"], ["--version"]])
-def test_a_full_device_is_one_line(words: list[str], tmp_path: Path) -> None:
-    shown = dml(words, in_a_project(tmp_path), ">/dev/full")
+def test_a_full_device_is_one_line(words: list[str], long_list: Path) -> None:
+    shown = dml(words, long_list, ">/dev/full")
     assert shown.returncode == 2
     [line] = shown.stderr.splitlines()
     assert line.startswith("error: ")
@@ -287,8 +289,8 @@ def test_a_full_device_is_one_line(words: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", [">/dev/full 2>&1", "2>/dev/full", "2>&-"])
-def test_an_error_that_cannot_be_printed_keeps_its_exit_code(shell: str, tmp_path: Path) -> None:
-    assert dml(["data", "fetch", "none"], in_a_project(tmp_path), shell).returncode == 2
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(shell: str, long_list: Path) -> None:
+    assert dml(["data", "fetch", "none"], long_list, shell).returncode == 2
 
 
 def test_what_a_terminal_cannot_print_is_escaped(tmp_path: Path) -> None:
