@@ -36,7 +36,8 @@ ANSWER_SECONDS = 10.0
 RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
-_PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
+_PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^@\s]+)@")
+_STARTS_A_PASSWORD = re.compile(r"^[^\[\]:]*:.*\D")  # a user, a colon and no port
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,11 @@ def shown(address: str) -> str:
         return address
     if ":///" in address:
         return address.partition("?")[0]
-    plain = re.split("[?#]", address)[0]
-    scheme, mark, rest = plain.partition("://") if "://" in plain else ("", "", plain)
-    server, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{server.rpartition('@')[2]}{slash}{path}"
+    scheme, mark, rest = address.partition("://") if "://" in address else ("", "", address)
+    server = re.split("[/?#]", rest)[0]
+    if "@" not in server and _STARTS_A_PASSWORD.search(server):  # which has one of these letters
+        server = rest
+    return f"{scheme}{mark}{re.split('[?#]', rest[server.rfind('@') + 1 :])[0]}"
 
 
 def answers(address: str, is_asked: bool = False) -> bool:

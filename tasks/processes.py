@@ -56,6 +56,7 @@ def _watch(process: int, name: str, over: threading.Event) -> None:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
+    os.close(process)
     if not over.is_set() and _ending.acquire(blocking=False):
         print(f"error: {name} died; {GO_ON}", file=sys.stderr, flush=True)
         os._exit(2)

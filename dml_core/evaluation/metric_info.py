@@ -47,7 +47,7 @@ HEADLINES = ("recall@1", "map@r", "nmi")  # shown also where space is limited
 
 def recall_k(name: str) -> int | None:
     """Return the K of a metric named `recall@K`; None for any other metric."""
-    match = re.fullmatch("recall@([1-9][0-9]*)", name)
+    match = re.fullmatch("recall@([1-9][0-9]{0,17})", name)
     return None if match is None else int(match[1])
 
 

@@ -119,9 +119,7 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
     if recalls.keys() != references.keys():
         raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason skips the comparison")
     if len(recalls) < MIN_CLASSES:
-        raise ConfigError(
-            f"{len(recalls)} test classes are too few for a comparison (minimum: {MIN_CLASSES}); --force with --reason skips it"
-        )
+        raise ConfigError(f"too few test classes for a comparison: {len(recalls)} (minimum: {MIN_CLASSES}); --force with --reason skips it")
     differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
     floors = [least_deviation(d, of_class.num_queries) for d, of_class in zip(differences.tolist(), recalls.values(), strict=True)]
     deviation = max(float(differences.std(ddof=1)), float(np.mean(np.square(floors))) ** 0.5)

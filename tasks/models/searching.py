@@ -88,7 +88,7 @@ def describe(index: Index) -> list[str]:
     info = index.info
     source = f" ({info.model_source})" if info.model_source else ""
     lines = [
-        f"{info.num_items:,} item{'s' if info.num_items > 1 else ''} of {info.num_dimensions} dimensions, by {info.metric}",
+        f"{info.num_items:,} item{'' if info.num_items == 1 else 's'} of {info.num_dimensions} dimensions, by {info.metric}",
         f"model {info.model_identity}{source}",
     ]
     if info.reason:

@@ -28,4 +28,6 @@ def test_recalls_rise_by_k_and_what_only_explains_is_left_out() -> None:
 
 def test_only_a_whole_k_is_one() -> None:
     assert recall_k("recall@16") == 16
-    assert [recall_k(name) for name in ("recall@1_low", "recall@", "16", "map@r", "recall@0", "recall@01", "recall@²")] == [None] * 7
+    assert [
+        recall_k(name) for name in ("recall@1_low", "recall@", "16", "map@r", "recall@0", "recall@01", "recall@²", f"recall@{'9' * 5000}")
+    ] == [None] * 8

@@ -53,6 +53,11 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("sqlite:////srv/state/mlflow.db") == "sqlite:////srv/state/mlflow.db"
     assert shown("h:6379") == "h:6379"
     assert shown("http://u:p@[::1?token=t") == "http://[::1"
+    for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@"):
+        assert shown(f"http://u:p{password}@h:1/a") == "http://h:1/a", "letters that an address should have encoded"
+    for address in ("http://h:1/p@th", "http://[::1]:5000/p@th", "http://h/p@th"):
+        assert shown(address) == address
+    assert shown("http://u@h/p@th") == "http://h/p@th"
 
 
 @pytest.mark.parametrize("address", ["ray-head:66379", "ray-head:637x", "[::1", "http://[::1", "http://localhost:70000/api"])

@@ -360,7 +360,7 @@ def test_the_floor_of_the_spread_by_hand() -> None:
     """5 points of 20 queries in each class: at least one query differs, with variance (0.05 - 0.05^2) / 20 per class."""
     better = {label: ClassRecall(0.55, NUM_QUERIES) for label in range(NUM_CLASSES)}
     assert gain_by_class(better, CHAMPION_SCORES).deviation == pytest.approx(max(0.0475 / 20, 1 / 400) ** 0.5)
-    with pytest.raises(ConfigError, match=r"9 test classes are too few for a comparison \(minimum: 10\)"):
+    with pytest.raises(ConfigError, match=r"too few test classes for a comparison: 9 \(minimum: 10\)"):
         gain_by_class({label: better[label] for label in range(9)}, {label: CHAMPION_SCORES[label] for label in range(9)})
 
 
