@@ -1,7 +1,7 @@
 """A chain whose finished files are damaged, each in every way, restores the bytes of an undisturbed run.
 
-Also tested: two equal chains at once, and changed code. The chain, its records and Prefect's server are real; instead of Ray, this process
-calls the functions that its workers call.
+Also tested: two equal chains at once, changed code, and that failures leave no record. The chain, its records and Prefect's server are real;
+instead of Ray, this process calls the functions that its workers call.
 """
 
 import hashlib
@@ -21,18 +21,22 @@ from typing import Any
 
 import pytest
 import torch
-from prefect import flow, get_client
+from prefect import Flow, Task, flow, get_client, task
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from rich.console import Console
 
 import flows.chain
+import flows.reproduce
+import flows.tune
 from dml_core.data.store.info import read_info
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DataError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
+from flows.local_database import copy_empty_database
 from flows.outcomes import Outcome
 from flows.reuse.planned import RunSteps, plan_run
+from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.services import WORKERS_LIMIT, Services, ensure_limit
 from tasks.environment import Project
 from tasks.plans import results
@@ -181,12 +185,21 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def limited(prefect: None) -> None:
-    """Prefect's server with one worker."""
-    ensure_limit(1, 1)
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prefect's server for tests, with one worker, on a copy of this user's empty database if there is one: creating it takes 10 s."""
+    from prefect.testing import utilities  # seconds, which the collection of tests need not take
+
+    home = tmp_path_factory.mktemp("prefect")
+    if copy_empty_database(home):
+        (home / "prefect.db").rename(home / "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(home))
+        with utilities.prefect_test_harness(server_startup_timeout=120):
+            ensure_limit(1, 1)
+            yield
 
 
-def test_flows_that_start_at_once_on_a_new_server_share_one_limit(limited: None) -> None:
+def test_flows_that_start_at_once_on_a_new_server_share_one_limit(prefect: None) -> None:
     with get_client(sync_client=True) as client:
         client.delete_global_concurrency_limit_by_name(WORKERS_LIMIT)
     with ThreadPoolExecutor(4) as flows:
@@ -211,7 +224,7 @@ def quick_figures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(limited: None, one_thread: None, quick_figures: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def undisturbed(prefect: None, one_thread: None, quick_figures: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = Place(tmp_path_factory.mktemp("undisturbed"), packed)
     outcome = place.run()
     assert isinstance(outcome, Outcome), outcome
@@ -577,7 +590,7 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
 
 
 def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_begun(
-    limited: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server grants its one slot in the order of requests, and four trainings are requested before the first embedding."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
@@ -607,7 +620,7 @@ def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_be
 
 
 def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
-    limited: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all 24 have started, and then fails, so that none is trained."""
     monkeypatch.setattr(flows.services, "slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
@@ -628,3 +641,32 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
 
     with records_in(tmp_path / "kept"):
         assert all_runs() == ["met"] * 24
+
+
+def test_every_flow_and_every_kept_step_has_the_hook() -> None:
+    found_here = [found for module in (flows.chain, flows.reproduce, flows.tune) for found in vars(module).values()]
+    kept = [found for found in found_here if isinstance(found, Flow) or (isinstance(found, Task) and found.persist_result)]
+    assert {found.name for found in kept} >= {"reproduce", "run", "tune", "train", "embed", "evaluate"}
+    for found in kept:
+        assert forget_failure in found.on_failure_hooks, found.name
+
+
+def test_only_finished_records_stay(prefect: None, tmp_path: Path) -> None:
+    @task(persist_result=True, result_serializer=SealedJSON(), cache_key_fn=lambda _, given: str(given["key"]), on_failure=[forget_failure])
+    def step(key: str, broken: bool) -> dict[str, Any]:
+        if broken:
+            raise DataError("the step")
+        return {"key": key}
+
+    @flow(on_failure=[forget_failure])
+    def failing(fails: str) -> None:
+        step("finished", False)
+        if fails == "the step":
+            step.submit("broken", True).result()
+        raise DataError("the flow")
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
+        for fails in ("the step", "the flow"):
+            with pytest.raises(DataError, match=fails):
+                failing(fails)
+            assert [path.name for path in (tmp_path / "kept").iterdir()] == ["finished"]
