@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Project:
     comparison |= {
         "default_datasets": ["synthetic"],
         "datasets": {"synthetic": {}},
-        "variants": {"softtriple": {"loss": {"name": "softtriple"}}},
+        "variants": {"softtriple": {"loss": {"name": "softtriple"}, "num_epochs": 1}},
     }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "state/store"), "")

@@ -1,7 +1,7 @@
 """A chain whose finished files are damaged, each in every way, restores the bytes of an undisturbed run.
 
-Also tested: two equal chains at once, changed code, and that failures leave no record. The chain, its records and Prefect's server are real;
-instead of Ray, this process calls the functions that its workers call.
+Also tested: two equal chains at once, changed code, and that failures leave no record. The chain, its records and Prefect's server are
+real; instead of Ray, this process calls the functions that its workers call.
 """
 
 import hashlib
