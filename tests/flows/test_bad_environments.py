@@ -116,7 +116,7 @@ def check(words: str, environment: str, whole: Path, folder: Path) -> None:
         assert not lost, where
 
 
-@pytest.mark.parametrize(("environment", "words"), zip(ENVIRONMENTS, itertools.cycle(SAMPLE), strict=False))
+@pytest.mark.parametrize(("environment", "words"), list(zip(ENVIRONMENTS, itertools.cycle(SAMPLE), strict=False)))
 def test_some_verbs_end_well_in_every_environment(words: str, environment: str, whole: Path, tmp_path: Path) -> None:
     check(words, environment, whole, tmp_path)
 
