@@ -146,13 +146,15 @@ def score_with_pml(size: str, folder: Path) -> Callable[[], object]:
 def cluster(size: str, folder: Path) -> Callable[[], object]:
     """Cluster into as many clusters as classes."""
     embeddings, labels = _embeddings(size, folder)
-    return lambda: kmeans(as_points(embeddings, "cosine"), len(np.unique(labels)), KMeansConfig(num_iterations=NUM_ITERATIONS), seed=0)
+    num_clusters = len(np.unique(labels))
+    return lambda: kmeans(as_points(embeddings, "cosine"), num_clusters, KMeansConfig(num_iterations=NUM_ITERATIONS), seed=0)
 
 
 def cluster_with_faiss(size: str, folder: Path) -> Callable[[], object]:
     """Cluster with FAISS, then find each point's cluster."""
     embeddings, labels = _embeddings(size, folder)
-    return lambda: cluster_as_faiss(embeddings, len(np.unique(labels)), NUM_ITERATIONS)
+    num_clusters = len(np.unique(labels))
+    return lambda: cluster_as_faiss(embeddings, num_clusters, NUM_ITERATIONS)
 
 
 def _embeddings(size: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -122,7 +122,7 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
         "disk_mib": index.nbytes / 2**20,
         "recalls": None if index.info.found is None else index.info.found.recalls,
     }
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in result.items() if isinstance(value, float))
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in result.items() if isinstance(value, float))
     print(f"{index.kind}, {index.num_items:,} items of {index.num_dimensions} dimensions, one query for {K}: {figures}")
     print(f"  {'exact' if index.info.found is None else index.info.found}", flush=True)
     return result

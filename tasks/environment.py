@@ -36,7 +36,7 @@ ANSWER_SECONDS = 10.0
 RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
-_PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^@\s]+)@")
+_PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:((?:(?!://)[^@\s])+)@")
 _STARTS_A_PASSWORD = re.compile(r"^[^\[\]:]*:.*\D")  # a user, a colon and no port
 
 
@@ -212,7 +212,7 @@ def shown(address: str) -> str:
         return address.partition("?")[0]
     scheme, mark, rest = address.partition("://") if "://" in address else ("", "", address)
     server = re.split("[/?#]", rest)[0]
-    if "@" not in server and _STARTS_A_PASSWORD.search(server):  # which has one of these letters
+    if "@" not in server and ("sql" in scheme or _STARTS_A_PASSWORD.search(server)):  # which has one of these letters
         server = rest
     return f"{scheme}{mark}{re.split('[?#]', rest[server.rfind('@') + 1 :])[0]}"
 

@@ -154,7 +154,7 @@ def read_rates(state: Path) -> list[Rate]:
         except DamagedError:
             num_damaged += 1
     if num_damaged:
-        logger.warning("%s: ignored %d damaged lines in the time estimates", path, num_damaged)
+        logger.warning("%s: ignored %d damaged lines in the time estimates; without the file, times are measured again", path, num_damaged)
     return list(rates.values())
 
 

@@ -103,8 +103,11 @@ class Replica:
         batch_sizes = tuple(result.batch_size for result in results if result.batch_size is not None)
         if k == 0:
             return Answer(embeddings=np.stack([result.row for result in results]), batch_sizes=batch_sizes)
-        nearest = (result.nearest for result in results if result.nearest is not None)
-        return Answer(hits=tuple(self._hits(*of_image, with_thumbnails) for of_image in nearest), batch_sizes=batch_sizes)
+        hits = []
+        for result in results:
+            assert result.nearest is not None
+            hits.append(self._hits(*result.nearest, with_thumbnails))
+        return Answer(hits=tuple(hits), batch_sizes=batch_sizes)
 
     async def neighbours(self, position: int, k: int, with_thumbnails: bool) -> Answer:
         """Find the k neighbours (fewer in a smaller index) of the index's item at a position, without the item, by its stored vector."""

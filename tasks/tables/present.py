@@ -1,5 +1,7 @@
 """Present state of a table's runs: content of the prepared datasets, and settings in its file or params.yaml."""
 
+from contextlib import suppress
+
 from dml_core.config import parse
 from dml_core.errors import ConfigError, DataError
 from tasks.environment import Project
@@ -65,10 +67,10 @@ def spec_today(params: Params, name: str, table: TableFile, run: TableRun) -> Ru
     """
     track: Track = "common" if run.variant == COMMON else "paper"
     choice = Choice((run.row,), (run.dataset,), run.variant, track, (run.seed,), epochs=(run.epoch,))
-    try:
-        if name != STANDING:
+    with suppress(ConfigError):
+        if name == STANDING:
+            variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
+            return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
+        with suppress(KeyError):
             return runs_of(name, table, choice)[run.dataset][0]
-        variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
-        return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
-    except (ConfigError, KeyError):
-        return None
+    return None

@@ -4,6 +4,7 @@ import atexit
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from tasks.processes import kill_children, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.placement import Placement, choose, num_gpus
 
+WAIT_SECONDS = 30.0  # for a cluster that is being started again; `ray.init` would try for minutes, for each run of a flow
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 
 
@@ -48,7 +50,11 @@ def connect(attempts: int = 2) -> None:
     if ray.is_initialized():
         return None
     address = ray_cluster() or "local"
-    if not answers(address):  # Ray would try for minutes, for each run of a flow again
+    over = time.monotonic() + WAIT_SECONDS
+    while not answers(address):
+        if time.monotonic() < over:
+            time.sleep(1)
+            continue
         raise RayGoneError(f"Ray at {shown(address)} does not answer; start it, or unset RAY_ADDRESS to use one on this machine")
     try:
         with _needed_processes() if address == "local" else nullcontext():

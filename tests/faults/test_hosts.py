@@ -74,7 +74,7 @@ def table_alone(project: Project) -> dict[str, Any]:
 
 def shown(folder: Path) -> dict[str, bytes]:
     """Return the content of the reports below a folder, without the command's own record of what it printed."""
-    return {name: content for name, content in contents(folder).items() if not name.startswith(".kept/")}
+    return {name: content for name, content in contents(folder).items() if not name.startswith(".written/")}
 
 
 def timeless(left: dict[str, Any]) -> dict[str, Any]:

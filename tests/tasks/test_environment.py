@@ -55,6 +55,7 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("http://u:p@[::1?token=t") == "http://[::1"
     for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@"):
         assert shown(f"http://u:p{password}@h:1/a") == "http://h:1/a", "letters that an address should have encoded"
+    assert shown("postgresql+psycopg2://u:12/3@h/db") == "postgresql+psycopg2://h/db"
     for address in ("http://h:1/p@th", "http://[::1]:5000/p@th", "http://h/p@th"):
         assert shown(address) == address
     assert shown("http://u@h/p@th") == "http://h/p@th"

@@ -194,15 +194,26 @@ def test_a_start_that_fails_leaves_no_process_of_ray(monkeypatch: pytest.MonkeyP
             process.wait()
 
 
-def test_a_cluster_that_is_down_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_cluster_that_is_down_is_waited_for_and_reported(is_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself takes 205 s to give up, in each of two attempts, and each run of a flow would try."""
+    seen = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray is asked"))
-    with pytest.raises(connection.RayGoneError, match=f"^Ray at {address} does not answer; start it"):
-        connection.connect()
+    monkeypatch.setattr("ray.init", lambda address, **_: seen.append(address))
+    monkeypatch.setattr(connection, "WAIT_SECONDS", 60.0 if is_back else 0.0)
+    if not is_back:
+        with pytest.raises(connection.RayGoneError, match=f"^Ray at {address} does not answer; start it"):
+            connection.connect()
+        assert seen == []
+        return
+
+    answers = iter([False, True])
+    monkeypatch.setattr(connection, "answers", lambda address: next(answers))
+    connection.connect()
+    assert seen == [address]
 
 
 LARGE, SMALL = {"CPU": 17.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}
