@@ -17,5 +17,6 @@ def derived_seed(seed: int, purpose: str, epoch: int = 0, step: int = 0) -> int:
 def seeded(number: int, device: torch.device) -> Iterator[None]:
     """Start torch's global streams, used by dropout and stochastic depth, at `number`, and restore them afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(number)
+        # without a GPU `torch.manual_seed` formats the call stack three times, for devices that may be initialised later
+        (torch.manual_seed if device.type == "cuda" else torch.default_generator.manual_seed)(number)
         yield
