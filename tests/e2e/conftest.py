@@ -96,7 +96,7 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
         source, target = ROOT / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target)  # with what Python has compiled
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*"))  # with what Python has compiled
         else:
             shutil.copy(source, target)
     params = merge(read_yaml(root / "params.yaml"), SMALL)

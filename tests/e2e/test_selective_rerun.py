@@ -48,6 +48,8 @@ def test_an_untouched_tree_reruns_nothing_and_stays_clean_when_a_part_is_reprodu
     (project.root / "docs/page.md").write_text("a file that no step uses")
     assert stages_run(project.run("dvc", "repro")) == []
     project.run("dml", "reproduce", "--variant", "untrained")
+    compared = project.run("dml", "compare", "synthetic")
+    assert [variant for variant in ("untrained", "softtriple") if variant not in compared] == []
     assert project.run("dvc", "status").strip() == "Data and pipelines are up to date."
 
 

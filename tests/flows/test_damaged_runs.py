@@ -190,7 +190,8 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing import utilities  # seconds, which the collection of tests need not take
 
     home = tmp_path_factory.mktemp("prefect")
-    if copy_empty_database(home):
+    copy_empty_database(home)
+    if (home / "prefect.db").exists():
         (home / "prefect.db").rename(home / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(home))

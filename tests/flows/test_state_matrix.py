@@ -50,7 +50,7 @@ from tasks.tracking.outbox import keep_report, read_report
 from tasks.tuning.training_rows import training_rows
 from tests.conftest import ROOT
 from tests.damage import as_format, cut, empty, flip, garble
-from tests.flows.test_damaged_runs import SPEC, Place, limited, quick_figures, undisturbed  # noqa: F401 - fixtures
+from tests.flows.test_damaged_runs import SPEC, Place, prefect, quick_figures, undisturbed  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "quick_figures")]
 

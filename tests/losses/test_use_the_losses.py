@@ -31,6 +31,7 @@ def first_two(one_thread):
 @pytest.fixture
 def names(first_two):
     """The names that the blocks up to the second define; the first two build on each other, the later ones on these."""
+    torch.manual_seed(0)  # the same for each test, alone or after others
     return dict(first_two)
 
 

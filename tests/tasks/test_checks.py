@@ -320,4 +320,5 @@ def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, 
         assert all(note.startswith("note: --set ") for note in notes)
         assert error.startswith("error: ")
         assert message in error
+    assert len(shown.stdout.splitlines()) >= len(told)
     assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # modules loaded by the flow and by its second process

@@ -166,6 +166,7 @@ def test_a_dataset_has_changed_when_its_raw_files_or_settings_differ_from_what_w
     one.write_bytes(other.read_bytes())
     assert changed() == ["synthetic"]
     one.write_bytes(before)
+    assert changed() == []
     text = first.root.joinpath("params.yaml").read_text()
     first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
     assert changed() == ["synthetic"]

@@ -432,7 +432,8 @@ def test_the_workers_allocator_keeps_the_memory_of_a_step_for_the_next(
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"})
     set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
     assert os.environ["RAY_LD_PRELOAD_ON_WORKERS"] == "1"
-    preloaded = os.environ | {"LD_PRELOAD": str(Path(ray.__file__).parent / "core" / "libjemalloc.so")}
+    library = str(Path(ray.__file__).parent / "core" / "libjemalloc.so")
+    preloaded = os.environ | {"LD_PRELOAD": library, "NUMPY_MADVISE_HUGEPAGE": "0"}
     if not as_workers:
         del preloaded["MALLOC_CONF"]
     done = subprocess.run([sys.executable, "-c", STEPS], env=preloaded, capture_output=True, text=True, check=True)

@@ -64,7 +64,9 @@ def test_no_flipped_bit_changes_what_is_read(bit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [DATA[:cut] for cut in (0, 1, len(DATA) // 2, len(DATA) - 1)] + [b"null", b"[]", b"{}", b"7", b"\xff", b"[" * 10_000]
+    "data",
+    [DATA[:cut] for cut in (0, 1, len(DATA) // 2, len(DATA) - 1)]
+    + [b"null", b"[]", b"{}", b"7", b"\xff", b"[" * 10_000, DATA.replace(b'"format": 1, ', b"")],
 )
 def test_what_is_not_a_sealed_file_is_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError, match=r"^x: damaged$"):

@@ -110,7 +110,7 @@ def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("tab", [1280], indirect=True)
+@pytest.mark.parametrize("tab", [390], indirect=True)
 def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
     link = tab.locator("#worst a").first
@@ -128,6 +128,7 @@ def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     assert f"{html.escape(HOSTILE, quote=False)}, image 0" in [text for _, _, texts in traces for text in texts]
     tab.evaluate("document.getElementById('drawn').emit('plotly_click', {points: [{customdata: 17}]})")
     assert shows(tab, single, 17)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong differ by more than colour
     assert set(tab.eval_on_selector_all(".wrong .pic", edges)) == {"dashed"}
     tab.evaluate(f"choose({script(single / 'run.js')['firstRanks'].index(1)})")

@@ -30,7 +30,7 @@ print(kept, num_megabytes() - before)
 @pytest.mark.parametrize("has_jemalloc", [True, False])
 def test_freed_memory_is_kept_until_it_is_returned(has_jemalloc: bool) -> None:
     preloaded = {"LD_PRELOAD": str(Path(ray.__file__).parent / "core" / "libjemalloc.so"), "MALLOC_CONF": "dirty_decay_ms:-1"}
-    environment = os.environ | (preloaded if has_jemalloc else {})
+    environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"} | (preloaded if has_jemalloc else {})
     done = subprocess.run([sys.executable, "-c", FREED], env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     kept, left = map(int, done.stdout.split())
     assert (kept > 180) == has_jemalloc
