@@ -404,9 +404,11 @@ def test_an_address_that_is_none_is_one_line(endpoint: str, tmp_path: Path, monk
 def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after boto3's five attempts of 60 seconds; what a command may request first has three of 10 seconds."""
     assert [tasks.storage.WAITS[waits]["read_timeout"] for waits in ("first", "soon")] == [10, 15]
-    assert tasks.storage.WAITS["first"]["retries"] == {"total_max_attempts": 3}
+    assert tasks.storage.WAITS["first"]["retries"]["total_max_attempts"] == 3
     monkeypatch.setitem(tasks.storage.WAITS["first"], "read_timeout", 0.2)
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between attempts
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     login = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
