@@ -100,7 +100,7 @@ def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float
     (_, inertia), iterating = measured(f"ours, {name}", lambda: lloyd(embeddings, chosen, nearest, NUM_LLOYD_ITERATIONS))
     ours = seeding + iterating
     print(f"ours, both: {ours:.2f} s, inertia {inertia:.2f}")
-    their_inertia, theirs = measured(f"faiss.Kmeans, {name}", lambda: cluster_as_faiss(embeddings, num_classes, NUM_LLOYD_ITERATIONS))
+    their_inertia, theirs = measured(f"faiss.Kmeans, {name}", lambda: kmeans_of_faiss(embeddings, num_classes, NUM_LLOYD_ITERATIONS))
     print(f"inertia {their_inertia:.2f}; ratio of times {ours / theirs:.3f}, of inertias {inertia / their_inertia:.4f}", flush=True)
     receiver, sender = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=_cluster_with_scikit_learn, args=(size, sender), daemon=True)
@@ -116,7 +116,7 @@ def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float
     print(f"ratio of times: {ours / theirs:.3f}, of inertias: {inertia / their_inertia:.4f}")
 
 
-def cluster_as_faiss(embeddings: NDArray[np.float32], num_clusters: int, num_iterations: int) -> float:
+def kmeans_of_faiss(embeddings: NDArray[np.float32], num_clusters: int, num_iterations: int) -> float:
     """Compute centres and then each point's cluster, as our k-means does; return the inertia."""
     size = {"min_points_per_centroid": 1, "max_points_per_centroid": len(embeddings)}
     peer = faiss.Kmeans(embeddings.shape[1], num_clusters, niter=num_iterations, **size)

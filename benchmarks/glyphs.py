@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 import torch
-from evaluation import cluster_as_faiss
+from evaluation import kmeans_of_faiss
 from independent import RECIPES, Small, embed_all, fit_plainly, read_images
 from measuring import ROOT, exponent, forget_peak, in_a_fresh_process, markdown_table, mebibytes
 from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def cluster_with_faiss(size: str, folder: Path) -> Callable[[], object]:
     """Cluster with FAISS, then find each point's cluster."""
     embeddings, labels = _embeddings(size, folder)
     num_clusters = len(np.unique(labels))
-    return lambda: cluster_as_faiss(embeddings, num_clusters, NUM_ITERATIONS)
+    return lambda: kmeans_of_faiss(embeddings, num_clusters, NUM_ITERATIONS)
 
 
 def _embeddings(size: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

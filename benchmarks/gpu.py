@@ -503,18 +503,18 @@ def training(
     images = torch.randn(sizes.batch_size, 3, sizes.side, sizes.side, device=device)
     labels_N = torch.randint(sizes.num_classes, (sizes.batch_size,), device=device)
     num_steps = sizes.num_images // sizes.batch_size
-    limit = [bare.images_per_second(itertools.repeat((images, labels_N), num_steps)) for _ in range(sizes.num_epochs)][1:]
+    without_loading = [bare.images_per_second(itertools.repeat((images, labels_N), num_steps)) for _ in range(sizes.num_epochs)][1:]
     gigabytes = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     loader = folder_loader(files, sizes, device, num_loaders)
-    beside = [bare.images_per_second(iter(loader)) for _ in range(sizes.num_epochs)][1:]
-    ours, at_most, by_folder = (statistics.median(values) for values in (speeds[1:-1], limit, beside))
+    from_files = [bare.images_per_second(iter(loader)) for _ in range(sizes.num_epochs)][1:]
+    ours, bare_speed, folder_speed = map(statistics.median, (speeds[1:-1], without_loading, from_files))
     return {
         "images_per_second": ours,
-        "bare": at_most,
-        "image_folder": by_folder,
+        "bare": bare_speed,
+        "image_folder": folder_speed,
         "bare_gigabytes": gigabytes,
-        "share_of_bare": ours / at_most,
-        "of_image_folder": ours / by_folder,
+        "share_of_bare": ours / bare_speed,
+        "of_image_folder": ours / folder_speed,
         "milliseconds": bare.parts(config, store, num_loaders),
     }
 

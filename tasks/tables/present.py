@@ -61,9 +61,9 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
 
 
 def spec_today(params: Params, name: str, table: TableFile, run: TableRun) -> RunSpec | None:
-    """Return the run that the table's file or params.yaml has today in the place of a measured one.
+    """Return the run of a measured run's row, dataset and seed with the present settings, of the table's file or params.yaml.
 
-    None if the row, its variant or its dataset is no longer there, or it is not tuned.
+    None if these no longer have the row, its variant or its dataset, or if the row is not tuned.
     """
     track: Track = "common" if run.variant == COMMON else "paper"
     choice = Choice((run.row,), (run.dataset,), run.variant, track, (run.seed,), epochs=(run.epoch,))

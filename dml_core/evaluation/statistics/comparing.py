@@ -235,7 +235,7 @@ def compare(
     chosen = reference if reference in means else next(iter(means))
     pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
     compared = [pair for pair in pairs if pair.deviation is not None]
-    smallest = (smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, pair.level or LEVEL) for pair in compared)
+    detectable = [smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, pair.level or LEVEL) for pair in compared]
     against = _against(means, chosen, pairs, is_named)
     comparison = Comparison(
         dataset=dataset,
@@ -246,7 +246,7 @@ def compare(
         pairs=tuple(pairs),
         against=tuple(against),
         to_best=_to_best(means, compared),
-        smallest=median(smallest) if compared else None,
+        smallest=median(detectable) if detectable else None,
         points=points,
         needed=tuple(_needed(pair, points) for pair in against),
         decimals=decimals,
