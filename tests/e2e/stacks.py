@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from mlflow.entities import Run
 
 from tasks.environment import stack_environment
 from tasks.stack.lifecycle import processes_of
+from tasks.stack.prefect_api import prefect_session
 from tasks.stack.settings import run_folder
 from tests.conftest import ROOT
 from tests.e2e.conftest import Project, make_project
@@ -56,12 +56,12 @@ def processes(project: Project) -> list[psutil.Process]:
     return processes_of(state / "stack", run_folder(state))
 
 
-def ask(project: Project, path: str, body: object = None, method: str = "POST") -> Any:
+def ask(project: Project, path: str, body: Any = None, method: str = "POST") -> Any:
     """Return the response of Prefect's server."""
     url = f"{told(project)['PREFECT_API_URL']}/{path}"
-    request = urllib.request.Request(url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read() or b"null")
+    answer = prefect_session().request(method, url, json=body or {})
+    answer.raise_for_status()
+    return answer.json() if answer.content else None
 
 
 def slots(project: Project) -> dict[str, int]:

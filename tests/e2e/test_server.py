@@ -3,7 +3,6 @@
 The tests run in order on one server, with one worker that executes one run at a time.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,12 +20,14 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 from mlflow import MlflowClient
 
 from flows.local_database import copy_empty_database
 from flows.request import Request
 from tasks import environment
 from tasks.stack.automations import replace_automations
+from tasks.stack.prefect_api import prefect_session
 from tasks.watch.alarms import notify
 from tasks.watch.records import Verdict
 from tasks.watch.storage import write_reference
@@ -70,11 +70,9 @@ class Server:
             self.worker = None
 
     def ask(self, path: str, method: str = "POST", **body: object) -> Any:
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
-        )
-        with urllib.request.urlopen(request) as answer:
-            return json.loads(answer.read() or "null")
+        answer = prefect_session().request(method, f"{self.url}/{path}", json=body)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
 
     def deployment(self, name: str) -> dict:
         return self.ask(f"deployments/name/reproduce/{name}", method="GET")
@@ -166,9 +164,9 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
         ("single-run", {"dataset": "synthetic", "variant": "softriple"}),
         ("on-demand", {"request": {"variants": ["softriple"]}}),
     ):
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(requests.HTTPError) as refused:
             server.ask(f"deployments/{deployments[name]['id']}/create_flow_run", parameters=misspelt)
-        assert "softriple" in refused.value.read().decode()
+        assert "softriple" in refused.value.response.text
 
 
 @pytest.mark.proof
