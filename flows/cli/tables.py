@@ -32,8 +32,8 @@ def list_tables(
 ) -> None:
     """List tables with their state, and what is missing.
 
-    A table is not run, partly run, done or stale. The time of one seed is estimated from rates measured on this machine. --json has the
-    numbers of rows, and everything that is missing.
+    A table is not run, failed, partly run, done or stale. The time of one seed is estimated from rates measured on this machine. --json has
+    the numbers of rows, and everything that is missing.
     """
     project = open_project()
     from tasks.plans.plan import LocalState
@@ -106,12 +106,16 @@ def _time(plan: "TablePlan") -> str:
 
 
 def _how(state: "TableState") -> str:
-    """Return how much of the table is measured, as `partly, 2 of 5` or `done, 3 seeds`, and how much on stand-ins for the paper's data."""
+    """Return how much of the table is measured, as `partly, 2 of 5, 1 failed` or `done, 3 seeds`, and how much on stand-ins."""
     own, other = state.own_data, state.stand_in
-    numbers = {"done": counted(own.seeds, "seed"), "partly": f"{own.done} of {own.runs}", "stale": f"{own.stale} of {own.runs}"}
-    of_own = ", ".join(filter(None, [state.how, numbers.get(state.how)]))
-    stale = f", {other.stale} stale" if other.stale else ""
-    return f"{of_own}; stand-in: {other.done} of {other.runs}{stale}" if other.done or other.stale else of_own
+    numbers = {"done": counted(own.seeds, "seed")} | {
+        how: f"{number} of {own.runs}" for how, number in (("failed", own.failed), ("partly", own.done), ("stale", own.stale))
+    }
+    failed = f"{own.failed} failed" if own.failed and state.how != "failed" else None
+    of_own = ", ".join(filter(None, [state.how, numbers.get(state.how), failed]))
+    others = [f"{number} {what}" for number, what in ((other.stale, "stale"), (other.failed, "failed")) if number]
+    on_stand_in = ", ".join([f"{other.done} of {other.runs}", *others])
+    return f"{of_own}; stand-in: {on_stand_in}" if other.done or others else of_own
 
 
 @tables_app.command(epilog=examples("dml tables show softtriple/table1"))

@@ -15,7 +15,7 @@ from tasks.tables.file import TableFile, load_table
 from tasks.tables.present import has_present_settings, spec_today
 from tasks.tables.result import MeasuredRun
 
-How = Literal["not run", "partly", "done", "stale"]
+How = Literal["not run", "failed", "partly", "done", "stale"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class Measured:
         runs: number of pairs of a row to be run and a dataset.
         done, stale: number of pairs that have an up-to-date run, and number that only have outdated ones.
         seeds: smallest number of up-to-date seeds among the pairs that are done.
+        failed: number of pairs without any run whose last attempt failed.
     """
 
     runs: int
     done: int
     stale: int
     seeds: int
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ class TableState:
         """Progress in a word.
 
         "done" if every row to be run has an up-to-date run with at least one seed on each of the paper's own datasets; "stale" if a row
-        and dataset were only measured with other code, settings or data.
+        and dataset were only measured with other code, settings or data; "failed" if nothing is measured and a run failed.
         """
         if self.own_data.stale:
             return "stale"
         if not self.own_data.done:
-            return "not run"
+            return "failed" if self.own_data.failed else "not run"
         return "done" if self.own_data.done == self.own_data.runs else "partly"
 
 
@@ -70,17 +72,19 @@ def table_states(local: LocalState, names: Sequence[str]) -> list[TableState]:
 
 def _state(local: LocalState, plan: TablePlan) -> TableState:
     table = load_table(plan.name)
+    result = load_result(local.project, plan.name)
     measured: dict[tuple[str, str], list[MeasuredRun]] = {}
-    for run in load_result(local.project, plan.name).runs:
+    for run in result.runs:
         measured.setdefault((run.row, run.dataset), []).append(run)
     places = list(dict.fromkeys((str(run.spec.row), run.dataset) for run in plan.runs))
+    failed = {(run.row, run.dataset) for run in result.failed} - measured.keys()
     today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:
         here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
         seeds = [len({run.seed for run in today[place]}) for place in here_places if today[place]]
         stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
-        return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
+        return Measured(len(here_places), len(seeds), stale, min(seeds, default=0), len(failed.intersection(here_places)))
 
     return TableState(plan.name, table, counted(is_stand_in=False), counted(is_stand_in=True), plan)
 

@@ -36,7 +36,7 @@ def _dataset(column: ShownColumn) -> str:
 
 
 def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
-    """Return a row's published values, values from other sources and measured lines, or "not run"; the first has the row's label.
+    """Return a row's published values, values from other sources and measured lines, or its status; the first has the row's label.
 
     A source without a single value has no line. `bold` formats the confidence set of the best.
     """
@@ -48,7 +48,7 @@ def _value_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]
         if values is not None and any(value is not None for value in values)
     ]
     rows += [[line.label, *_measured(line, table, bold)] for line in row.lines]
-    rows = rows or [["not run", *("" for _ in table.order)]]
+    rows = rows or [[row.status, *("" for _ in table.order)]]
     return [["" if place else row.label, *cells] for place, cells in enumerate(rows)]
 
 

@@ -26,7 +26,7 @@ TIME = "_minutes"  # suffix of metrics that are times
 Judgement = Literal["compatible", "above", "below", "undecided"]
 VERDICTS = get_args(Judgement)
 ClaimJudgement = Literal["holds", "refuted", "not shown", "not decided"]
-Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
+Status = Literal["quoted", "measured", "partly measured", "stand-in only", "failed", "not run"]
 
 
 class ShownColumn(Record):
@@ -180,7 +180,7 @@ class ShownRow(Record):
         independent_source: source of the independent values; "none found" for a row to be run that has none.
         status: whether the row was measured on all of the paper's own datasets that have it.
         lines: its measurements, default variant first.
-        waits: dataset -> what must be present or done before the row is measured on it.
+        waits: dataset -> what must be present or done before the row is measured on it; without datasets on which it failed.
         failures: "variant, dataset, seed" -> reason, of the last attempt.
     """
 

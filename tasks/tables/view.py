@@ -198,24 +198,25 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
     row, missing = table.rows[key], unmeasured(table, key, result)
     runs = [run for run in result.runs if run.row == key]
     lines = _lines(name, table, key, runs)
-    failed = {f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in result.failed if run.row == key}
+    failed = [run for run in result.failed if run.row == key]
+    failed_on = {run.dataset for run in failed}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
         independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
-        status=_status(table, row, runs, missing),
+        status=_status(table, row, runs, missing, bool(failed)),
         lines=lines,
-        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on, result) for on in missing},
-        failures=failed,
+        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on, result) for on in missing if on not in failed_on},
+        failures={f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in failed},
     )
 
 
-def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
+def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str], has_failed: bool) -> Status:
     """Return the progress of the row on the paper's own datasets."""
     if row.kind == "quoted":
         return "quoted"
     if not runs:
-        return "not run"
+        return "failed" if has_failed else "not run"
     if all(run.dataset in table.stand_ins for run in runs):
         return "stand-in only"
     return "partly measured" if any(dataset not in table.stand_ins for dataset in missing) else "measured"

@@ -314,6 +314,7 @@ def test_the_state_of_a_table_counts_stand_ins_once_they_are_measured() -> None:
         "done, 3 seeds",
     ]
     assert said("not run", 3, 2, 0) == "not run; stand-in: 2 of 3"
+    assert said("failed", 3, 0, 0) == "failed, 0 of 5"
     assert said("partly", 3, 0, 1) == "partly, 2 of 5; stand-in: 0 of 3, 1 stale"
 
 

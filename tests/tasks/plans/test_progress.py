@@ -1,4 +1,4 @@
-"""State of a table: not run, partly run, done; stale as soon as settings, data or code would give another run."""
+"""State of a table: not run, failed, partly run, done; stale as soon as settings, data or code would give another run."""
 
 from dataclasses import astuple
 
@@ -9,11 +9,12 @@ from dml_core.config import merge, read_yaml
 from tasks.environment import Project
 from tasks.plans.plan import plan_tables
 from tasks.plans.progress import TableState, table_states
+from tasks.plans.results import load_result
 from tasks.runs import identity
 from tasks.runs.identity import step_identities
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, paper_tables
-from tasks.tables.result import MeasuredRun, TableResult, save_result
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult, save_result
 from tests.tasks.plans.conftest import look
 
 TABLE, FIGURE = "softtriple/table1", "softtriple/figure3"
@@ -60,7 +61,17 @@ def test_what_was_measured_counts(project: Project, choice: Choice, how: str, nu
     assert (before.how, before.own_data.done, before.own_data.seeds) == ("not run", 0, 0)
     measure(project, choice)
     state = state_of(project)
-    assert (state.how, *astuple(state.own_data)) == (how, 2, num_done, 0, num_seeds)
+    assert (state.how, *astuple(state.own_data)) == (how, 2, num_done, 0, num_seeds, 0)
+
+
+def test_a_failed_run_counts_until_its_row_is_measured(project: Project) -> None:
+    failed = [FailedRun.of(run.spec, "no memory") for run in plan_tables(look(project), [TABLE], Choice())[0].runs]
+    save_result(project, TableResult(name=TABLE).updated((), failed, None))
+    assert ((state := state_of(project)).how, state.own_data.failed) == ("failed", 2)
+    measure(project, Choice(rows=("softtriple",)))
+    measured = load_result(project, TABLE)
+    save_result(project, TableResult(name=TABLE, failed=measured.failed).updated(measured.runs, failed, None))
+    assert ((state := state_of(project)).how, state.own_data.failed) == ("partly", 1)
 
 
 def test_other_code_makes_it_stale(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,14 @@ def test_a_row_without_published_values_has_no_line_for_them() -> None:
     assert remark_lines(table)[-1] == "Row not-run: not run: start it with dml reproduce project/table1 --row not-run"
 
 
+def test_a_failed_run_is_reported_once() -> None:
+    failed = FailedRun(row="ours", variant="as_released", dataset="cub200", seed=1, reason="no memory")
+    row = {"label": "Ours", "kind": "own", "published": [None, None], "variants": ["as_released"], "runs_on": ["cub200"]}
+    table = shown(file=parse(TableFile, TABLE.model_dump(mode="json") | {"rows": {"ours": row}}, "table"), failed=(failed,))
+    assert lines(table)[1][:2] == ["Ours", "failed"]
+    assert remark_lines(table) == ["Ours: FAILED, as_released, cub200, seed 1: no memory"]
+
+
 def test_the_markdown_has_tolerances_and_notes() -> None:
     page = as_markdown(shown())
     assert page.startswith("# project/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")

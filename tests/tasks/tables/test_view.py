@@ -195,7 +195,15 @@ def test_older_code_failures_and_removed_rows_are_shown():
     table = shown(old, run("was", 0, recall_at_1=0.5), failed=(failed,))
     assert rows(table)["ours"].lines[0].older_code == ("dml_core/a.py", "dml_core/b.py")
     assert rows(table)["ours"].failures == {"as_released, cub200, seed 3": "no memory"}
+    assert rows(table)["ours"].waits == {"sop": "start it with dml reproduce project/table1 --dataset sop"}
     assert table.gone == ("was",)
+
+
+def test_a_row_whose_run_failed_is_not_listed_as_one_to_start():
+    failed = FailedRun(row="ours", variant="as_released", dataset="cub200", seed=3, reason="no memory")
+    row = rows(shown(failed=(failed,), waiting={("ours", "cub200"): "cub200 is not here"}))["ours"]
+    assert (row.status, row.failures) == ("failed", {"as_released, cub200, seed 3": "no memory"})
+    assert row.waits == {"sop": "start it with dml reproduce project/table1"}
 
 
 def test_the_json_holds_each_seed_s_value_and_is_read_back_the_same():
