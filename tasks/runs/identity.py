@@ -25,7 +25,7 @@ from dml_core.measurements.registry import measurement_module
 from dml_core.models.backbones.registry import backbone_module
 from dml_core.training.config import TrainingConfig
 from tasks.runs.records import DatasetRecord
-from tasks.runs.source import imported_modules, normal_form
+from tasks.runs.source import SourceCode, read_source
 from tasks.runs.specs import RunSpec
 
 PACKAGES = ("dml_core", "tasks")
@@ -134,7 +134,7 @@ def source_digest(modules: tuple[str, ...]) -> str:
     """Return a hash of the names of all source files that `modules` use, and of what each does."""
     digest = hashlib.sha256()
     for name, path in sorted(source_files(modules).items()):
-        digest.update(f"{name}\0{_form(path)}\0".encode())
+        digest.update(f"{name}\0{_read(path).normal_form}\0".encode())
     return digest.hexdigest()
 
 
@@ -142,7 +142,7 @@ def source_digest(modules: tuple[str, ...]) -> str:
 def source_digests(modules: tuple[str, ...]) -> dict[str, str]:
     """Return file (as `dml_core/losses/softtriple.py`) -> hash of what it does, for all source files that `modules` use."""
     files = sorted(source_files(modules).items())
-    return {_file_name(name, path): hashlib.sha256(_form(path).encode()).hexdigest() for name, path in files}
+    return {_file_name(name, path): hashlib.sha256(_read(path).normal_form.encode()).hexdigest() for name, path in files}
 
 
 def _file_name(module: str, path: Path) -> str:
@@ -150,8 +150,8 @@ def _file_name(module: str, path: Path) -> str:
 
 
 @cache  # most files belong to many steps
-def _form(path: Path) -> str:
-    return normal_form(path.read_text(encoding="utf-8"))
+def _read(path: Path) -> SourceCode:
+    return read_source(path.read_text(encoding="utf-8"))
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
@@ -165,7 +165,7 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
         path = _module_file(name)
         if path is not None:
             files[name] = path
-            to_visit.extend(_imports(path))
+            to_visit.extend(module for module in _read(path).imports if module.partition(".")[0] in PACKAGES)
     return files
 
 
@@ -179,10 +179,3 @@ def _module_file(name: str) -> Path | None:
     path = Path(str(origin)).parent.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py") if parts else (path / "__init__.py",)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-@cache
-def _imports(path: Path) -> tuple[str, ...]:
-    """Return the project's modules that a file imports."""
-    names = imported_modules(path.read_text(encoding="utf-8"))
-    return tuple(name for name in names if name.partition(".")[0] in PACKAGES)

@@ -5,31 +5,46 @@ not retrain anything; a changed constant, operator, default or order of statemen
 """
 
 import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 TYPING_MODULES = frozenset({"typing", "collections.abc", "__future__"})
 ANNOTATION_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params"})
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)  # and what contains some
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def normal_form(source: str) -> str:
-    """Return text that two sources share if and only if they do the same by their syntax.
+@dataclass(frozen=True)
+class SourceCode:
+    """A source file's content, in as far as it counts.
+
+    Attributes:
+        normal_form: text that two sources share if and only if they do the same by their syntax.
+        imports: every module named by an executed import statement; `from a import b` counts as both `a` and `a.b`.
+    """
+
+    normal_form: str
+    imports: tuple[str, ...]
+
+
+def read_source(source: str) -> SourceCode:
+    """Parse Python code.
 
     Raises:
         SyntaxError: the source is not Python.
     """
-    return repr(_form(ast.parse(source)))
+    tree = ast.parse(source)
+    return SourceCode(repr(_form(tree)), tuple(_imports(tree)))
 
 
-def imported_modules(source: str) -> tuple[str, ...]:
-    """Return every module named by an executed import statement; `from a import b` counts as both `a` and `a.b`."""
-    names: list[str] = []
-    for node in _executed(ast.parse(source)):
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in _executed(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return tuple(names)
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _form(value: Any) -> Any:
@@ -38,8 +53,8 @@ def _form(value: Any) -> Any:
         return tuple(_form(item) for item in value if not _is_for_types(item))
     if not isinstance(value, ast.AST):
         return value
-    fields = {name: _body(value) if name == "body" else field for name, field in ast.iter_fields(value)}
-    counted = {name: _form(field) for name, field in fields.items() if name not in ANNOTATION_FIELDS}
+    fields = ((name, field) for name, field in ast.iter_fields(value) if name not in ANNOTATION_FIELDS)
+    counted = {name: _form(_body(value) if name == "body" else field) for name, field in fields}
     kind = "Assign" if isinstance(value, ast.AnnAssign) and value.value is not None else type(value).__name__
     if isinstance(value, ast.AnnAssign):
         counted = {"targets": (counted["target"],)} | ({"value": counted["value"]} if "value" in counted else {})
@@ -54,11 +69,11 @@ def _body(node: ast.AST) -> Any:
     return body
 
 
-def _executed(node: ast.AST) -> Any:
-    """Yield a tree's nodes except those below a block for type checkers."""
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree's statements except those below a block for type checkers."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if not _is_type_checking(child):
+        if isinstance(child, STATEMENTS) and not _is_type_checking(child):
             yield from _executed(child)
 
 

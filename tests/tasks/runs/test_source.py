@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.runs.source import imported_modules, normal_form
+from tasks.runs.source import read_source
 from tests.conftest import ROOT
 
 SOURCE = '''"""What this is."""
@@ -68,25 +68,46 @@ OTHER = {
 @pytest.mark.parametrize("edit", SAME.values(), ids=SAME)
 def test_how_it_is_written_counts_for_nothing(edit: tuple[str, str]) -> None:
     assert SOURCE.count(edit[0]) >= 1
-    assert normal_form(SOURCE.replace(*edit)) == normal_form(SOURCE)
+    assert read_source(SOURCE.replace(*edit)).normal_form == read_source(SOURCE).normal_form
 
 
 @pytest.mark.parametrize("edit", OTHER.values(), ids=OTHER)
 def test_what_it_does_counts(edit: tuple[str, str]) -> None:
     assert SOURCE.count(edit[0]) >= 1
-    assert normal_form(SOURCE.replace(*edit)) != normal_form(SOURCE)
+    assert read_source(SOURCE.replace(*edit)).normal_form != read_source(SOURCE).normal_form
 
 
 def test_one_and_true_and_one_point_zero_are_three_things() -> None:
-    assert len({normal_form(f"x = {value}") for value in ("1", "True", "1.0", "'1'", "b'1'")}) == 5
+    assert len({read_source(f"x = {value}").normal_form for value in ("1", "True", "1.0", "'1'", "b'1'")}) == 5
 
 
 def test_imports_inside_functions_count_and_those_for_type_checkers_do_not() -> None:
     source = "import a.b\nif TYPE_CHECKING:\n    import c\ndef f():\n    from d import e\n"
-    assert imported_modules(source) == ("a.b", "d", "d.e")
+    assert read_source(source).imports == ("a.b", "d", "d.e")
+
+
+def test_imports_in_every_kind_of_block_count() -> None:
+    source = """
+if x: import a
+elif y: import b
+else: import c
+try: import d
+except E: import e
+else: import f
+finally: import g
+for i in x: import h
+while x: import i
+with x: import j
+match x:
+    case 1: import k
+class C: import l
+async def f():
+    async for i in x: import m
+"""
+    assert sorted(read_source(source).imports) == list("abcdefghijklm")
 
 
 def test_every_file_of_the_project_has_a_form_and_no_two_the_same() -> None:
     files = [path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
-    forms = {normal_form(path.read_text()) for path in files}
+    forms = {read_source(path.read_text()).normal_form for path in files}
     assert len(files) == len(forms) > 100
