@@ -1,6 +1,7 @@
 """Small files that other processes read, written atomically; and the state of files as the file system tells it."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from mimetypes import MimeTypes
 from pathlib import Path
@@ -39,6 +40,17 @@ def check_output(path: Path, kind: str, start: bytes) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
     if found not in (b"", start):
         raise ConfigError(f"{path}: already exists and was not written by this command; name another file")
+
+
+def check_output_folder(path: Path) -> None:
+    """Check that a path that a command's user names with -o is a folder, or can become one.
+
+    Raises:
+        ConfigError: it, or a folder above it, is something else.
+    """
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(nearest):  # noqa: PTH112  Path.is_dir raises an error below a folder that may not be read
+        raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
 
 
 def write_output(path: Path, text: str) -> None:

@@ -38,6 +38,26 @@ def test_a_name_of_another_kind_of_file_is_refused(words: list[str], name: str, 
     assert not (project / name).exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["embed", "own/good", "images"],
+        ["index", "own/good", "images"],
+        ["look", "synthetic"],
+        ["models", "export", "own/good"],
+        ["report", "softtriple/table1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_where_a_folder_is_expected_a_file_is_refused_by_the_name_of_the_option(words: list[str], project: Path) -> None:
+    (project / "mine").write_text(OTHER)
+    refused(dml(*words, "-o", "mine", cwd=project), "-o mine: expected a folder, but mine is not one; choose another place")
+    (project / "link").symlink_to("mine")
+    inside = "-o link/pages: expected a folder, but ", "/link is not one; choose another place"
+    refused(dml(*words, "-o", "link/pages", cwd=project), *inside)
+    assert (project / "mine").read_text() == OTHER
+
+
 def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(project: Path) -> None:
     np.save(project / "e.npy", np.eye(8, dtype=np.float32)[[0, 1, 2, 3] * 2])
     np.save(project / "l.npy", np.arange(8) % 4)
