@@ -137,7 +137,13 @@ def embed(
     model: Annotated[str, typer.Argument(help="A run as dataset/variant[/seed], an identity, a folder, or models:/name@alias.")],
     source: Annotated[str, typer.Argument(help="A folder of images, a .csv or .parquet list of paths, or s3://bucket/prefix.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder, .npz file or .parquet file to write; resumed if it was interrupted.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Folder, .npz file or .parquet file to write; resumed if it was interrupted. The name of a folder with a dot ends with /.",
+        ),
     ],
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and list files that are not images; by default they are an error.")
@@ -149,9 +155,9 @@ def embed(
     The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
-    from tasks.runs.embeddings import SINGLE_FILES
+    from tasks.runs.embeddings import output_place
 
-    check_output_folder(output.parent if output.suffix in SINGLE_FILES else output)
+    place = output_place(output)
     images = find_images(source)
     folder, network = open_model(model)
     say_unused_boxes(network, images)
@@ -163,10 +169,10 @@ def embed(
     def tell(done: int, of: int) -> None:
         say(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s")
 
-    embedded = embed_to(network, images, output, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
+    embedded = embed_to(network, images, place, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
     by = printable(network.title) or network.identity
-    print(f"{output}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {by}{reused}")
+    print(f"{place}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {by}{reused}")
     if embedded.bad:
         print(f"skipped: {counted(len(embedded.bad), 'bad image')}")
         for name, why in embedded.bad:

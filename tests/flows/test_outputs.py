@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dml_core.errors import ConfigError
-from tasks.files import check_output
+from tasks.files import check_output, check_output_folder
+from tasks.runs.embeddings import output_place
 from tests.flows.test_cli import dml, project, refused
 
 __all__ = ["project"]
@@ -19,6 +20,13 @@ WRITING = [
     ["data", "show", "synthetic", "-o"],
     ["tables", "export", "project/glyphs", "-o"],
     ["receipt", "synthetic", "-o"],
+]
+FOLDERS = [
+    ["embed", "own/good", "images"],
+    ["index", "own/good", "images"],
+    ["look", "synthetic"],
+    ["models", "export", "own/good"],
+    ["report", "softtriple/table1"],
 ]
 
 
@@ -38,17 +46,7 @@ def test_a_name_of_another_kind_of_file_is_refused(words: list[str], name: str, 
     assert not (project / name).exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["embed", "own/good", "images"],
-        ["index", "own/good", "images"],
-        ["look", "synthetic"],
-        ["models", "export", "own/good"],
-        ["report", "softtriple/table1"],
-    ],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize("words", FOLDERS, ids=lambda words: words[0])
 def test_where_a_folder_is_expected_a_file_is_refused_by_the_name_of_the_option(words: list[str], project: Path) -> None:
     (project / "mine").write_text(OTHER)
     refused(dml(*words, "-o", "mine", cwd=project), "-o mine: expected a folder, but mine is not one; choose another place")
@@ -56,6 +54,27 @@ def test_where_a_folder_is_expected_a_file_is_refused_by_the_name_of_the_option(
     inside = "-o link/pages: expected a folder, but ", "/link is not one; choose another place"
     refused(dml(*words, "-o", "link/pages", cwd=project), *inside)
     assert (project / "mine").read_text() == OTHER
+
+
+def test_a_new_folder_is_not_named_as_a_file(project: Path) -> None:
+    for words, name in ((FOLDERS[1], "x.parquet"), (FOLDERS[2], "page.html"), (FOLDERS[3], "model.ONNX"), (FOLDERS[4], "x.json.gz")):
+        said = f"-o {name}: named as a file, and this command writes a folder; choose another name"
+        refused(dml(*words, "-o", name, cwd=project), said)
+    check_output_folder(project / "birds.v2")
+    (project / "page.html").mkdir()  # as of an earlier version
+    check_output_folder(project / "page.html")
+
+
+def test_embeddings_are_a_folder_or_a_file_of_a_known_format(project: Path) -> None:
+    for name in ("e.csv", "e.npy", "e.NPZ", "run.2"):
+        formats = f"-o {name}: expected a name that ends with .npz or .parquet, or of a folder: one without suffix, or that ends with /"
+        refused(dml(*FOLDERS[0], "-o", name, cwd=project), formats)
+    refused(dml(*FOLDERS[0], "-o", "params.yaml/e.npz", cwd=project), "-o params.yaml: expected a folder, but params.yaml is not one")
+    (project / "old.v1").mkdir()
+    places = {"e.npz": "e.npz", "new/e.parquet": "new/e.parquet", "e": "e", "e.csv/": "e.csv", "old.v1": "old.v1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        assert {name: str(output_place(name)) for name in places} == places
 
 
 def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(project: Path) -> None:
