@@ -4,7 +4,6 @@ It holds nothing essential: finished steps are found by Prefect's stored results
 the user configured, or a server's, is not touched.
 """
 
-import hashlib
 import logging
 import os
 import sqlite3
@@ -14,11 +13,11 @@ from pathlib import Path
 
 from dml_core.errors import StoreError
 from dml_core.files import set_aside
+from tasks.empty_databases import UNAVAILABLE, keep_empty_database, read_empty_database
 from tasks.files import write_whole
 from tasks.locks import alone
 
 DATABASE_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
-UNAVAILABLE = (OSError, RuntimeError)  # it cannot be read or written, or the user has no home folder
 NOT_DAMAGED = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
 logger = logging.getLogger(__name__)
 
@@ -61,27 +60,20 @@ def copy_empty_database(home: Path) -> bool:
             return True
         if path.with_name("prefect.db-wal").exists():  # of a lost database: SQLite would apply it to the copy
             return False
-        for empty in _empty_database(b"").parent.glob(f"prefect-{version('prefect')}-*.db"):
-            data = empty.read_bytes()
-            if empty == _empty_database(data):  # undamaged
-                write_whole(path, data)
-                return True
+        data = read_empty_database(_installed())
+        if data is not None:
+            write_whole(path, data)
+            return True
     return False
 
 
-def keep_empty_database(home: Path) -> None:
+def keep_created_database(home: Path) -> None:
     """Keep a database that its server has just created, with no flow in it, for `copy_empty_database`."""
-    with suppress(sqlite3.Error, *UNAVAILABLE):  # the next project creates its own
-        with closing(sqlite3.connect(f"{(home / 'prefect.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
-            data = database.serialize()
-        write_whole(_empty_database(data), data)
+    keep_empty_database(_installed(), home / "prefect.db")
 
 
-def _empty_database(data: bytes) -> Path:
-    """Return where this user's empty database with this content is; its name contains its hash."""
-    from dml_core.data.readers.shared.packages import cache_folder  # takes a tenth of a second
-
-    return cache_folder() / f"prefect-{version('prefect')}-{hashlib.sha256(data).hexdigest()[:32]}.db"
+def _installed() -> str:
+    return f"prefect-{version('prefect')}"
 
 
 def find_fault(path: Path) -> str | None:

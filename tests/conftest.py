@@ -112,11 +112,11 @@ def packed(packed_with: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new MLflow database, which takes seconds to create but none to copy."""
-    from mlflow import MlflowClient
+    from tasks.tracking.connection import create_database
 
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+    folder = tmp_path_factory.mktemp("mlflow")
+    create_database(folder / "mlflow.db", folder / "lock")
+    return folder / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

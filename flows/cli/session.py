@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml_core.errors import printable
-from flows.local_database import copy_empty_database, keep_empty_database, set_aside_if_damaged
+from flows.local_database import copy_empty_database, keep_created_database, set_aside_if_damaged
 from flows.local_server import LocalServer
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, overridden, prefect_server, stack_environment
@@ -105,7 +105,7 @@ class PrefectStart:
         if self._server is not None:
             atexit.register(watch_children(PREFECT_SERVER))  # called before the server is stopped
             if not self._is_copied:
-                keep_empty_database(Path(os.environ["PREFECT_HOME"]))
+                keep_created_database(Path(os.environ["PREFECT_HOME"]))
 
 
 def _name_to_prefect(url: str) -> None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache, partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from urllib.request import url2pathname
 
 from dml_core.errors import TrackingError
 from dml_core.files import set_aside
+from tasks.empty_databases import keep_empty_database, read_empty_database
 from tasks.environment import answers, shown, without_secrets
 from tasks.locks import alone
 
@@ -103,10 +105,26 @@ def create_database(path: Path, lock: Path) -> None:
             for suffix in ("-journal", "-wal"):  # of a database that was moved away: SQLite would apply it to the new one
                 if (left := path.with_name(f"{path.name}{suffix}")).exists():
                     logger.warning("%s: of a database that is gone; kept as %s", left, set_aside(left).name)
+            _create_tables(new)
             artifacts = (path.parent / "mlruns").absolute().as_uri()  # MLflow writes it into SQL as it is: a path may have an apostrophe
             store = SqlAlchemyStore(f"{SQLITE}{new}", artifacts)  # type: ignore[no-untyped-call]
             store.engine.dispose()
             new.replace(path)
+
+
+def _create_tables(path: Path) -> None:
+    """Write a new database without an experiment: a copy of this user's empty one of the installed MLflow, else by all migrations."""
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    name = f"mlflow-{version('mlflow')}-{schemas()[1]}"
+    data = read_empty_database(name)
+    if data is not None:
+        path.write_bytes(data)
+        return
+    engine = create_sqlalchemy_engine(f"{SQLITE}{path}")  # type: ignore[no-untyped-call]
+    _initialize_tables(engine)  # type: ignore[no-untyped-call]
+    engine.dispose()
+    keep_empty_database(name, path)
 
 
 def database_lock(uri: str, state: Path) -> Lock:

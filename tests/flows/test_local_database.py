@@ -13,7 +13,7 @@ import pytest
 
 from dml_core.errors import StoreError
 from flows import local_database
-from flows.local_database import DATABASE_VARIABLES, copy_empty_database, find_fault, keep_empty_database, set_aside_if_damaged
+from flows.local_database import DATABASE_VARIABLES, copy_empty_database, find_fault, keep_created_database, set_aside_if_damaged
 from tasks.files import files_set_aside
 from tests.damage import DAMAGE
 
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path, monkeypatch: 
 def kept(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's kept database, made of the sound one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
-    keep_empty_database(home)
+    keep_created_database(home)
     (path,) = Path(os.environ["XDG_CACHE_HOME"], "dml-repro").iterdir()
     return path
 
@@ -165,7 +165,7 @@ def test_without_a_user_s_folder_the_server_creates_its_own(
     home: Path, monkeypatch: pytest.MonkeyPatch, user_home: Callable[[], Path]
 ) -> None:
     monkeypatch.setattr(Path, "home", user_home)
-    keep_empty_database(home)
+    keep_created_database(home)
     clear(home)
     assert not copy_empty_database(home)
 

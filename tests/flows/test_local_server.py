@@ -12,7 +12,7 @@ import pytest
 
 from dml_core.errors import TrainingError
 from flows import local_server
-from flows.local_database import copy_empty_database, keep_empty_database
+from flows.local_database import copy_empty_database, keep_created_database
 from flows.local_server import LocalServer
 
 
@@ -40,7 +40,7 @@ def test_it_serves_on_this_machine_and_its_new_database_is_copied_to_the_next_pr
     assert not copy_empty_database(home)
     server = LocalServer()
     server.wait()
-    keep_empty_database(home)
+    keep_created_database(home)
     address = urlsplit(server.url)
     with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)) as connection:
         connection.request("POST", f"{address.path}/flow_runs/count", body="{}", headers={"Content-Type": "application/json"})

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from mlflow.store.db.utils import _get_latest_schema_revision
+from mlflow.store.db import utils
 
 from dml_core.errors import DmlError, TrackingError
 from dml_core.evaluation.config import EvaluationConfig
@@ -91,7 +91,7 @@ def test_every_way_is_walked() -> None:
 
 def test_the_newest_schema_is_the_one_that_mlflow_itself_expects() -> None:
     known, newest = schemas()
-    assert newest == _get_latest_schema_revision()
+    assert newest == utils._get_latest_schema_revision()  # type: ignore[no-untyped-call]
     assert newest in known
     assert len(known) > 30
 
@@ -285,3 +285,70 @@ def test_a_database_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="cannot be used"):
         create_database(path, tmp_path / "lock")
     assert path.read_bytes() == b"not a database at all"
+
+
+@pytest.fixture
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a user who has no kept database yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/dml-repro"
+
+
+def _new_database(folder: Path) -> tuple[set[str], dict[str, list[tuple[object, ...]]]]:
+    """Create a project's database; return the names and columns of its tables and indexes, and all rows of tables that have some."""
+    create_database(folder / "mlflow.db", folder / "lock")
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        kinds = dict(database.execute("SELECT name, type FROM sqlite_master WHERE sql IS NOT NULL"))
+        columns = {f"{name} {database.execute(f'PRAGMA {kind}_xinfo({name})').fetchall()}" for name, kind in kinds.items()}
+        rows = {name: database.execute(f"SELECT * FROM {name}").fetchall() for name, kind in kinds.items() if kind == "table"}
+        return columns, {name: found for name, found in rows.items() if found}
+
+
+def _count_migrations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    counted: list[object] = []
+    migrate = utils._upgrade_db
+
+    def count(engine: object) -> None:
+        counted.append(engine)
+        migrate(engine)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(utils, "_upgrade_db", count)
+    return counted
+
+
+def test_a_second_project_s_database_is_a_copy_without_migrations_and_with_its_own_place(
+    tmp_path: Path, user_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrations = _count_migrations(monkeypatch)
+    first, second = (_new_database(tmp_path / name) for name in ("first", "second"))
+    assert len(migrations) == len(list(user_cache.iterdir())) == 1
+    assert first[0] == second[0]
+    assert len(first[0]) > 50
+    for name, (_, rows) in {"first": first, "second": second}.items():
+        ((_, _, place, *_),) = rows.pop("experiments")
+        assert place == f"{(tmp_path / name).as_uri()}/mlruns/0"
+    assert first[1] == second[1]
+    assert str(tmp_path).encode() not in next(user_cache.iterdir()).read_bytes()
+    assert published_as(f"sqlite:///{tmp_path / 'second/mlflow.db'}") == (set(), set())
+
+
+def test_a_copy_that_is_damaged_or_of_another_version_is_not_used(
+    tmp_path: Path, user_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_database(tmp_path / "first/mlflow.db", tmp_path / "lock")
+    (copy,) = user_cache.iterdir()
+    shutil.copy(copy, copy.with_name(copy.name.replace("mlflow-", "mlflow-1.")))
+    DAMAGE["flip"](copy)
+    migrations = _count_migrations(monkeypatch)
+    _new_database(tmp_path / "second")
+    assert len(migrations) == 1
+    check_available(f"sqlite:///{tmp_path / 'second/mlflow.db'}")
+
+
+def test_without_a_cache_that_can_be_written_a_database_is_created(
+    tmp_path: Path, user_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_cache.parent.write_text("a file, not a folder")
+    migrations = _count_migrations(monkeypatch)
+    _new_database(tmp_path / "first")
+    assert len(migrations) == 1
