@@ -111,9 +111,10 @@ def _select_images(queries: EmbeddedImages, gallery: EmbeddedImages, num_runs: i
 
 
 def _write_all(selected: SelectedRuns, reference: str | None, images: Images, runs: Mapping[str, EvaluatedRun], folder: Path) -> None:
-    from plotly.offline import get_plotlyjs
+    if any(evaluated.points is not None for evaluated in runs.values()):
+        from plotly.offline import get_plotlyjs
 
-    (folder / PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
+        (folder / PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
     (folder / ITEMS).write_text(f"look.items = {_json(_items(images))};\n")
     summaries = summarise_runs([(run.spec, run.metrics) for run in selected.runs])
     for stem, evaluated in runs.items():
@@ -144,7 +145,8 @@ def _write_run(selected: SelectedRuns, stem: str, evaluated: EvaluatedRun, over_
         method=evaluated.method,
         again=_command(f"{run.spec.dataset}/{run.spec.variant}/{run.spec.seed}", evaluated),
         selectable=frozenset(images.selectable.tolist()),
-        scripts=[ITEMS, f"{stem}.js", PLOTLY],
+        scripts=[ITEMS, f"{stem}.js"],
+        library=PLOTLY,
     )
     (folder / (f"{stem}.html" if selected.is_comparison else INDEX)).write_text(page, encoding="utf-8")
     (folder / f"{stem}.js").write_text(f"look.run = {_json(_run_data(evaluated) | {'map': _map(evaluated)})};\n")

@@ -152,7 +152,6 @@ function tracesOf({ x, y, queries }, ink) {
 
 function drawMap() {
   const map = byId("drawn");
-  if (!map || !look.run.map || !window.Plotly) return;
   const ink = () => getComputedStyle(document.body).color;
   const layout = { ...LAYOUT, font: { color: ink(), family: "system-ui, sans-serif" } };
   const options = { responsive: true, displaylogo: false, scrollZoom: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "toImage"] };
@@ -161,6 +160,21 @@ function drawMap() {
   const recolour = () => Plotly.update(map, { "marker.line.color": ink() }, { "font.color": ink() });
   byId("theme").addEventListener("click", recolour);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  markOnMap();
+}
+
+// The map's library has megabytes: it is loaded when the map is about to be scrolled into view.
+function drawMapOnceNear() {
+  const map = byId("drawn");
+  if (!map) return;
+  const near = new IntersectionObserver(([seen]) => {
+    if (!seen.isIntersecting) return;
+    near.disconnect();
+    const library = element("script", { src: map.dataset.library });
+    library.addEventListener("load", drawMap);
+    document.head.append(library);
+  }, { rootMargin: "50%" });
+  near.observe(map);
 }
 
 function startRun() {
@@ -172,7 +186,7 @@ function startRun() {
   byId("previous").addEventListener("click", () => choose((selected + places.length - 1) % places.length));
   byId("next").addEventListener("click", () => choose((selected + 1) % places.length));
   addEventListener("hashchange", fromHash);
-  drawMap();
+  drawMapOnceNear();
   if (!fromHash()) choose(0, true);
 }
 

@@ -117,7 +117,13 @@ def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     number = int(str(link.get_attribute("href")).partition("=")[2])
     link.click()
     assert shows(tab, single, number)
+    assert tab.evaluate("typeof Plotly") == "undefined", "megabytes that only a map in view needs"
+    tab.locator("#drawn").scroll_into_view_if_needed()
     tab.wait_for_selector("#drawn .scatterlayer .point")
+    sizes = (
+        "document.getElementById('drawn').data.flatMap(({customdata, marker}) => customdata.map((query, at) => [query, marker.size[at]]))"
+    )
+    assert [query for query, size in tab.evaluate(sizes) if size == 22] == [number], "the selected image's point is larger"
     assert tab.locator("#drawn .scatterlayer .point").count() == 108
     ranks = script(single / "run.js")["firstRanks"]
     traces = tab.evaluate("document.getElementById('drawn').data.map(({name, customdata, text}) => [name, customdata, text])")

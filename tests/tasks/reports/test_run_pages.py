@@ -209,12 +209,20 @@ def test_pages_load_only_files_of_their_folder(comparison: Path) -> None:
     for path in comparison.glob("*.html"):
         text = path.read_text()
         named = {str(one.attributes["src"]) for one in page(path).all("script") if "src" in one.attributes}
+        named |= {str(one.attributes["data-library"]) for one in page(path).all("div") if "data-library" in one.attributes}
         named |= set(re.findall(r"background-image:url\(([^)]*)\)", text))
         named |= {str(one.attributes["href"]).partition("#")[0] for one in page(path).all("a")} - {""}
         assert named <= there
         assert "Content-Security-Policy" in text
         assert "JavaScript" in page(path).all("noscript")[-1].text, "what it lacks without scripts"
     assert {path.suffix for path in comparison.iterdir()} == {".html", ".js", ".webp"}
+
+
+def test_a_page_without_a_map_has_no_library_for_it(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_evaluation, "MAX_POINTS", 4)  # too few for a map
+    index = write_look(made[0], choose(*made, "photos/softmax"), None, tmp_path / "pages", "pca", quiet)
+    assert "data-library" not in index.read_text()
+    assert not (index.parent / "plotly.min.js").exists()
 
 
 def test_queries_of_a_large_dataset_are_sampled_and_counts_cover_all(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
