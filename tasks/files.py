@@ -1,15 +1,12 @@
 """Small files that other processes read, written atomically; and the state of files as the file system tells it."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from mimetypes import MimeTypes
 from pathlib import Path
 
 from dml_core.errors import ConfigError
 from dml_core.files import SET_ASIDE, check_regular, write_errors, writing
-
-FILE_SUFFIXES = {".npy", ".npz", ".onnx", ".parquet", ".pt2"}  # that `mimetypes` does not know
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -42,20 +39,6 @@ def check_output(path: Path, kind: str, start: bytes) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
     if found not in (b"", start):
         raise ConfigError(f"{path}: already exists and was not written by this command; name another file")
-
-
-def check_output_folder(path: Path, any_name: bool = False) -> None:
-    """Check that a path that a command's user names with -o is a folder, or can become one.
-
-    Raises:
-        ConfigError: it, or a folder above it, is something else; or, without `any_name`, a new folder would have the name of a file.
-    """
-    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-    if not os.path.isdir(nearest):  # noqa: PTH112  Path.is_dir raises an error below a folder that may not be read
-        raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
-    is_of_file = path.suffix.lower() in FILE_SUFFIXES or MimeTypes().guess_type(path.name) != (None, None)
-    if nearest != path and is_of_file and not any_name:
-        raise ConfigError(f"-o {path}: named as a file, and this command writes a folder; choose another name")
 
 
 def write_output(path: Path, text: str) -> None:

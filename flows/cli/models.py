@@ -10,9 +10,9 @@ import typer
 from dml_core.errors import ConfigError, printable
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
+from flows.cli.options import check_folder, embeddings_place
 from flows.cli.session import open_model, open_project, say, say_unused_boxes
 from tasks.environment import ray_cluster
-from tasks.files import check_output_folder
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
 from tasks.runs.finished import made_by_older_code
@@ -117,7 +117,7 @@ def export(
 
     Other programs can run the graph. It includes the scaling of pixel values, but not decoding, resizing or cropping.
     """
-    check_output_folder(output)
+    check_folder(output)
     project = open_project()
     from tasks.models.export import MEASURED_FILE
     from tasks.models.export import export as export_run
@@ -155,9 +155,7 @@ def embed(
     The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
-    from tasks.runs.embeddings import output_place
-
-    place = output_place(output)
+    place = embeddings_place(output)
     images = find_images(source)
     folder, network = open_model(model)
     say_unused_boxes(network, images)

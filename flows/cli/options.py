@@ -1,6 +1,8 @@
-"""Options of several verbs: runs of tables, overridden settings, prices, JSON."""
+"""Options of several verbs: runs of tables, overridden settings, prices, JSON, folders to write."""
 
+import os
 from collections.abc import Sequence
+from mimetypes import MimeTypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,6 +50,7 @@ SameOverrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AUTO = "auto"
 MAX_SEEDS = 1000
+FILE_SUFFIXES = {".npy", ".npz", ".onnx", ".parquet", ".pt2"}  # that `mimetypes` does not know
 TrackName = Annotated[
     Literal["paper", "common"] | None,
     typer.Option("--track", help="For tables: each paper's protocol, or a common one for every loss."),
@@ -89,3 +92,36 @@ def request_of(
         others["variant"] = variants[0]
     options = {"tables": tables, "seeds": seeds, **others}
     return REQUEST.validate_python({name: value for name, value in options.items() if value is not None})
+
+
+def check_folder(path: Path, any_name: bool = False) -> None:
+    """Check that a path given with -o is a folder, or can become one.
+
+    Raises:
+        ConfigError: it, or a folder above it, is something else; or, without `any_name`, a new folder would have the name of a file.
+    """
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(nearest):  # noqa: PTH112  Path.is_dir raises an error below a folder that may not be read
+        raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
+    is_of_file = path.suffix.lower() in FILE_SUFFIXES or MimeTypes().guess_type(path.name) != (None, None)
+    if nearest != path and is_of_file and not any_name:
+        raise ConfigError(f"-o {path}: named as a file, and this command writes a folder; choose another name")
+
+
+def embeddings_place(text: str) -> Path:
+    """Return the folder, or the one file, that is given with -o for embeddings.
+
+    Raises:
+        ConfigError: its suffix is that of no file that can be written, or its folder is a file.
+    """
+    from tasks.runs.embeddings import SINGLE_FILES
+
+    path = Path(text)
+    if path.suffix in SINGLE_FILES:
+        check_folder(path.parent, any_name=True)
+    elif path.suffix and not text.endswith("/") and not path.is_dir():
+        formats = " or ".join(SINGLE_FILES)
+        raise ConfigError(f"-o {text}: expected a name that ends with {formats}, or of a folder: one without suffix, or that ends with /")
+    else:
+        check_folder(path, any_name=True)
+    return path

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.app import app, examples
-from flows.cli.options import PriceFile, SameOverrides
+from flows.cli.options import PriceFile, SameOverrides, check_folder
 from flows.cli.session import open_project, say
-from tasks.files import check_output_folder
 from tasks.runs.specs import changes_results, load_params
 from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted
@@ -29,7 +28,7 @@ def report(
     They work offline, without a server. Every run of a table updates its page and the index.
     """
     if output is not None:
-        check_output_folder(output)
+        check_folder(output)
     project = open_project()
     from tasks.plans.prices import read_prices
     from tasks.reports.table_pages import INDEX, SITE, write_site
@@ -62,7 +61,7 @@ def look(
     a server.
     """
     if output is not None:
-        check_output_folder(output)
+        check_folder(output)
     project = open_project()
     from tasks.reports.finished_runs import choose
     from tasks.reports.run_pages import write_look

@@ -13,9 +13,9 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.options import AsJson
+from flows.cli.options import AsJson, check_folder
 from flows.cli.session import open_model, say, say_unused_boxes
-from tasks.files import check_output, check_output_folder, write_output
+from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
 if TYPE_CHECKING:  # these import torch
@@ -49,7 +49,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
     """Build an index of images."""
-    check_output_folder(output)
+    check_folder(output)
     _, trained = open_model(model)
     say(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions")
     bad: list[str] | None = [] if skip_bad else None

@@ -17,9 +17,9 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from dml_core.errors import ConfigError, EvaluationError, StoreError
+from dml_core.errors import EvaluationError, StoreError
 from dml_core.files import check_regular, read_regular, write_errors, writing
-from tasks.files import check_output_folder, write_whole
+from tasks.files import write_whole
 from tasks.runs.records import Record, changed_file
 from tasks.sealed import read_bytes
 
@@ -275,20 +275,3 @@ def _stored_network(folder: Path) -> dict[str, str]:
 
 
 SINGLE_FILES = {".npz": _save_npz, ".parquet": _save_parquet}  # suffix -> what makes one file of a folder
-
-
-def output_place(text: str) -> Path:
-    """Return the folder, or the one file, that a command's user names with -o for embeddings.
-
-    Raises:
-        ConfigError: its suffix is that of no file that can be written, or its folder is a file.
-    """
-    path = Path(text)
-    if path.suffix in SINGLE_FILES:
-        check_output_folder(path.parent)
-    elif path.suffix and not text.endswith("/") and not path.is_dir():
-        formats = " or ".join(SINGLE_FILES)
-        raise ConfigError(f"-o {text}: expected a name that ends with {formats}, or of a folder: one without suffix, or that ends with /")
-    else:
-        check_output_folder(path, any_name=True)
-    return path

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dml_core.errors import ConfigError
-from tasks.files import check_output, check_output_folder
-from tasks.runs.embeddings import output_place
+from flows.cli.options import check_folder, embeddings_place
+from tasks.files import check_output
 from tests.flows.test_cli import dml, project, refused
 
 __all__ = ["project"]
@@ -60,9 +60,9 @@ def test_a_new_folder_is_not_named_as_a_file(project: Path) -> None:
     for words, name in ((FOLDERS[1], "x.parquet"), (FOLDERS[2], "page.html"), (FOLDERS[3], "model.ONNX"), (FOLDERS[4], "x.json.gz")):
         said = f"-o {name}: named as a file, and this command writes a folder; choose another name"
         refused(dml(*words, "-o", name, cwd=project), said)
-    check_output_folder(project / "birds.v2")
+    check_folder(project / "birds.v2")
     (project / "page.html").mkdir()  # as of an earlier version
-    check_output_folder(project / "page.html")
+    check_folder(project / "page.html")
 
 
 def test_embeddings_are_a_folder_or_a_file_of_a_known_format(project: Path) -> None:
@@ -74,7 +74,7 @@ def test_embeddings_are_a_folder_or_a_file_of_a_known_format(project: Path) -> N
     places = {"e.npz": "e.npz", "new/e.parquet": "new/e.parquet", "e": "e", "e.csv/": "e.csv", "old.v1": "old.v1"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
-        assert {name: str(output_place(name)) for name in places} == places
+        assert {name: str(embeddings_place(name)) for name in places} == places
 
 
 def test_scores_are_printed_before_they_are_written_and_replace_earlier_ones(project: Path) -> None:
