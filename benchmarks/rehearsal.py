@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import shutil
 import sqlite3
 import subprocess
@@ -41,6 +40,7 @@ from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.registry import dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.data.store.rows import Counts
+from tasks.watch.evidence import processor
 
 TABLE = "project/rehearsal"
 NUM_TILES, TILE_PIXELS, BOX = 4, 8, (4.0, 4.0, 28.0, 28.0)
@@ -455,12 +455,6 @@ def plan_row(name: str, found: Rehearsal) -> list[str]:
     planned = found.plan["seconds"]
     taken = found.steps["train"] + found.steps["embed"]
     return [name, *(f"{size / MB:,.0f}" for size in sizes), "no estimate" if planned is None else f"{planned:.0f}", f"{taken:.0f}"]
-
-
-def processor() -> str:
-    """Return the name of the machine's processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

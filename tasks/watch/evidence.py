@@ -143,7 +143,7 @@ def environment_here(commit: str, scale: ScaleSpec) -> Environment:
         commit=commit,
         python=platform.python_version(),
         packages={name: number for name in PACKAGES if (number := _version(name)) is not None},
-        processor=f"{_processor()} ({instructions})",
+        processor=f"{processor()} ({instructions})",
         device="cpu" if placement.device == "cpu" else _gpu(),
         threads=max(1, num_cores() // num_workers),
     )
@@ -168,7 +168,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the machine's processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
