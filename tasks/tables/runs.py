@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dml_core.config import check_known, located, refuse_repeats, unknown_name
+from dml_core.config import located, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.epochs import EPOCHS, Epoch
 from dml_core.errors import ConfigError
@@ -19,6 +19,7 @@ from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table
 from tasks.tables.smoke import make_small, one_of_each_table
+from tasks.wording import check_listed
 
 EVERYTHING = Choice()
 
@@ -49,7 +50,7 @@ def _check_names(kind: str, requested: Iterable[str], tables: Collection[str], k
     """Refuse a requested name that no table has; the error suggests the nearest one."""
     names, where = list(dict.fromkeys(known)), next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
     for name in requested:
-        check_known(f"{kind} of {where}", name, names)
+        check_listed(f"{kind} of {where}", name, names)
 
 
 @dataclass(frozen=True)

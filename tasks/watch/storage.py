@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dml_core.config import check_known, unknown_name
 from dml_core.errors import StoreError
 from dml_core.files import json_sha256, read_regular
 from tasks.environment import Project
@@ -26,6 +25,7 @@ from tasks.tables.file import table_names
 from tasks.tables.runs import chosen_runs, paper_protocol
 from tasks.watch.evidence import row_of
 from tasks.watch.records import FORMAT, Reference, Verification
+from tasks.wording import check_listed
 
 ACCEPTED = Path("results") / "accepted"  # in the project
 VERIFICATIONS = "verifications"  # in the state folder
@@ -149,7 +149,7 @@ def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
         ConfigError: the name is unknown, or no row of it can be run.
     """
     known = names_today(params)
-    check_known("dataset of the comparison or table", name, known)
+    check_listed("dataset of the comparison or table", name, known, "`dml tables` lists the papers' tables")
     if name in params.comparison.datasets:
         runs = comparison_runs(params, name, None, (0,))
     else:
@@ -176,7 +176,7 @@ def matching_rows(rows: Sequence[str], wanted: Sequence[str]) -> list[str]:
         return list(rows)
     for text in wanted:
         if not any(_is_named(row, text) for row in rows):
-            raise unknown_name("row", text, sorted({_short_name(row) for row in rows}))
+            check_listed("row", text, {_short_name(row) for row in rows})
     return [row for row in rows if any(_is_named(row, text) for text in wanted)]
 
 

@@ -240,7 +240,7 @@ def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: p
     monkeypatch.chdir(project)
     listed = json.loads(CliRunner().invoke(app, ["tables", "list", "softtriple", "--json"]).stdout)
     found = {table["name"]: (table["own_data"], table["stand_in"]) for table in listed}
-    nothing = {"done": 0, "stale": 0, "seeds": 0}
+    nothing = {"done": 0, "stale": 0, "seeds": 0, "failed": 0}
     assert found["softtriple/figure3"] == ({"runs": 2, **nothing}, {"runs": 2, **nothing})
     assert found["softtriple/table1"] == ({"runs": 2, **nothing}, {"runs": 0, **nothing})
 
@@ -255,6 +255,14 @@ def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: p
 )
 def test_what_narrows_a_table_and_names_nothing_is_refused_with_the_nearest(option: str, name: str, said: str, project: Path) -> None:
     refused(dml("plan", "softtriple/table1", option, name, cwd=project), said)
+
+
+@pytest.mark.parametrize("words", [["verify", "{}"], ["accept", "{}", "--why", "reason"], ["plan", "*/*", "--row", "{}"]], ids=" ".join)
+def test_of_many_known_names_only_the_nearest_are_listed(words: list[str], project: Path) -> None:
+    name = "softripel" if "--row" in words else "softtripel/table1"
+    shown = dml(*(word.format(name) for word in words), cwd=project)
+    refused(shown, f"'{name}'; did you mean 'softtriple", "? (nearest of ", ": softtriple")
+    assert len(shown.stderr) < 300
 
 
 @pytest.mark.parametrize(
