@@ -37,7 +37,6 @@ RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:((?:(?!://)[^@\s])+)@")
-_STARTS_A_PASSWORD = re.compile(r"^[^\[\]:]*:.*\D")  # a user, a colon and no port
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def shown(address: str) -> str:
         return address.partition("?")[0]
     scheme, mark, rest = address.partition("://") if "://" in address else ("", "", address)
     server = re.split("[/?#]", rest)[0]
-    if "@" not in server and ("sql" in scheme or _STARTS_A_PASSWORD.search(server)):  # which has one of these letters
+    if "@" not in server and ("sql" in scheme or re.match(r"[^\[\]:]*:", server)):  # http://a:1/2@b may have a password with such a letter
         server = rest
     return f"{scheme}{mark}{re.split('[?#]', rest[server.rfind('@') + 1 :])[0]}"
 
@@ -258,8 +257,10 @@ def without_secrets(text: str) -> str:
     """
     text = _USER_OF_ADDRESS.sub("", text)
     hidden = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
-    hidden |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
-    for secret in sorted((secret for secret in hidden if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
+    passwords = {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
+    for password in passwords:
+        text = text.replace(f":{password}@", ":***@")  # a short one, too
+    for secret in sorted((secret for secret in hidden | passwords if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 

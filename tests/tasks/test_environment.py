@@ -53,10 +53,12 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("sqlite:////srv/state/mlflow.db") == "sqlite:////srv/state/mlflow.db"
     assert shown("h:6379") == "h:6379"
     assert shown("http://u:p@[::1?token=t") == "http://[::1"
-    for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@"):
+    for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@", "/3", "12/3"):
         assert shown(f"http://u:p{password}@h:1/a") == "http://h:1/a", "letters that an address should have encoded"
+    for password in ("12/3", "12?3", "12#3", "12/3@"):
+        assert shown(f"http://user:{password}@host") == "http://host", "a password that begins as a port does"
     assert shown("postgresql+psycopg2://u:12/3@h/db") == "postgresql+psycopg2://h/db"
-    for address in ("http://h:1/p@th", "http://[::1]:5000/p@th", "http://h/p@th"):
+    for address in ("http://h:1/path", "http://[::1]:5000/p@th", "http://h/p@th"):
         assert shown(address) == address
     assert shown("http://u@h/p@th") == "http://h/p@th"
 
@@ -84,6 +86,9 @@ def test_a_text_of_others_is_shown_without_the_secrets_of_the_environment(monkey
         monkeypatch.setenv(name, value)
     said = "to postgresql://dml:planted-database@db/mlflow; planted-s3, admin:planted-prefect, planted-prefect, planted-database"
     assert without_secrets(said) == "to postgresql://db/mlflow; ***, ***, ***, ***"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:12/3@host")
+    said = "no answer of http://user:{}host/api, step 12/30"
+    assert without_secrets(said.format("12/3@")) == said.format("***@"), "a password too short to be hidden in any text"
     plain = "step 1 of 10: token-of-no-secret, mail@example.org, https://example.org/@page"
     assert without_secrets(plain) == plain
 
