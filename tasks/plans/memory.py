@@ -6,7 +6,6 @@ is counted once.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,34 +19,7 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.config import OptimiserConfig
 from dml_core.training.parallel.workers import shard_sizes
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a training holds on one device, in addition to those of CUDA and its libraries.
-
-    Attributes:
-        num_images: number of images whose activations are held at a time.
-        weights: network, loss and cross-batch memory, and their moving average if any.
-        gradients: those of the trained parameters.
-        optimiser: state of the optimiser.
-        activations: those of the network; the loss's, N x C for a classifier, are not counted.
-        trained: bytes of a finished training on disk: its checkpoint (weights and optimiser), and in MLflow a copy of it and the network.
-        embedding_dim: dimensions of the network's output.
-    """
-
-    num_images: int
-    weights: int
-    gradients: int
-    optimiser: int
-    activations: int
-    trained: int
-    embedding_dim: int
-
-    @property
-    def total(self) -> int:
-        """Sum of all parts."""
-        return self.weights + self.gradients + self.optimiser + self.activations
+from tasks.plans.known_memory import Memory
 
 
 def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:

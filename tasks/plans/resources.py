@@ -1,23 +1,23 @@
-"""Disk space and memory that planned runs take, with advice if this machine has less. Imports torch if a run trains."""
+"""Disk space and memory that planned runs take, with advice if this machine has less.
+
+Imports torch if the memory of a run that trains is not known from an earlier plan.
+"""
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dml_core.data.registry import published_dataset
 from dml_core.data.store.info import read_info
 from tasks.environment import memory_bytes
+from tasks.plans.known_memory import KnownMemory, Memory
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
 from tasks.plans.times import input_size, num_images
 from tasks.runs.records import DatasetRecord
 from tasks.tables.file import load_table
 from tasks.tables.runs import named_dataset
 from tasks.wording import counted
-
-if TYPE_CHECKING:
-    from tasks.plans.memory import Memory
 
 ENOUGH_CLASSES = 100  # assumed if a dataset's number of classes is unknown
 GB = 1e9
@@ -46,7 +46,7 @@ class Resources:
 
     disk: tuple[DiskNeed, ...]
     disk_free: int
-    memory: "Memory | None"
+    memory: Memory | None
     memory_of: str
     memory_here: int | None
     device: str
@@ -93,7 +93,7 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     disk: dict[DiskNeed, None] = {}  # each once, in this order
     memories: list[tuple[Memory, PlannedRun]] = []
     num_bytes = 0
-    known: dict[tuple[str, str], Memory | None] = {}  # runs that differ only in their seed are computed once
+    known = KnownMemory(local.project.state)
     for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if run.trains]:
         table = load_table(table_name)
         record = local.dataset(run.dataset, table)
@@ -102,14 +102,12 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
             need = dataset_disk(run.dataset, None if name is None else local.project.root / local.params.datasets[name].raw)
             if need is not None:
                 disk[need] = None
-        key = (run.dataset, run.spec.training.model_dump_json())
-        if key not in known:
-            known[key] = _memory(local, run, record)
-        memory = known[key]
+        memory = _memory(local, run, record, known)
         if memory is not None:
             memories.append((memory, run))
             # The embeddings of the scored images, float32, are in the store and in MLflow.
             num_bytes += memory.trained + 2 * 4 * num_images("embed", run.spec, record.counts) * memory.embedding_dim
+    known.save()
     disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
     if not memories:
         return Resources(tuple(disk), disk_free, None, "", None, device)
@@ -151,14 +149,19 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     return DiskNeed(f"{reader} as archive, unpacked, packed, and DVC's copy", num_bytes)
 
 
-def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord) -> "Memory | None":
-    from tasks.plans.memory import training_memory
-
+def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord, known: KnownMemory) -> Memory | None:
     training = run.spec.training
     if not record.counts or not training.num_epochs:
         return None
-    num_classes, placement = _num_classes(run.dataset, record), local.placement
-    return training_memory(training, input_size(run.spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
+    placement = local.placement
+    sizes = input_size(run.spec), record.counts["train"], _num_classes(run.dataset, record)
+
+    def compute() -> Memory | None:
+        from tasks.plans.memory import training_memory
+
+        return training_memory(training, *sizes, placement.device, placement.num_workers)
+
+    return known.of([training.model_dump(mode="json"), *sizes, placement.device, placement.num_workers], compute)
 
 
 def _num_classes(dataset: str, record: DatasetRecord) -> int:

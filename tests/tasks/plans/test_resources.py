@@ -10,7 +10,7 @@ import pytest
 from dml_core.data.registry import materialise
 from flows.cli import main
 from tasks.environment import Project
-from tasks.plans.memory import Memory
+from tasks.plans.known_memory import Memory
 from tasks.plans.plan import plan_tables
 from tasks.plans.resources import DiskNeed, Resources, dataset_disk, resources_of
 from tasks.tables.choice import Choice
