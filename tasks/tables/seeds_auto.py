@@ -6,12 +6,14 @@ whether a difference is significant: adding seeds until a test succeeds makes it
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dml_core.errors import ConfigError
-from dml_core.evaluation.statistics.comparing import Scores, differences
-from dml_core.evaluation.statistics.paired import MIN_SEEDS, half_width_of
 
-FIRST_SEEDS = MIN_SEEDS
+if TYPE_CHECKING:
+    from dml_core.evaluation.statistics.comparing import Scores
+
+FIRST_SEEDS = 3  # the fewest that are compared: `MIN_SEEDS` of the statistics, which load SciPy, and every command reads options with this
 MOST_SEEDS = 20  # default cap
 DEFAULT_POINTS = 1.0
 
@@ -48,7 +50,7 @@ class Widest:
     num_seeds: int
 
 
-def widest(scores: Scores, points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
+def widest(scores: "Scores", points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
     """Return the widest of all systems' differences to the reference; None if nothing can be compared.
 
     Args:
@@ -57,6 +59,8 @@ def widest(scores: Scores, points: float, reference: str | None = None, num_quer
         reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
         num_queries: number of queries of which the scores are the share found; None for other scores.
     """
+    from dml_core.evaluation.statistics.comparing import differences
+
     against = differences(scores, reference, 1.0, num_queries)
     widths = [
         Widest(pair.system, pair.other, pair.half_width, _seeds_for(pair.deviation, points, pair.level))
@@ -75,7 +79,9 @@ def next_seeds(interval: Widest | None, num_seeds: int, resolve: Resolve) -> int
 
 def _seeds_for(deviation: float, points: float, level: float) -> int:
     """Return the fewest seeds whose interval has that half-width, if the deviation stays the same."""
-    num_seeds = MIN_SEEDS
+    from dml_core.evaluation.statistics.paired import half_width_of
+
+    num_seeds = FIRST_SEEDS
     while half_width_of(deviation, num_seeds, level) > points and num_seeds < 10_000:
         num_seeds += 1
     return num_seeds

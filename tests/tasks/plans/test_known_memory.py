@@ -1,5 +1,8 @@
 """A plan computes the memory of a training once for the same settings, code and libraries, and always prints what they need today."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from tasks.plans.plan import plan_tables
 from tasks.plans.resources import Resources, resources_of
 from tasks.tables.choice import Choice
 from tasks.workers.placement import Placement
+from tests.conftest import ROOT
 from tests.damage import DAMAGE, as_format
 from tests.tasks.plans.conftest import look
 
@@ -114,3 +118,16 @@ def test_what_cannot_be_computed_is_tried_again_by_the_next_plan(project: Projec
     for _ in range(2):
         assert planned(project, seeds=(0, 1)).memory is None
     assert len(tried) == 2
+
+
+@pytest.mark.slow
+def test_a_second_plan_loads_neither_torch_nor_scipy(project: Project) -> None:
+    here = look(project)
+    resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(rows=("softtriple",), seeds=(0,))))
+    code = "import atexit, sys; from flows.cli import main; atexit.register(lambda: print(*sys.modules)); main()"
+    command = [sys.executable, "-c", code, "plan", "softtriple/table1", "--row", "softtriple"]
+    printed = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True).stdout
+    assert "\nmemory: about " in printed
+    loaded = set(printed.splitlines()[-1].split())
+    assert "tasks.plans.resources" in loaded
+    assert {"torch", "scipy", "mlflow", "prefect", "ray"} & loaded == set()

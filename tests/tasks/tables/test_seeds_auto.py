@@ -12,6 +12,7 @@ from scipy.stats import t as student
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.statistics.comparing import differences
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from flows.outcomes import Failure
 from flows.reproduce import _compared
 from flows.resolving import run_until_resolved
@@ -19,10 +20,14 @@ from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of
-from tasks.tables.seeds_auto import DEFAULT_POINTS, MOST_SEEDS, Resolve, next_seeds, widest
+from tasks.tables.seeds_auto import DEFAULT_POINTS, FIRST_SEEDS, MOST_SEEDS, Resolve, next_seeds, widest
 from tests.conftest import ROOT, small_training
 
 SCORES = {"a": {0: 50.0, 1: 52.0, 2: 54.0}, "b": {0: 49.0, 1: 50.0, 2: 51.0}, "c": {0: 40.0, 1: 41.0, 2: 48.0}}
+
+
+def test_it_begins_with_the_fewest_seeds_that_are_compared() -> None:
+    assert FIRST_SEEDS == MIN_SEEDS
 
 
 def test_the_widest_interval_by_hand() -> None:
