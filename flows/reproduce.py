@@ -7,7 +7,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from pathlib import Path
 from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
+from dml_core.errors import DataError
 from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
-from flows.outcomes import Outcome, RunsFailedError
+from flows.outcomes import Failure, Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
@@ -78,7 +79,9 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     if not runs:
         return []
     with closing(Services(project, params.scale, request.force, request.fail_fast, request.code)) as services:
-        run_all = partial(run_chains, prepared=_prepare_all(runs, params, services), services=services)
+        unprepared: dict[str, DataError] = {}
+        prepared = _prepare_all(runs, params, services, None if request.fail_fast else unprepared)
+        run_all = partial(_run_prepared, prepared=prepared, unprepared=unprepared, services=services)
         if request.until is None:
             outcomes, failures = run_all(runs)
         else:
@@ -121,21 +124,60 @@ def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[s
     return table.flat_columns[first].metric, reference
 
 
-def _prepare_all(runs: Sequence[RunSpec], params: Params, services: Services) -> dict[str, DatasetRecord]:
+def _run_prepared(
+    runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], unprepared: Mapping[str, DataError], services: Services
+) -> tuple[list[Outcome], list[Failure]]:
+    """Run those of the runs whose dataset is prepared (`run_chains`); the others have failed."""
+    outcomes, failures = run_chains([spec for spec in runs if spec.dataset not in unprepared], prepared, services)
+    return outcomes, [Failure.of(spec, unprepared[spec.dataset]) for spec in runs if spec.dataset in unprepared] + failures
+
+
+def _prepare_all(
+    runs: Sequence[RunSpec], params: Params, services: Services, unprepared: dict[str, DataError] | None = None
+) -> dict[str, DatasetRecord]:
     """Update the datasets of all runs. Ray starts meanwhile, but not before weights and datasets that may be missing are there.
+
+    Args:
+        unprepared: receives the error of each dataset that cannot be prepared, if others can; None to raise it.
 
     Raises:
         ConfigError, DataError: weights or a dataset are missing, or as `_prepare`.
     """
+    by_dataset = {name: [spec for spec in runs if spec.dataset == name] for name in dict.fromkeys(spec.dataset for spec in runs)}
+    errors: dict[str, DataError] = {}
+
+    def prepare_each(names: Collection[str]) -> dict[str, DatasetRecord]:
+        records = {}
+        for name in names:
+            try:
+                records[name] = _prepare(by_dataset[name], params, services)
+            except DataError as error:
+                errors[name] = error
+                if unprepared is None or len(errors) == len(by_dataset):
+                    raise
+                services.display.say(f"{name} cannot be prepared, so its runs fail: {error}")
+        return records
+
     with services.meter.phase("prepare"):
         to_train = runs_to_train(runs, prepared_before(runs, services), services)
-        services.workers.expect(len(to_train))
         prepare_machine(to_train, services.scale, services.display.say)
-        by_dataset = {name: [spec for spec in runs if spec.dataset == name] for name in dict.fromkeys(spec.dataset for spec in runs)}
-        here = {name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)}
-        prepared = {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name not in here}
-        services.start_workers_early(len(to_train))
-        return prepared | {name: _prepare(specs, params, services) for name, specs in by_dataset.items() if name in here}
+        here = [name for name, specs in by_dataset.items() if specs[0].is_smoke or _is_at_hand(services.project, params, name)]
+        prepared = prepare_each([name for name in by_dataset if name not in here])
+        num_to_train = sum(spec.dataset not in errors for spec in to_train)
+        services.workers.expect(num_to_train)
+        services.start_workers_early(num_to_train)
+        prepared |= prepare_each(here)
+    if unprepared is not None:
+        unprepared |= errors
+    return prepared
+
+
+def _is_at_hand(project: Project, params: Params, name: str) -> bool:
+    """Return whether a dataset is at hand (`is_at_hand`); a damaged one is not, since it may have to be fetched."""
+    try:
+        return is_at_hand(project, params, name)
+    except DataError:
+        return False
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:

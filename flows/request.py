@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
 from dml_core.errors import ConfigError, DmlError
-from tasks.checks import check_before, check_parts, is_prepared
+from tasks.checks import check_before, check_parts, is_prepared_or_damaged
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
@@ -169,7 +169,9 @@ def _of_tables(
     params = load_params(project.params_file)
     table_runs = chosen_runs(params, names, request)
     if not request.smoke:
-        starting = [runs[0] for runs in table_runs.runs if not request.prepared_only or is_prepared(project, params, runs[0].dataset)]
+        starting = [runs[0] for runs in table_runs.runs]
+        if request.prepared_only:
+            starting = [spec for spec in starting if is_prepared_or_damaged(project, params, spec.dataset)]
         together = run_together(dict.fromkeys(str(spec.table) for spec in starting), say)
         omitted = {spec.table for spec in starting} - together.keys()
         table_runs = replace(table_runs, runs=[runs for runs in table_runs.runs if runs[0].table not in omitted])

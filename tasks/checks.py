@@ -15,7 +15,7 @@ from typing import cast
 from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.registry import parse_dataset
-from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
+from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, REMEDY, read_info
 from dml_core.data.store.split_config import held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.data.views.transform_config import check_training_crop
@@ -115,7 +115,7 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
     Raises:
         ConfigError: fewer than two classes remain for training.
-        DataError: the dataset is not prepared.
+        DataError: the dataset is not prepared, or damaged.
     """
     info, validation, role = read_info(packed), run.training.validation, run.evaluation.role
     train = info.roles["train"]
@@ -126,15 +126,28 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
     searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
         return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched, has_tested)
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
-    images = Counter(map(str, rows["label_name"].to_pylist()))
+    images = Counter(class_names(packed, "="))
     held_out = held_out_classes(list(images), validation)
     num_held_out = sum(images[name] for name in held_out)
     num_trained = train.num_images - num_held_out
     retrieved = {"test": searched, "validation": num_held_out - 1, "train": num_trained - 1}
     return Sizes(num_trained, len(images) - len(held_out), retrieved[role], has_tested)
+
+
+def class_names(packed: Path, comparison: str) -> list[str]:
+    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=").
+
+    Raises:
+        DataError: its manifest is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", comparison, "train")])
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{packed / MANIFEST_FILE}: damaged ({first_line(error)}); {REMEDY}") from None
+    return list(map(str, rows["label_name"].to_pylist()))
 
 
 def is_prepared(project: Project, params: Params, name: str) -> bool:
@@ -146,6 +159,14 @@ def is_prepared(project: Project, params: Params, name: str) -> bool:
     spec, packed = params.datasets[name], project.packed(name)
     options = parse_dataset(spec.reader, spec.options)
     return os.path.lexists(packed / INFO_FILE) and read_info(packed).options == options.model_dump(mode="json")
+
+
+def is_prepared_or_damaged(project: Project, params: Params, name: str) -> bool:
+    """Return whether a dataset is prepared with the current parameters; one that is damaged may be."""
+    try:
+        return is_prepared(project, params, name)
+    except DataError:
+        return True
 
 
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:

@@ -6,11 +6,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dml_core.data.registry import DATASETS, dataset_class, published_dataset
-from dml_core.data.store.info import MANIFEST_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
-from tasks.checks import check_before, check_parts, is_prepared, prepared_folder
+from tasks.checks import check_before, check_parts, class_names, is_prepared, is_prepared_or_damaged, prepared_folder
 from tasks.environment import Project
 from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import TUNED
@@ -80,24 +79,31 @@ def check_tables(
 ) -> list[RunSpec]:
     """Check the chosen runs as far as possible before anything starts, and return them; `before_first` as in `check_parts`.
 
+    Of `prepared_only` runs, those on a damaged dataset are returned unchecked if others are on sound ones: the flow reports them as failed.
+
     Raises:
         ConfigError: something is missing or does not fit; one line lists every problem.
-        DataError: the only problem is that the raw files of one dataset are missing.
+        DataError: the only problem is that the raw files of one dataset are missing, or that it is damaged.
     """
     problems: list[ConfigError | DataError] = []
+    damaged: dict[str, DataError] = {}
     if chosen.missing and not choice.prepared_only:
         problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or run the pipeline on drawn images: --smoke)"))
     checked: list[RunSpec] = []
     for runs in chosen.runs:
-        if choice.prepared_only and not is_prepared(project, params, runs[0].dataset):
+        if choice.prepared_only and not is_prepared_or_damaged(project, params, runs[0].dataset):
             continue
+        checked += runs
         try:
-            if not choice.smoke:
-                check_searched(project, params, runs)
-            check_parts(runs, None if choice.smoke else check_before(project, params, runs), before_first)
+            packed = _checked_folder(project, params, runs, choice, damaged)
+            if runs[0].dataset not in damaged:
+                if not choice.smoke:
+                    check_searched(project, params, runs)
+                check_parts(runs, packed, before_first)
         except (ConfigError, DataError) as error:
             problems.append(error)
-        checked += runs
+    if damaged.keys() >= {spec.dataset for spec in checked}:
+        problems += damaged.values()
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -105,6 +111,23 @@ def check_tables(
     if not checked:
         raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
+
+
+def _checked_folder(
+    project: Project, params: Params, runs: Sequence[RunSpec], choice: Choice, damaged: dict[str, DataError]
+) -> Path | None:
+    """Return the folder of a dataset as `check_before` does, None for a smoke run; of `prepared_only` runs, add a damaged one to `damaged`.
+
+    Raises:
+        ConfigError, DataError: as `check_before`.
+    """
+    try:
+        return None if choice.smoke else check_before(project, params, runs)
+    except DataError as error:
+        if not choice.prepared_only:
+            raise
+        damaged[runs[0].dataset] = error
+        return None
 
 
 def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) -> None:
@@ -125,17 +148,9 @@ def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) ->
     names = [name for name in (own, tuned.dataset) if name is not None and is_prepared(project, params, name)]
     if len({params.datasets[name].reader for name in names}) != 1 or len(names) != 2:
         return
-    seen, tested = (_class_names(project.packed(name), comparison) for name, comparison in zip(names, ("=", "!="), strict=True))
+    seen, tested = ({*class_names(project.packed(name), comparison)} for name, comparison in zip(names, ("=", "!="), strict=True))
     if shared := sorted(seen & tested):
         raise ConfigError(
             f"{tuned.table}: the settings for {tuned.column} were searched on {searched}, whose training classes include test classes of "
             f"{tuned.column} ('{shared[0]}'{f' and {len(shared) - 1} more' if shared[1:] else ''}); correct tuned_on in the table's file"
         )
-
-
-def _class_names(packed: Path, comparison: str) -> set[str]:
-    """Return the names of the classes whose images have the role train ("="), or another role ("!=")."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", comparison, "train")])
-    return set(map(str, rows["label_name"].to_pylist()))

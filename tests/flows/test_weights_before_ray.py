@@ -112,6 +112,38 @@ def test_ray_starts_early_only_if_nothing_that_may_be_missing_is(missing, spec, 
     assert done == (["dataset"] if missing == "dataset" else [])
 
 
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_of_several_datasets_one_that_cannot_be_prepared_fails_its_own_runs(at_hand, spec, services, monkeypatch) -> None:
+    def prepared(runs: Any, params: Any, services: Any) -> DatasetRecord:
+        if runs[0].dataset != "sop":
+            raise DataError(f"{runs[0].dataset}: damaged")
+        return RECORD
+
+    lines: list[str] = []
+    started: list[int] = []
+    services.display.say = lines.append
+    services.start_workers_early = started.append
+    services.project.packed = lambda name: Path("/nowhere")
+    monkeypatch.setattr(reproduce, "_prepare", prepared)
+    monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: at_hand)
+    monkeypatch.setattr(reproduce, "run_chains", lambda runs, prepared, services: ([run.dataset for run in runs], ["a run's failure"]))
+    damaged = spec.model_copy(update={"training": spec.training.without_weights()})
+    runs = [damaged, damaged.model_copy(update={"dataset": "sop"}), damaged.model_copy(update={"seed": 1})]
+    unprepared: dict[str, DataError] = {}
+    assert reproduce._prepare_all(runs, None, services, unprepared) == {"sop": RECORD}
+    assert list(unprepared) == ["cub200"]
+    assert started == services.workers.expected == [3 if at_hand else 1], "Ray starts while datasets that are at hand are updated"
+    assert lines == ["cub200 cannot be prepared, so its runs fail: cub200: damaged"]
+    outcomes, failures = reproduce._run_prepared(runs, {"sop": RECORD}, unprepared, services)
+    assert outcomes == ["sop"]
+    assert [(failure.spec.seed, failure.reason) for failure in failures[:-1]] == [(0, "cub200: damaged"), (1, "cub200: damaged")]
+    assert failures[-1] == "a run's failure"
+    with pytest.raises(DataError, match="cub200: damaged"):  # no other dataset, or --fail-fast
+        reproduce._prepare_all([damaged], None, services, {})
+    with pytest.raises(DataError, match="cub200: damaged"):
+        reproduce._prepare_all(runs, None, services, None)
+
+
 def test_weights_are_not_asked_for_where_nothing_is_trained_or_the_workers_are_elsewhere(spec, services, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("RAY_ADDRESS", "10.0.0.1:6379")

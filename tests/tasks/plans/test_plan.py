@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from dml_core.data.registry import materialise
-from dml_core.data.store.info import INFO_FILE
+from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
 from flows.cli import main
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
-from tasks.checks import is_prepared
+from tasks.checks import class_names, is_prepared
 from tasks.data import prepare_dataset
 from tasks.environment import Project, find_project
 from tasks.plans.needs import check_searched, check_tables, dataset_need, weights_need
@@ -127,6 +127,31 @@ def test_a_damaged_dataset_is_named_and_not_taken_for_one_that_is_not_prepared(
     (plan,) = plan_tables(look(project), [table], Choice(datasets=("cub200",)))
     assert [need.what for need in plan.needs if need.stops] == ["dataset cub200"]
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [str(path)]
+
+
+@pytest.mark.parametrize("file", [INFO_FILE, MANIFEST_FILE])
+def test_a_damaged_dataset_does_not_keep_the_runs_on_others_from_starting(
+    file: str, project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what is prepared: the flow prepares the damaged one again, or reports its runs as failed."""
+    options = {"num_classes": 4, "images_per_class": 4, "image_size": 32, "num_modes": 1}
+    block = {"datasets": {"drawn-80": {"reader": "synthetic", "raw": "data/raw/drawn-80", "options": options}}}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
+    params = load_params(project.params_file)
+    materialise("synthetic", options, project.root / "data/raw/drawn-80")
+    prepare_dataset(project, "drawn-80", params.datasets["drawn-80"])
+    path = project.packed("cub200") / file
+    path.write_bytes(b"damaged")
+    if file == MANIFEST_FILE:
+        with pytest.raises(DataError, match=rf"^{path}: damaged "):
+            class_names(path.parent, "=")
+    request = {"tables": ["softtriple/figure3", "softtriple/table1"], "prepared_only": True}
+    _, runs = requested_runs(project, REQUEST.validate_python(request))
+    assert {spec.dataset for spec in runs} == {"cub200", "drawn-80"}
+    assert all(record.getMessage().startswith(f"{path}: ") for record in caplog.records)
+    if file == INFO_FILE:
+        with pytest.raises(DataError, match=rf"^{path}: "):
+            requested_runs(project, REQUEST.validate_python(request | {"tables": ["softtriple/figure3"], "prepared_only": False}))
 
 
 def test_a_table_that_requests_resources_is_neither_run_nor_planned_with_others(project: Project) -> None:
