@@ -142,7 +142,7 @@ class Tracker:
             TrackingError: MLflow does not accept them.
         """
         with one_line_errors(self.uri):
-            self._log_points(self._client.get_run(run_id), points)
+            log_metrics(self._client, run_id, self._new_points(self._client.get_run(run_id), points))
 
     # ------------------------------------------------------------ delivery
 
@@ -171,12 +171,13 @@ class Tracker:
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
             report = self._checked(report)
-            history = read_history(self._store.pull(report.checkpoint.key))
+            history = read_history(self._store.folder(report.checkpoint.key))
             self._log_facts(run, report)
             # The model comes first: MLflow reads all points that a run has when it logs a model.
-            model_id = None if report.scores_only else self._log_model(run_id, report, len(history))
-            self._log_points(run, [*child_run.curve_points(history)])
-            self._log_scores(run, report, model_id)
+            model_id = None if report.scores_only else self._log_model(run, report, len(history))
+            log_metrics(
+                self._client, run_id, self._new_points(run, [*child_run.curve_points(history)]) + _new_scores(run, report, model_id)
+            )
             self._log_files(run_id, report)
             self._supersede_others(run, report)
             self._client.set_terminated(run_id, "FINISHED")
@@ -201,23 +202,11 @@ class Tracker:
         dataset = Dataset(**child_run.dataset_input(report))
         self._client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
-    def _log_points(self, run: Run, points: Sequence[tuple[str, float, int]]) -> None:
-        """Log metrics at their steps; skip points that MLflow has already, streamed or from an interrupted publication."""
-        run_id, now = run.info.run_id, int(time.time() * 1000)
-        names = {name for name, _, _ in points} & run.data.metrics.keys()
-        logged = {(name, metric.step) for name in names for metric in self._client.get_metric_history(run_id, name)}
-        log_metrics(self._client, run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in logged])
-
-    def _log_scores(self, run: Run, report: RunReport, model_id: str | None) -> None:
-        """Log the final scores; those that compare losses are linked to the model and the dataset."""
-        run_id = run.info.run_id
-        main, detail = child_run.score_metrics(report.scores.metrics)
-        dataset = child_run.dataset_input(report)
-        linked = {"model_id": model_id, "dataset_name": dataset["name"], "dataset_digest": dataset["digest"], "run_id": run_id}
-        now, logged = int(time.time() * 1000), run.data.metrics
-        metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items() if name not in logged]
-        metrics += [Metric(name, value, now, 0) for name, value in (detail | child_run.cost_metrics(report)).items() if name not in logged]
-        log_metrics(self._client, run_id, metrics)
+    def _new_points(self, run: Run, points: Sequence[tuple[str, float, int]]) -> list[Metric]:
+        """Return metrics at their steps, without points that MLflow has already, streamed or from an interrupted publication."""
+        now, names = int(time.time() * 1000), {name for name, _, _ in points} & run.data.metrics.keys()
+        logged = {(name, metric.step) for name in names for metric in self._client.get_metric_history(run.info.run_id, name)}
+        return [Metric(name, value, now, step) for name, value, step in points if (name, step) not in logged]
 
     def _log_files(self, run_id: str, report: RunReport) -> None:
         """Log settings, scores and figures, then the other steps' files, as on the page.
@@ -231,18 +220,18 @@ class Tracker:
                 place = (PurePosixPath(below) / file.name).parent.as_posix()
                 self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
 
-    def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
+    def _log_model(self, run: Run, report: RunReport, num_steps: int) -> str:
         """Log the network, described by the dataset's present files, and return the model's id; an earlier attempt may have logged it."""
         from tasks.tracking.models import log_model
         from tasks.tracking.registered import find_model
 
-        model_id = find_model(self._client, self._client.get_run(run_id))
+        model_id = find_model(self._client, run)
         if model_id is not None:
             return model_id
         check_unchanged(report.dataset)
         checkpoint = self._store.folder(report.checkpoint.key)
         with _model_lock, database_lock(self.uri, self._state)():
-            return log_model(self.uri, run_id, report, checkpoint, num_steps)
+            return log_model(self.uri, run.info.run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
         """Keep the last published run of one variant and seed in a comparison; delete the others.
@@ -337,11 +326,24 @@ class Tracker:
         return str(experiment.experiment_id)
 
 
+def _new_scores(run: Run, report: RunReport, model_id: str | None) -> list[Metric]:
+    """Return the final scores that the run lacks; those that compare losses are linked to the model and the dataset."""
+    main, detail = child_run.score_metrics(report.scores.metrics)
+    dataset = child_run.dataset_input(report)
+    linked = {"model_id": model_id, "dataset_name": dataset["name"], "dataset_digest": dataset["digest"], "run_id": run.info.run_id}
+    now, logged = int(time.time() * 1000), run.data.metrics
+    metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items() if name not in logged]
+    return metrics + [
+        Metric(name, value, now, 0) for name, value in (detail | child_run.cost_metrics(report)).items() if name not in logged
+    ]
+
+
 class LiveCurves:
     """Epoch curves of a run in training, to be closed at its end; after the server fails once, nothing more is sent.
 
-    Epochs are sent at most every `SECONDS_BETWEEN`, all since the last time together: small networks end several per second, and each call
-    takes MLflow's database some 20 ms. Epochs not sent by the end of the training are added when the run is published.
+    Epochs are sent at most every `SECONDS_BETWEEN`, all since the last time together, the first of them that long after the first message:
+    small networks end several per second, and a short run would make eleven calls for curves that nobody has time to look at. Epochs that
+    are not sent by the end of the training are added when the run is published.
 
     With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run also has system metrics, of the machine that runs the flow.
     """
@@ -353,20 +355,23 @@ class LiveCurves:
         self._system: SystemMetricsMonitor | None = None
         self._failed = False
         self._unsent: dict[tuple[str, int], float] = {}  # (metric, epoch) -> mean; an epoch that is trained again replaces the first
-        self._sent_at = -SECONDS_BETWEEN
+        self._sent_at: float | None = None  # or when the training began
 
     def __call__(self, progress: Progress) -> None:
         """Log the means of an ended epoch; called with every message of a run."""
+        if self._sent_at is None:
+            self._sent_at = time.monotonic()
         if not progress.epoch_ended or self._failed:
             return
         self._unsent |= {(f"epoch/{name}", progress.epoch): value for name, value in progress.metrics.items()}
+        if time.monotonic() - self._sent_at < SECONDS_BETWEEN:
+            return
         try:
             if self._run_id is None:
                 self._run_id = self._tracker.begin_run(*self._run)
                 self._watch_system(self._run_id)
-            if time.monotonic() - self._sent_at >= SECONDS_BETWEEN:
-                self._tracker.log_epochs(self._run_id, [(name, value, epoch) for (name, epoch), value in self._unsent.items()])
-                self._unsent, self._sent_at = {}, time.monotonic()
+            self._tracker.log_epochs(self._run_id, [(name, value, epoch) for (name, epoch), value in self._unsent.items()])
+            self._unsent, self._sent_at = {}, time.monotonic()
         except TrackingError as error:
             logger.warning("%s; no live curves for this run, training continues", error)
             self._failed = True

@@ -55,23 +55,27 @@ def test_epochs_are_sent_together_every_ten_seconds(clock: Clock) -> None:
     tracker = Tracker()
     curves = LiveCurves(tracker, "c", "i", "spec")
     curves(epoch(0, ended=False))
-    assert not tracker.begun, "in the middle of an epoch nothing is sent"
-    curves(epoch(0))
-    curves(epoch(1))
     clock.now += 9.9
-    curves(epoch(2))
-    assert tracker.begun == [("c", "i", "spec")]
-    assert tracker.sent == [("r", [("epoch/loss", 0.0, 0)])], "the first at once, the next ones wait"
+    curves(epoch(0))
+    assert not tracker.begun, "of a run that ends within ten seconds nothing is sent before it is published"
     clock.now += 0.1
-    curves(epoch(3))
-    assert tracker.sent[1:] == [("r", [("epoch/loss", float(epoch), epoch) for epoch in (1, 2, 3)])]
+    curves(epoch(1, ended=False))
+    assert not tracker.begun, "in the middle of an epoch nothing is sent"
+    curves(epoch(1))
+    assert tracker.begun == [("c", "i", "spec")]
+    for number, seconds in ((2, 0), (3, 9.9), (4, 0.1)):
+        clock.now += seconds
+        curves(epoch(number))
+    assert tracker.sent == [("r", [("epoch/loss", float(number), number) for number in numbers]) for numbers in ((0, 1), (2, 3, 4))]
 
 
 @pytest.mark.parametrize("num_good", [0, 1])
 def test_a_server_that_fails_once_is_left_alone(clock: Clock, num_good: int, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(num_good)
     curves = LiveCurves(tracker, "c", "i", "spec")
-    curves(epoch(0))
+    for seconds in (0, 10):
+        clock.now += seconds
+        curves(epoch(0))
     tracker.num_good = 100
     clock.now += 100
     curves(epoch(1))
@@ -96,17 +100,16 @@ def test_system_metrics_are_watched_where_asked_until_the_run_ends_or_the_server
             watched.append("finish")
 
     monkeypatch.setattr(tracker_module, "SystemMetricsMonitor", Monitor)
+    monkeypatch.setattr(tracker_module, "SECONDS_BETWEEN", 0.0)
     LiveCurves(Tracker(), "c", "i", "spec")(epoch(0))
     assert not watched, "not asked for"
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     tracker = Tracker(num_good=2 if fails else 100)
     curves = LiveCurves(tracker, "c", "i", "spec")
-    for number in range(3):
-        curves(epoch(number))
+    curves(epoch(0))
     assert watched == ["start"]
     if fails:
-        clock.now += 10
-        curves(epoch(3))
+        curves(epoch(1))
         assert watched == ["start", "finish"]
     curves.close()
     assert watched == ["start", "finish"]

@@ -127,7 +127,9 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
 
 
 @pytest.fixture
-def tracker(tmp_path: Path, store: Store, mlflow_database: Path) -> Tracker:
+def tracker(tmp_path: Path, store: Store, mlflow_database: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """A tracker with an empty database, whose curves are sent at once."""
+    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
     shutil.copy(mlflow_database, tmp_path / "mlflow.db")
     return Tracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, store)
 
@@ -302,10 +304,7 @@ def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport
     assert tracker.publish(report) == run.info.run_id
 
 
-def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(
-    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
+def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, report: RunReport) -> None:
     live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     for epoch in range(2):
         live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
@@ -326,11 +325,8 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
 
 
-def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
-    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(tracker: Tracker, report: RunReport) -> None:
     """Its workers died before its checkpoint was saved, or the flow died and another one resumes."""
-    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
     for live in [LiveCurves(tracker, COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
         for epoch in (0, 0, 1):
             live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
