@@ -6,6 +6,7 @@ both have read before either writes. This module imports nothing heavy because e
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -31,12 +32,27 @@ def forked(work: Callable[..., None], *arguments: Any) -> int:
     return process.exitcode
 
 
-def dml(words: Sequence[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `dml` in a forked process; its environment is this process's without the project's settings, and `environment`."""
+def forked_on_small_disk(num_bytes: int, work: Callable[..., None], *arguments: Any) -> int:
+    """Run a function as `forked`, in a process no file of which can grow above a size, as on a disk that fills up."""
+    return forked(_on_small_disk, num_bytes, work, *arguments)
+
+
+def _on_small_disk(num_bytes: int, work: Callable[..., None], *arguments: Any) -> None:
+    sys.dont_write_bytecode = True  # Python would keep what it compiles, cut to this size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+    work(*arguments)
+
+
+def dml(words: Sequence[str], cwd: Path, max_bytes: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `dml` in a forked process; its environment is this process's without the project's settings, and `environment`.
+
+    With `max_bytes` none of its files can grow above this size.
+    """
+    run = forked if max_bytes is None else partial(forked_on_small_disk, max_bytes)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     with tempfile.TemporaryDirectory() as folder:
         printed = [Path(folder) / name for name in ("stdout", "stderr")]
-        code = forked(call, list(words), cwd, printed, kept | environment)
+        code = run(call, list(words), cwd, printed, kept | environment)
         return subprocess.CompletedProcess(words, code, *(path.read_text() for path in printed))
 
 

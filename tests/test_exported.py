@@ -1,7 +1,6 @@
 """Networks exported as graphs give the network's outputs for any number of images, without this package."""
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from dml_core.network_description import GraphFile, NetworkDescription, write_de
 from dml_core.trained import load_model, load_network, save_network
 from dml_core.training.loop import build_system
 from tests.conftest import MODEL, small_training
-from tests.forked import forked
+from tests.forked import forked_on_small_disk
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -69,9 +68,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 def fill_the_disk(folder: Path, graph_format: str) -> None:
-    """Export with files of at most 1,000 bytes."""
-    sys.dont_write_bytecode = True  # Python would keep what it compiles, cut to this size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     with pytest.raises(OSError, match="File too large"):
         exported(folder / "kept", folder / graph_format, graph_format, "fp32")
 
@@ -80,7 +76,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path: Path) -> None:
     """In another process: torch ended it."""
     network_in(tmp_path / "kept")
     for graph_format in FILES:
-        assert forked(fill_the_disk, tmp_path, graph_format) == 0, graph_format
+        assert forked_on_small_disk(1000, fill_the_disk, tmp_path, graph_format) == 0, graph_format
 
 
 @pytest.mark.parametrize(

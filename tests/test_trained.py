@@ -1,7 +1,6 @@
 """Inputs of `embed`: any form gives the right rows, or an error of one line."""
 
 import io
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import NetworkDescription, read_description, write_description
 from dml_core.trained import TrainedModel, load_model, load_network, save_network
+from tests.forked import forked_on_small_disk
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
 DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop_to_box": True}, "num_classes": 3, "embedding_dim": 3}
@@ -167,16 +167,15 @@ def test_a_failure_of_views_that_all_have_one_size_is_not_the_image_s() -> None:
         TrainedModel(description, "x", broken).embed(PIXELS)
 
 
-def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def fill_the_disk(folder: Path) -> None:
     network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
     state = {f"model.{name}": value for name, value in network.state_dict().items()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=r"network: cannot be written \(.+\); free or change the place$"):
-            save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(StoreError, match=r"network: cannot be written \(.+\); free or change the place$"):
+        save_network(folder / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    assert forked_on_small_disk(20_000, fill_the_disk, tmp_path) == 0
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import signal
 from contextlib import suppress
 from multiprocessing import get_context
@@ -24,6 +23,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Row
 from dml_core.errors import DataError, StoreError
 from tests.data.conftest import OPTIONS
+from tests.forked import forked_on_small_disk
 
 FILES = ("images.arrow", "manifest.parquet", "dataset.json")
 
@@ -178,16 +178,15 @@ def test_packed_data_with_a_damaged_description_are_replaced(raw: Path, tmp_path
     assert contents(tmp_path / "out") == before
 
 
+def fill_the_disk(raw: Path, out: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be written"):
+        prepare("synthetic", raw, out, OPTIONS)
+
+
 @pytest.mark.parametrize("num_bytes", [0, 3000, 20_000])
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, num_bytes: int) -> None:
-    """The kernel does not let any file of this process grow above the limit."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        with pytest.raises(StoreError, match="cannot be written"):
-            prepare("synthetic", raw, tmp_path / "out", OPTIONS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    """The kernel does not let any file of a process grow above the limit."""
+    assert forked_on_small_disk(num_bytes, fill_the_disk, raw, tmp_path / "out") == 0
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 

@@ -6,7 +6,6 @@ The command runs in this process (`flows.cli.main`, like the installed script); 
 import io
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from PIL import Image
 
 from dml_core.config import read_yaml
 from flows.cli import main
+from tests import forked
 from tests.conftest import ROOT
 
 DRAWN = {"num_classes": 6, "images_per_class": 3, "image_size": 24}
@@ -268,17 +268,17 @@ def mounted(folder: Path, options: str) -> Iterator[bool]:
 
 @pytest.mark.parametrize("command", TARGETS)
 def test_a_full_disk(project: Project, command: str) -> None:
-    """On a small tmpfs or, if mounts are not allowed, with the kernel's limit on the size of files that this process writes."""
+    """On a small tmpfs or, if mounts are not allowed, with the kernel's limit on the size of files that another process writes."""
     if command == "prepare":
         project.dml("fetch")
-    target, limits = TARGETS[command], resource.getrlimit(resource.RLIMIT_FSIZE)
-    with mounted(project.root / target, "size=8k") as is_mounted:
-        if not is_mounted:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-        try:
-            project.refused(command, "cannot be written .(No space left on device|File too large)")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with mounted(project.root / TARGETS[command], "size=8k") as is_mounted:
+        if is_mounted:
+            project.refused(command, "cannot be written .No space left on device")
+            return
+        before = project.files()
+        shown = forked.dml(["data", command, "d"], project.root, max_bytes=500)
+        assert re.fullmatch(r"error: .+ cannot be written .File too large.+\n", shown.stderr), shown.stderr
+        assert (shown.returncode, project.files()) == (2, before)
 
 
 @pytest.mark.parametrize("command", TARGETS)

@@ -20,7 +20,7 @@ from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import state_from_rank_zero
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
-from tests.forked import forked
+from tests.forked import forked, forked_on_small_disk
 from tests.training.stopping import StoppedError, stop_after
 from tests.workers import spawn
 
@@ -194,13 +194,12 @@ def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def fill_the_disk(folder: Path) -> None:
+    with pytest.raises(StoreError, match=r"the checkpoint cannot be written \(.*File too large\); free or change the store"):
+        save_checkpoint(folder, {"weights": torch.zeros(200_000)})
+
+
 def test_a_disk_that_is_full_is_named_and_the_earlier_checkpoint_stays(tmp_path: Path) -> None:
     before = save_checkpoint(tmp_path, {"epoch": 1}).read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=r"the checkpoint cannot be written \(.*File too large\); free or change the store"):
-            save_checkpoint(tmp_path, {"weights": torch.zeros(200_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert forked_on_small_disk(200_000, fill_the_disk, tmp_path) == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {CHECKPOINT_FILE: before}

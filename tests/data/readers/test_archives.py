@@ -4,7 +4,6 @@ import hashlib
 import io
 import random
 import re
-import resource
 import tarfile
 import threading
 import zipfile
@@ -21,6 +20,7 @@ from dml_core.data.readers.shared.archives import Archive, check_md5, download, 
 from dml_core.data.readers.synthetic import Synthetic, draw_pictures
 from dml_core.data.registry import fetch
 from dml_core.errors import DataError, StoreError
+from tests.forked import forked_on_small_disk
 
 CONTENT = bytes(range(256)) * 1000
 
@@ -216,17 +216,19 @@ def test_a_zip_that_python_does_not_unpack_says_so(place: int, value: int, reaso
     assert list((tmp_path / "in").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["zip8", "zip12", "gz", "bz2"])
-def test_a_full_disk_is_not_called_damage(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "archive").write_bytes(packed_by(kind, {"one": b"1" * 500_000}))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
+def fill_the_disk(folder: Path, kinds: list[str]) -> None:
+    """Unpack each kind of archive into an own folder."""
+    for kind in kinds:
         with pytest.raises(StoreError, match="cannot be written"):
-            unpack(tmp_path / "archive", tmp_path / "in")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list((tmp_path / "in").iterdir()) == []
+            unpack(folder / kind, folder / f"in-{kind}")
+        assert list((folder / f"in-{kind}").iterdir()) == [], kind
+
+
+def test_a_full_disk_is_not_called_damage(tmp_path: Path) -> None:
+    kinds = ["zip8", "zip12", "gz", "bz2"]
+    for kind in kinds:
+        (tmp_path / kind).write_bytes(packed_by(kind, {"one": b"1" * 500_000}))
+    assert forked_on_small_disk(100_000, fill_the_disk, tmp_path, kinds) == 0
 
 
 def test_what_cannot_be_read_is_not_called_damage(tmp_path: Path) -> None:

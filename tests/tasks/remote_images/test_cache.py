@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.remote_images.cache import ENTRY_BYTES, IMAGES, INDEX, ImageCache
+from tests.forked import forked_on_small_disk
 
 NUM_IMAGES = 200
 INDEX_BYTES = ENTRY_BYTES * NUM_IMAGES
@@ -123,19 +123,22 @@ def test_a_lowered_bound_empties_the_dataset_s_own_cache(tmp_path: Path) -> None
     assert used(tmp_path) <= INDEX_BYTES + 1000
 
 
-def test_a_disk_that_is_full_is_as_a_bound_that_is_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A limit on the sizes of this process's files stands for the disk: both make a write fail or end early."""
-    held = cache(tmp_path, 10 * NUM_BYTES)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (INDEX_BYTES + 1000, limits[1]))
-    try:
-        with caplog.at_level(logging.WARNING):
-            for position in range(NUM_IMAGES):
-                held.add({position: image(position)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def fill_the_disk(root: Path) -> None:
+    """Add all images, and compare the only log line."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    held = cache(root, 10 * NUM_BYTES)
+    for position in range(NUM_IMAGES):
+        held.add({position: image(position)})
     assert 1 <= len(stored(held)) < 10
-    assert [record.message.endswith("further images are not cached (disk full)") for record in caplog.records] == [True]
+    assert [record.getMessage().endswith("further images are not cached (disk full)") for record in records] == [True]
+
+
+def test_a_disk_that_is_full_is_as_a_bound_that_is_reached(tmp_path: Path) -> None:
+    """A limit on the sizes of a process's files stands for the disk: both make a write fail or end early."""
+    assert forked_on_small_disk(INDEX_BYTES + 1000, fill_the_disk, tmp_path) == 0
 
 
 WRITER = """
