@@ -53,8 +53,8 @@ def _form(value: Any) -> Any:
         return tuple(_form(item) for item in value if not _is_for_types(item))
     if not isinstance(value, ast.AST):
         return value
-    fields = ((name, field) for name, field in ast.iter_fields(value) if name not in ANNOTATION_FIELDS)
-    counted = {name: _form(_body(value) if name == "body" else field) for name, field in fields}
+    names = [name for name in value._fields if name not in ANNOTATION_FIELDS]
+    counted = {name: _form(_body(value) if name == "body" else getattr(value, name, None)) for name in names}
     kind = "Assign" if isinstance(value, ast.AnnAssign) and value.value is not None else type(value).__name__
     if isinstance(value, ast.AnnAssign):
         counted = {"targets": (counted["target"],)} | ({"value": counted["value"]} if "value" in counted else {})
