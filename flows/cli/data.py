@@ -16,6 +16,7 @@ from dml_core.data.store.rows import Counts, Role
 from dml_core.errors import DataError, printable
 from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
+from flows.cli.options import check_file
 from flows.cli.plan import time_of
 from flows.cli.session import open_project
 from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset
@@ -211,6 +212,7 @@ def data_show(
 
     Each row has the name of a class and some of its images, with boxes.
     """
+    check_file(output)
     project = open_project()
     dataset_spec(load_params(project.params_file), name)  # raises a clear error if params.yaml lacks the name
     print(show_dataset(project, name, role, classes, samples, output))

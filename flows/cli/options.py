@@ -100,12 +100,34 @@ def check_folder(path: Path, any_name: bool = False) -> None:
     Raises:
         ConfigError: it, or a folder above it, is something else; or, without `any_name`, a new folder would have the name of a file.
     """
-    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-    if not os.path.isdir(nearest):  # noqa: PTH112  Path.is_dir raises an error below a folder that may not be read
+    nearest = _nearest(path)
+    if not _is_folder(nearest):
         raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
     is_of_file = path.suffix.lower() in FILE_SUFFIXES or MimeTypes().guess_type(path.name) != (None, None)
     if nearest != path and is_of_file and not any_name:
         raise ConfigError(f"-o {path}: named as a file, and this command writes a folder; choose another name")
+
+
+def check_file(path: Path, option: str = "-o") -> None:
+    """Check that a path given with an option is no folder, and can be a file; `tasks.files.check_output` checks an existing one.
+
+    Raises:
+        ConfigError: it is a folder, or what it is in is none.
+    """
+    nearest = _nearest(path)
+    if nearest == path and _is_folder(path):
+        raise ConfigError(f"{option} {path}: expected a file, but {path} is a folder; choose another name")
+    if nearest != path and not _is_folder(nearest):
+        raise ConfigError(f"{option} {path}: expected a file in a folder, but {nearest} is not a folder; choose another place")
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path if anything is there, else the nearest folder above it at whose place something is."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  Path.is_dir raises an error below a folder that may not be read
 
 
 def embeddings_place(text: str) -> Path:

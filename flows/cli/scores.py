@@ -11,6 +11,7 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from flows.cli.app import app, examples
+from flows.cli.options import check_file
 from tasks.files import check_output, write_output
 
 
@@ -50,6 +51,7 @@ def evaluate(
     if not all(is_number(part.strip()) for part in k.split(",")):
         raise ConfigError(f"--k {k[:100]}: expected whole numbers separated by commas, as in 1,2,4,8")
     if output is not None:
+        check_file(output)
         check_output(output, "application/json", b'{\n  "metric": ')
     if index_option and approximate is None:
         raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")

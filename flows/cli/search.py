@@ -13,7 +13,7 @@ from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.options import AsJson, check_folder
+from flows.cli.options import AsJson, check_file, check_folder
 from flows.cli.session import open_model, say, say_unused_boxes
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
@@ -120,6 +120,7 @@ def search(
     from tasks.models.searching import search_images, search_page
 
     if html is not None:
+        check_file(html, "--html")
         check_output(html, "text/html", b"<!doctype html>")
     index = Index.open(folder)
     answers = search_images(index, open_index_model(index, model)[1], images, k)

@@ -11,7 +11,7 @@ import typer
 from dml_core.errors import printable
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.options import AsJson
+from flows.cli.options import AsJson, check_file
 from flows.cli.session import open_project
 from tasks.wording import counted, duration
 
@@ -163,6 +163,7 @@ def export(
 
     The file has scores and settings, no networks and pictures.
     """
+    check_file(output)
     project = open_project()
     from tasks.plans.results import export_result
 

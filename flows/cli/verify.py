@@ -12,7 +12,7 @@ from dml_core.errors import ConfigError, printable
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
-from flows.cli.options import AsJson
+from flows.cli.options import AsJson, check_file
 from flows.cli.session import open_project, say
 from tasks.wording import counted
 
@@ -114,6 +114,7 @@ def write_receipt(
     The receipt says what ran and what came out: commit, data, settings, machine, hashes, losses and scores. Others verify it with
     `dml verify --receipt FILE`. Requires what `dml accept` requires.
     """
+    check_file(output)
     project = open_project()
     from tasks.watch import receipts
 

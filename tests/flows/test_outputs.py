@@ -36,7 +36,9 @@ def test_another_file_and_a_folder_are_not_replaced(words: list[str], project: P
     refused(dml(*words, "mine", cwd=project), "mine: already exists and was not written by this command; name another file")
     assert (project / "mine").read_text() == OTHER
     (project / "folder").mkdir()
-    refused(dml(*words, "folder", cwd=project), "folder: cannot be written (a folder)")
+    refused(dml(*words, "folder", cwd=project), f"{words[-1]} folder: expected a file, but folder is a folder; choose another name")
+    inside = f"{words[-1]} mine/new/x: expected a file in a folder, but ", "/mine is not a folder; choose another place"
+    refused(dml(*words, "mine/new/x", cwd=project), *inside)
 
 
 @pytest.mark.parametrize("words", WRITING, ids=lambda words: " ".join(words[:2]))
