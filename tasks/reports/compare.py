@@ -16,9 +16,6 @@ from dml_core.evaluation.statistics.comparing import BOLD, Comparison, compare, 
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
 from dml_core.evaluation.statistics.over_seeds import Summary, says_seeds, summarise_seeds
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, difference_over_classes
-from dml_core.figures.mean_ranks import plot_mean_ranks
-from dml_core.figures.over_epochs import plot_over_epochs
-from dml_core.figures.recalls import plot_recalls
 from tasks.files import write_whole
 from tasks.reports.kit import render
 from tasks.runs.comparable import scores_by_seed
@@ -147,6 +144,9 @@ def _write_scores(runs: Scored, summaries: Summaries, path: Path) -> None:
 
 def _draw_figures(title: str, runs: Recorded, folder: Path) -> bool:
     """Draw Recall@K and, if runs measured it, Recall@1 over epochs; return whether they did."""
+    from dml_core.figures.over_epochs import plot_over_epochs  # Matplotlib takes 0.4 s, and most commands find the report written
+    from dml_core.figures.recalls import plot_recalls
+
     recalls: dict[str, dict[int, list[float]]] = {}
     curves: dict[str, dict[str, dict[int, list[float]]]] = {}
     for spec, record in runs:
@@ -187,6 +187,8 @@ def _write_differences(title: str, runs: Scored, comparison: Comparison | None, 
         tables = _difference_tables(comparison, over_classes)
         ranking = rank_systems(comparison.metric, {comparison.dataset: _scores(runs, comparison.metric, 100)})
     if ranking is not None:
+        from dml_core.figures.mean_ranks import plot_mean_ranks
+
         plot_mean_ranks(ranking, folder / RANKS_FILE)
     text = render("differences.md", title=title, comparison=comparison, **tables, ranking=ranking, ranks_file=RANKS_FILE)
     write_whole(folder / DIFFERENCES_FILE, text)

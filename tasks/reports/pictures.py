@@ -13,7 +13,6 @@ from PIL import Image, features
 
 from dml_core.errors import StoreError
 from dml_core.evaluation.statistics.mean_ranks import Ranking
-from dml_core.figures.mean_ranks import plot_mean_ranks
 from tasks.runs.records import FIGURES_FOLDER, Record
 from tasks.sealed import read_or_set_aside, write_sealed
 
@@ -124,6 +123,8 @@ def load_picture(path: Path, folder: Path, num_pictures: int, pictures: PictureC
 
 def diagram_picture(ranking: Ranking, pictures: PictureCache) -> Picture:
     """Return the critical-difference diagram of a table's systems, drawn again: it depends only on the table."""
+    from dml_core.figures.mean_ranks import plot_mean_ranks
+
     with tempfile.TemporaryDirectory() as folder:
         path = plot_mean_ranks(ranking, Path(folder) / "ranks.png")
         return load_picture(path, Path(folder), 1, pictures)

@@ -35,7 +35,7 @@ def write_again(dataset: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
     over_classes = dict(OVER_CLASSES.findall((ROOT / "results" / dataset / TEXTS[1]).read_text()))
     patch.setattr(compare, "_over_classes", lambda *_: over_classes)
     patch.setattr(compare, "_draw_figures", lambda *_: (ROOT / "results" / dataset / compare.EPOCHS_FILE).is_file())
-    patch.setattr(compare, "plot_mean_ranks", lambda *_: None)
+    patch.setattr("dml_core.figures.mean_ranks.plot_mean_ranks", lambda *_: None)
     compare.write_report(comparison_title(dataset, params.evaluation.role), runs, folder, reference=params.comparison.reference)
 
 

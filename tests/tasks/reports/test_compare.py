@@ -25,7 +25,9 @@ def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
 
 def test_only_plain_recalls_are_drawn_in_ascending_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(compare, "plot_recalls", lambda recalls, path, title: drawn.append((list(recalls["a"].items()), path)))
+    monkeypatch.setattr(
+        "dml_core.figures.recalls.plot_recalls", lambda values, path, title: drawn.append((list(values["a"].items()), path))
+    )
     spec, record = run("a", 0, 0.4)
     metrics = {"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}
     write_report("title", [(spec, record.model_copy(update={"metrics": metrics}))], tmp_path)
