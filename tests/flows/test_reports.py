@@ -11,7 +11,8 @@ import pytest
 
 import flows.reports
 import flows.reproduce
-from flows.outcomes import Failure, Outcome
+from dml_core.errors import DataError
+from flows.outcomes import Failure, Outcome, RunsFailedError
 from flows.reports import Report, artifact_key, report_folder, report_standing
 from flows.request import Request
 from tasks.environment import Project
@@ -225,6 +226,42 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
     assert shown == dict.fromkeys(NAMES, 1)
     assert written["index.html"] == 1
     assert all(closed)
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_a_dataset_that_cannot_be_prepared_is_reported_as_its_failed_runs(
+    fail_fast: bool, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [*specs("softmax", seeds=(0, 1)), *specs("softmax", dataset="fashion-mnist")]
+    reported: list[Any] = []
+
+    def prepare_all(runs: Any, params: Any, services: Any, unprepared: dict[str, DataError] | None) -> dict[str, str]:
+        assert (unprepared is None) == fail_fast
+        if unprepared is None:
+            raise DataError("damaged")
+        unprepared["synthetic"] = DataError("damaged")
+        return {"fashion-mnist": "its record"}
+
+    for name, stand_in in {
+        "open_project": lambda: project,
+        "Services": lambda *_: NoServices(project, None),
+        "requested_runs": lambda project, request, say: (PARAMS, runs),
+        "_prepare_all": prepare_all,
+        "run_chains": lambda runs, prepared, services: ([outcome(spec) for spec in runs], []),
+        "write_reports": lambda runs, outcomes, failures, *_: reported.extend((outcomes, failures)) or [],
+        "record_reports": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(flows.reproduce, name, stand_in)
+    if fail_fast:
+        with pytest.raises(DataError, match="damaged"):
+            flows.reproduce.reproduce.fn(Request(fail_fast=True))
+        return
+    with pytest.raises(RunsFailedError, match=r"^2 of 3 runs failed; the first: synthetic / softmax / seed 0: damaged$") as failed:
+        flows.reproduce.reproduce.fn(Request())
+    assert not failed.value.unforeseen, "exit code 2"
+    outcomes, failures = reported
+    assert [one.spec for one in outcomes] == runs[2:]
+    assert [failure.spec for failure in failures] == runs[:2]
 
 
 def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_other_result(
