@@ -101,20 +101,19 @@ def _report_tables(
     failed = {name: tuple(failure for failure in failures if failure.spec.table == name) for name in names}
     num_waiting = {name: sum(not outcome.delivered for outcome in ran[name]) for name in names}
     if runs[0].is_smoke:
-        pages = {name: smoke_page(name, ran[name]) for name in names}
+        pages = {name: _with_failures(smoke_page(name, ran[name]), failed[name]) for name in names}
     else:
         for name in names:
             _add_results(name, ran[name], failed[name], backends)
         pages = {}
         for name, written in zip(names, write_site(backends.project, params, names), strict=True):
-            pages[name] = written.markdown
+            pages[name] = written.markdown  # with the failures
             num_waiting[name] += _publish_table(name, written, ran[name], params, backends)
     reports = []
     for name in names:
-        page = _with_failures(pages[name], failed[name])
         path = backends.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
-        write_whole(path, page)
-        reports.append(Report(name, artifact_key("table", name), page, path, ran[name], failed[name], num_waiting[name]))
+        write_whole(path, pages[name])
+        reports.append(Report(name, artifact_key("table", name), pages[name], path, ran[name], failed[name], num_waiting[name]))
     return reports
 
 

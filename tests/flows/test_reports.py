@@ -228,6 +228,17 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
     assert all(closed)
 
 
+@pytest.mark.parametrize("is_smoke", [False, True])
+def test_the_page_of_a_table_lists_a_failed_run_once(is_smoke: bool, project: Project) -> None:
+    name = "softtriple/table1"
+    spec = runs_of(name, load_table(name), Choice(rows=("softtriple",), smoke=is_smoke))["cub200"][0]
+    failure = Failure(spec.model_copy(update={"is_smoke": is_smoke}), "no memory")
+    services: Any = NoServices(project, None)
+    [report] = flows.reports.write_reports([failure.spec], (), [failure], load_params(project.params_file), services)
+    assert report.page.count("no memory") == 1
+    assert (report.page, report.line) == (report.path.read_text(), f"{name}: 0 runs, 1 failed; page: {report.path}")
+
+
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_a_dataset_that_cannot_be_prepared_is_reported_as_its_failed_runs(
     fail_fast: bool, project: Project, monkeypatch: pytest.MonkeyPatch
