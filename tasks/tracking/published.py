@@ -24,6 +24,10 @@ DATABASE_RUNS = """
     JOIN tags published ON published.run_uuid = runs.run_uuid AND published.key = ? AND published.value = 'true'
     WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
 """
+DATABASE_TAGS = """
+    SELECT tags.key, tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
+    WHERE experiments.name LIKE ? AND key IN (?, ?) AND experiments.lifecycle_stage = 'active' AND runs.lifecycle_stage = 'active'
+"""
 DATABASE_EXPERIMENTS = """
     SELECT name, experiments.experiment_id FROM experiments
     JOIN experiment_tags note ON note.experiment_id = experiments.experiment_id
@@ -73,11 +77,15 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
     Raises:
         TrackingError: MLflow cannot be queried.
     """
-    with one_line_errors(uri):
-        from mlflow import MlflowClient
+    if available_way(uri) == "database":
+        tags = query_database(uri, DATABASE_TAGS, (f"{EXPERIMENT_PREFIX}%", Tag.IDENTITY, Tag.PART))
+    else:
+        with one_line_errors(uri):
+            from mlflow import MlflowClient
 
-        tags = [run.data.tags for run in project_runs(MlflowClient(uri), {})]
-    return {run[Tag.IDENTITY] for run in tags if Tag.IDENTITY in run}, {run[Tag.PART] for run in tags if Tag.PART in run}
+            tags = [tag for run in project_runs(MlflowClient(uri), {}) for tag in run.data.tags.items()]
+    identities, comparisons = ({value for key, value in tags if key == name} for name in (Tag.IDENTITY, Tag.PART))
+    return identities, comparisons
 
 
 def standing_comparisons(uri: str) -> dict[str, str]:

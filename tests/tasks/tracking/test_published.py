@@ -1,5 +1,6 @@
 """Reading MLflow's runs: every page of a search, not only the first."""
 
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from dml_core.errors import TrackingError
 from tasks.tracking import queries
-from tasks.tracking.connection import all_pages
-from tasks.tracking.published import published_runs
+from tasks.tracking.connection import all_pages, project_runs
+from tasks.tracking.published import published_as, published_runs
 from tasks.tracking.tags import Tag
 
 NUM_RUNS, PAGE = 132, 50
@@ -94,6 +96,24 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
     path.write_bytes(b"no database" * 100)
     with pytest.raises(TrackingError, match=r"^MLflow's database .*mlflow.db cannot be read: [^\n]+$"):
         published_runs(f"sqlite:///{path}", "d", "c")
+
+
+def test_the_identities_and_comparisons_of_a_database_are_those_that_mlflow_s_client_finds(mlflow_database: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{shutil.copy(mlflow_database, tmp_path)}"
+    client = MlflowClient(uri)
+    for experiment in ("dml-repro/d", "elsewhere", "dml-repro/deleted"):
+        number = client.create_experiment(experiment, tmp_path.as_uri())
+        for run in ("run", "deleted run"):
+            tags = {Tag.IDENTITY: f"{run} of {experiment}", Tag.PART: f"comparison of {experiment}", Tag.VARIANT: "a"}
+            created = client.create_run(number, tags=tags)
+            if run == "deleted run":
+                client.delete_run(created.info.run_id)
+        client.create_run(number, tags={Tag.COMPARISON: "a comparison's own run"})
+    client.delete_experiment(number)
+    found = [run.data.tags for run in project_runs(client, {})]
+    assert len(found) == 2
+    assert published_as(uri) == ({"run of dml-repro/d"}, {"comparison of dml-repro/d"})
+    assert published_as(uri) == tuple({run[name] for run in found if name in run} for name in (Tag.IDENTITY, Tag.PART))
 
 
 class Refusing(BaseHTTPRequestHandler):
