@@ -46,12 +46,6 @@ def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     assert wrong == []
 
 
-@pytest.fixture
-def without_map(tab: Any) -> None:
-    """Give the tab an empty script in place of the map's library, which takes a browser seconds on each page."""
-    tab.route("**/plotly.min.js", lambda route: route.fulfill(body="", content_type="text/javascript"))
-
-
 def script(path: Path) -> Any:
     return json.loads(path.read_text().partition(" = ")[2].removesuffix(";\n"))
 
@@ -77,7 +71,6 @@ def shows(tab: Any, folder: Path, query: int) -> bool:
     return labels_of(tab, "#neighbours .pic") == wanted
 
 
-@pytest.mark.usefixtures("without_map")
 @pytest.mark.parametrize("tab", [390], indirect=True)
 def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
@@ -202,7 +195,6 @@ def test_verifications_of_rows_with_long_names_are_no_wider_than_the_window(tab:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.usefixtures("without_map")
 @pytest.mark.parametrize("page", ["index.html", f"run-02-{TRIPLET}.html"])
 def test_pages_of_long_names_are_no_wider_than_the_window(tab: Any, comparison: Path, tmp_path: Path, page: str) -> None:
     """Names have up to 100 characters; a long one pushed the button of the theme out of the window, or covered a phone's table."""
@@ -217,7 +209,6 @@ def test_pages_of_long_names_are_no_wider_than_the_window(tab: Any, comparison: 
     assert tab.viewport_size["width"] > 760 or max(names) < tab.viewport_size["width"] / 2
 
 
-@pytest.mark.usefixtures("without_map")
 @pytest.mark.parametrize("tab", [390], indirect=True)
 def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
     tab.goto((comparison / "index.html").as_uri())
