@@ -211,7 +211,7 @@ def shown(address: str) -> str:
         return address.partition("?")[0]
     scheme, mark, rest = address.partition("://") if "://" in address else ("", "", address)
     server = re.split("[/?#]", rest)[0]
-    if "@" not in server and ("sql" in scheme or re.match(r"[^\[\]:]*:", server)):  # http://a:1/2@b may have a password with such a letter
+    if "@" not in server and ("sql" in scheme or re.match(r"[^\[\]:]*:.*\D", server)):  # no port: a password with such a letter
         server = rest
     return f"{scheme}{mark}{re.split('[?#]', rest[server.rfind('@') + 1 :])[0]}"
 

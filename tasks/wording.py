@@ -4,7 +4,6 @@ import difflib
 import shlex
 from collections.abc import Callable, Collection, Iterable
 
-from dml_core.config import check_known, nearest_hint
 from dml_core.errors import ConfigError
 
 Say = Callable[[str], None]  # prints a line of progress
@@ -29,6 +28,8 @@ def check_listed(kind: str, name: str, known: Collection[str], listed_by: str = 
     Raises:
         ConfigError: it is unknown.
     """
+    from dml_core.config import check_known, nearest_hint  # pydantic, for messages of commands that need none
+
     if name in known or len(known) <= MAX_NAMES:
         check_known(kind, name, known)
         return

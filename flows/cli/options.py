@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from mimetypes import MimeTypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,7 +49,10 @@ SameOverrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AUTO = "auto"
 MAX_SEEDS = 1000
-FILE_SUFFIXES = {".npy", ".npz", ".onnx", ".parquet", ".pt2"}  # that `mimetypes` does not know
+FILE_SUFFIXES = (
+    {".csv", ".gz", ".htm", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".log", ".md", ".npy", ".npz", ".onnx", ".parquet", ".pdf", ".png"}
+    | {".pt", ".pt2", ".pth", ".svg", ".tar", ".txt", ".xml", ".yaml", ".yml", ".zip"}
+)  # fmt: skip
 TrackName = Annotated[
     Literal["paper", "common"] | None,
     typer.Option("--track", help="For tables: each paper's protocol, or a common one for every loss."),
@@ -103,8 +105,7 @@ def check_folder(path: Path, any_name: bool = False) -> None:
     nearest = _nearest(path)
     if not _is_folder(nearest):
         raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
-    is_of_file = path.suffix.lower() in FILE_SUFFIXES or MimeTypes().guess_type(path.name) != (None, None)
-    if nearest != path and is_of_file and not any_name:
+    if nearest != path and path.suffix.lower() in FILE_SUFFIXES and not any_name:
         raise ConfigError(f"-o {path}: named as a file, and this command writes a folder; choose another name")
 
 
@@ -139,9 +140,9 @@ def embeddings_place(text: str) -> Path:
     from tasks.runs.embeddings import SINGLE_FILES
 
     path = Path(text)
-    if path.suffix in SINGLE_FILES:
-        check_folder(path.parent, any_name=True)
-    elif path.suffix and not text.endswith("/") and not path.is_dir():
+    if path.suffix in SINGLE_FILES and not text.endswith("/"):
+        check_file(path)
+    elif path.suffix in SINGLE_FILES or (path.suffix and not text.endswith("/") and not path.is_dir()):
         formats = " or ".join(SINGLE_FILES)
         raise ConfigError(f"-o {text}: expected a name that ends with {formats}, or of a folder: one without suffix, or that ends with /")
     else:

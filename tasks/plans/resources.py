@@ -94,6 +94,7 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     memories: list[tuple[Memory, PlannedRun]] = []
     num_bytes = 0
     known = KnownMemory(local.project.state)
+    of_training: dict[tuple[str, str], Memory | None] = {}  # runs that differ only in their seed share one
     for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if run.trains]:
         table = load_table(table_name)
         record = local.dataset(run.dataset, table)
@@ -102,7 +103,10 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
             need = dataset_disk(run.dataset, None if name is None else local.project.root / local.params.datasets[name].raw)
             if need is not None:
                 disk[need] = None
-        memory = _memory(local, run, record, known)
+        key = run.dataset, run.spec.training.model_dump_json()
+        if key not in of_training:
+            of_training[key] = _memory(local, run, record, known)
+        memory = of_training[key]
         if memory is not None:
             memories.append((memory, run))
             # The embeddings of the scored images, float32, are in the store and in MLflow.
@@ -150,11 +154,10 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
 
 
 def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord, known: KnownMemory) -> Memory | None:
-    training = run.spec.training
-    if not record.counts or not training.num_epochs:
+    training, placement, size = run.spec.training, local.placement, input_size(run.spec)
+    if not record.counts or not training.num_epochs or not size:
         return None
-    placement = local.placement
-    sizes = input_size(run.spec), record.counts["train"], _num_classes(run.dataset, record)
+    sizes = size, record.counts["train"], _num_classes(run.dataset, record)
 
     def compute() -> Memory | None:
         from tasks.plans.memory import training_memory

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from dml_core.config import check_known, located
 from dml_core.epochs import EPOCHS
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DataError, DmlError
 from tasks.data import dataset_if_intact
 from tasks.environment import Project
 from tasks.files import check_output
 from tasks.locks import alone
 from tasks.plans.plan import LocalState
+from tasks.runs.comparable import present_digest
 from tasks.runs.costs import costs_of
 from tasks.runs.finished import intact_record, run_identities
 from tasks.runs.protocols import COMMON
@@ -175,14 +176,16 @@ class Unmeasured:
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
 
-    A damaged dataset counts as not prepared, and a warning names it.
+    A damaged dataset counts as not prepared; whatever reads it names it.
 
     Raises:
         NewerFormatError, StoreError: as in `load_result`.
     """
     imported = {name: load_result(project, name).imported for name in {str(spec.table) for spec in runs}}
-    datasets = {name: dataset_if_intact(project, name) for name in {spec.dataset for spec in runs}}
-    digests = {name: None if record is None else record.digest for name, record in datasets.items()}
+    digests: dict[str, str | None] = dict.fromkeys(spec.dataset for spec in runs)
+    for name in digests:
+        with suppress(DataError):
+            digests[name] = present_digest(project, name)
     remaining, num_imported, unprepared = list[RunSpec](), Counter[str](), dict[str, None]()
     for spec in runs:
         facts, of_table = facts_of(spec, digests[spec.dataset]), imported[str(spec.table)]

@@ -199,14 +199,15 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
     runs = [run for run in result.runs if run.row == key]
     lines = _lines(name, table, key, runs)
     failed = [run for run in result.failed if run.row == key]
-    failed_on = {run.dataset for run in failed}
+    commands = {on: _how_to_run(name, key, on, result) for on in missing if on not in {run.dataset for run in failed}}
+    reasons = {on: row.lacks or waiting.get((key, on)) or commands.get(on) for on in missing}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
         independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
-        status=_status(table, row, runs, missing, bool(failed)),
+        status=_status(table, row, runs, missing, any(run.dataset not in table.stand_ins for run in failed)),
         lines=lines,
-        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on, result) for on in missing if on not in failed_on},
+        waits={on: reason for on, reason in reasons.items() if reason is not None},
         failures={f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in failed},
     )
 

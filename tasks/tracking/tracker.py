@@ -345,7 +345,7 @@ class LiveCurves:
     small networks end several per second, and a short run would make eleven calls for curves that nobody has time to look at. Epochs that
     are not sent by the end of the training are added when the run is published.
 
-    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run also has system metrics, of the machine that runs the flow.
+    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run also has system metrics from then on, of the machine that runs the flow.
     """
 
     def __init__(self, tracker: Tracker, comparison: str, identity: str, spec: RunSpec) -> None:

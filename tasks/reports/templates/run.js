@@ -167,8 +167,8 @@ function drawMap() {
 function drawMapOnceNear() {
   const map = byId("drawn");
   if (!map) return;
-  const near = new IntersectionObserver(([seen]) => {
-    if (!seen.isIntersecting) return;
+  const near = new IntersectionObserver((changes) => {
+    if (!changes.some((change) => change.isIntersecting)) return;
     near.disconnect();
     const library = element("script", { src: map.dataset.library });
     library.addEventListener("load", drawMap);

@@ -30,7 +30,7 @@ POINTS = {
     "after-checkpoint": ("dml_core.training.checkpoints.file", "save_checkpoint", "after"),
     "embedding": ("tasks.runs.embeddings", "np.save", "after"),  # a shard is written to a temporary file, not renamed yet
     "evaluating": ("tasks.scores.drawing", "draw_figures", "before"),  # scored, no figures drawn
-    "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are published, scores and files are not
+    "publishing": ("tasks.tracking.tracker", "_new_scores", "before"),  # the model is published; curves, scores and files are not
 }
 LONGEST_WAIT_SECONDS = 120.0
 num_passed = 0

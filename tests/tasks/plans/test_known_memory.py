@@ -122,6 +122,9 @@ def test_what_cannot_be_computed_is_tried_again_by_the_next_plan(project: Projec
 
 @pytest.mark.slow
 def test_a_second_plan_loads_neither_torch_nor_scipy(project: Project) -> None:
+    params = project.params_file.read_text()
+    assert params.count("device: auto") == 1, "which asks torch whether there is a GPU"
+    project.params_file.write_text(params.replace("device: auto", "device: cpu"))
     here = look(project)
     resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(rows=("softtriple",), seeds=(0,))))
     code = "import atexit, sys; from flows.cli import main; atexit.register(lambda: print(*sys.modules)); main()"

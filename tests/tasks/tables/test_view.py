@@ -201,9 +201,11 @@ def test_older_code_failures_and_removed_rows_are_shown():
 
 def test_a_row_whose_run_failed_is_not_listed_as_one_to_start():
     failed = FailedRun(row="ours", variant="as_released", dataset="cub200", seed=3, reason="no memory")
-    row = rows(shown(failed=(failed,), waiting={("ours", "cub200"): "cub200 is not here"}))["ours"]
+    row = rows(shown(failed=(failed,)))["ours"]
     assert (row.status, row.failures) == ("failed", {"as_released, cub200, seed 3": "no memory"})
     assert row.waits == {"sop": "start it with dml reproduce project/table1"}
+    unprepared = rows(shown(failed=(failed,), waiting={("ours", "cub200"): "cub200 is not here"}))["ours"]
+    assert unprepared.waits["cub200"] == "cub200 is not here", "what to get before it can be run again"
 
 
 def test_the_json_holds_each_seed_s_value_and_is_read_back_the_same():
