@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from dml_core.errors import TrainingError, first_line
@@ -68,7 +68,7 @@ def connect(attempts: int = 2) -> None:
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
         raise RayGoneError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
     if address == "local":
-        _watches.append(watch_children(RAY_PROCESSES))
+        _to_end.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
     return None
 
@@ -79,38 +79,48 @@ def _needed_processes() -> Iterator[None]:
 
     Its agents get free ports: they would wait three seconds for a usual one that another Ray of this machine has. The raylet is told all of
     them: it would wait 15 seconds until its agents have started, which takes longer on a busy machine, and end (ray-project/ray#65983).
+    Until Ray is stopped this process holds them: of a hundred starts one ended because a server of Ray's own had been given one meanwhile.
 
     This overrides what is private to Ray 2.60: tests/tasks/workers/test_group.py names the processes.
     """
     from ray._private import node, parameter, services
 
     default, start_api_server, start_process = parameter.RayParams, node.Node.start_api_server, services.start_ray_process
-    listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]  # all open together, so that all get different ports
     names = ("dashboard_agent_listen_port", "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
-    ours: dict[str, Any] = {name: server.getsockname()[1] for name, server in zip(names, listening, strict=True)}
-    for server in listening:
-        server.close()
-    of_raylet = [f"--{names[0]}={ours[names[0]]}"]
-    parameter.RayParams = lambda **options: default(**options | ours, no_monitor=True, include_log_monitor=False)
-    node.Node.start_api_server = lambda *_, **__: None
-    services.start_ray_process = lambda command, kind, *more, **options: start_process(
-        command + of_raylet * (kind == "raylet"), kind, *more, **options
-    )
-    try:
-        yield
-    finally:
-        parameter.RayParams, node.Node.start_api_server, services.start_ray_process = default, start_api_server, start_process
+    with ExitStack() as held:
+        ours: dict[str, Any] = {name: held.enter_context(_hold_port()).getsockname()[1] for name in names}
+        if sys.platform != "linux":  # where Ray could not bind them then
+            held.close()
+        of_raylet = [f"--{names[0]}={ours[names[0]]}"]
+        parameter.RayParams = lambda **options: default(**options | ours, no_monitor=True, include_log_monitor=False)
+        node.Node.start_api_server = lambda *_, **__: None
+        services.start_ray_process = lambda command, kind, *more, **options: start_process(
+            command + of_raylet * (kind == "raylet"), kind, *more, **options
+        )
+        try:
+            yield
+        finally:
+            parameter.RayParams, node.Node.start_api_server, services.start_ray_process = default, start_api_server, start_process
+        _to_end.append(held.pop_all().close)
+
+
+def _hold_port() -> socket.socket:
+    """Bind a free port without listening: the system gives it to nobody else, and a server that names it can still bind it."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", 0))
+    return bound
 
 
 def stop_ray() -> None:
     """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
-    while _watches:
-        _watches.pop()()
+    while _to_end:
+        _to_end.pop()()
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         sys.modules["ray"].shutdown()
 
 
-_watches: list[Callable[[], None]] = []
+_to_end: list[Callable[[], None]] = []  # watches of processes, and held ports
 
 
 def reason_of(error: BaseException | None) -> str:

@@ -167,8 +167,30 @@ def test_only_gpus_that_torch_can_use_count(
     monkeypatch.setattr(connection, "watch_children", lambda names: lambda: None)
     monkeypatch.setattr(connection.atexit, "register", lambda function: None)
     connection.connect()
-    connection._watches.clear()
+    connection.stop_ray()
     assert started == [expected]
+
+
+def test_the_ports_of_ray_s_agents_are_given_to_nobody_else_before_they_start_and_are_free_afterwards() -> None:
+    from ray._private import parameter
+
+    with connection._needed_processes():
+        params = parameter.RayParams()
+        ports = {params.dashboard_agent_listen_port, params.metrics_agent_port, params.metrics_export_port, params.runtime_env_agent_port}
+    assert len(ports) == 4
+    given = set()
+    for _ in range(100_000):  # of some 7,000 to 28,000 that there are
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            given.add(other.getsockname()[1])
+    assert len(given) > 5_000
+    assert given & ports == set()
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()  # an agent can have its own
+    connection.stop_ray()
+    for port in ports:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
 
 
 def test_a_start_that_fails_leaves_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
