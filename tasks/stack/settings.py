@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ RECORDS = "records"
 DATA = "data"
 OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
 PASSED = ("DML_WEBHOOK",)  # own settings that its processes receive all the same
+ALL_PORTS = range(20_000, 65_536)  # to choose from: Ray gives the ones below to its workers
 
 
 class Service(Config):
@@ -229,10 +231,7 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
         if not chosen["ports"].keys() >= {*names}:
             raise ConfigError(f"{path}: of a stack of another version, with other servers; take that down: dml stack down")
         return chosen["ports"], chosen["secrets"], chosen["s3"]
-    probes = [socket.create_server((file.host, 0)) for _ in names]  # all open together, so that all get different ports
-    ports = {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
-    for probe in probes:
-        probe.close()
+    ports = dict(zip(names, free_ports(file.host), strict=False))
     words = {name: secrets.token_hex(16) for name in ("postgres", S3, "ray")}
     s3 = {"address": f"http://{file.host}:{ports[S3]}", "user": "dml", "secret": words[S3], "is_stacks": True}
     if own_s3 is not None:  # its login is never passed as an argument
@@ -243,6 +242,20 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
         s3 = {"address": own_s3, "user": user, "secret": secret, "is_stacks": False}
     write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3, "run": str(run)}))
     return ports, words, s3
+
+
+def free_ports(host: str) -> Iterator[int]:
+    """Yield free ports in a random order, each once, that the system gives to no program by itself where there are such.
+
+    Others could be given to Ray's workers before a server starts, or while it is started again.
+    """
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first, last = map(int, limits.read_text().split()) if limits.is_file() else (32768, 65535)
+    ports = [port for port in ALL_PORTS if not first <= port <= last] or [*ALL_PORTS]
+    for port in secrets.SystemRandom().sample(ports, len(ports)):
+        with suppress(OSError):
+            socket.create_server((host, port)).close()
+            yield port
 
 
 def _postgresql(version: str) -> Path:

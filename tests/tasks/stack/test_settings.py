@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from datetime import datetime
@@ -15,6 +16,7 @@ from requests.utils import should_bypass_proxies
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
+from tasks.stack import settings
 from tasks.stack.settings import load_stack, run_folder
 from tests.conftest import ROOT
 
@@ -38,9 +40,23 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     stack = load_stack(project)
     assert load_stack(project) == stack
     assert len(set(stack.ports.values())) == len(stack.ports)
+    given = set()
+    for _ in range(20_000):
+        with socket.socket() as other:
+            other.bind((stack.file.host, 0))
+            given.add(other.getsockname()[1])
+    assert given.isdisjoint(stack.ports.values()), "the system gives none of them to another program before its server starts"
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
     assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = [server.getsockname()[1] for server in (taken, free)]
+        monkeypatch.setattr(settings, "ALL_PORTS", ports)  # all in the system's range
+        free.close()
+        assert [*settings.free_ports("127.0.0.1")] == ports[1:]
 
 
 @pytest.mark.parametrize("text", ['{"ports": {', "{}", "[]", "7", '{"ports": {}}', ""])
