@@ -180,7 +180,7 @@ class ShownRow(Record):
         independent_source: source of the independent values; "none found" for a row to be run that has none.
         status: whether the row was measured on all of the paper's own datasets that have it.
         lines: its measurements, default variant first.
-        waits: dataset -> what must be present or done before the row is measured on it; of a dataset on which it failed, only what is missing.
+        waits: dataset -> what must be present or done before the row is measured on it; only the former if it failed.
         failures: "variant, dataset, seed" -> reason, of the last attempt.
     """
 
