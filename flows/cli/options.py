@@ -1,6 +1,7 @@
 """Options of several verbs: runs of tables, overridden settings, prices, JSON, folders to write."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -49,10 +50,7 @@ SameOverrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AUTO = "auto"
 MAX_SEEDS = 1000
-FILE_SUFFIXES = (
-    {".csv", ".gz", ".htm", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".log", ".md", ".npy", ".npz", ".onnx", ".parquet", ".pdf", ".png"}
-    | {".pt", ".pt2", ".pth", ".svg", ".tar", ".txt", ".xml", ".yaml", ".yml", ".zip"}
-)  # fmt: skip
+NAME_OF_FILE = re.compile(r"\.(csv|gz|html?|jpe?g|jsonl?|log|md|np[yz]|onnx|parquet|pdf|png|pt[2h]?|svg|tar|txt|xml|ya?ml|zip)$", re.I)
 TrackName = Annotated[
     Literal["paper", "common"] | None,
     typer.Option("--track", help="For tables: each paper's protocol, or a common one for every loss."),
@@ -105,7 +103,7 @@ def check_folder(path: Path, any_name: bool = False) -> None:
     nearest = _nearest(path)
     if not _is_folder(nearest):
         raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
-    if nearest != path and path.suffix.lower() in FILE_SUFFIXES and not any_name:
+    if nearest != path and NAME_OF_FILE.search(path.name) and not any_name:
         raise ConfigError(f"-o {path}: named as a file, and this command writes a folder; choose another name")
 
 
