@@ -7,16 +7,17 @@ seed -> the winner's file
 reused, which is how an interrupted search resumes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import stdev
 
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 
-from dml_core.errors import ConfigError, EvaluationError, TrainingError
+from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, TrainingError, first_line
 from dml_core.training.history import HISTORY_FILE
 from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
 from flows.reports import artifact_key
@@ -63,6 +64,15 @@ class Tuned:
         ]
 
 
+class SearchesFailedError(TrainingError):
+    """Some searches failed. `tuned` has the others, for display."""
+
+    def __init__(self, failed: Mapping[str, DmlError], tuned: Sequence[Tuned]) -> None:
+        title, error = next(iter(failed.items()))
+        super().__init__(f"{len(failed)} of {len(failed) + len(tuned)} searches failed; the first: {title}: {first_line(error)}")
+        self.tuned = tuple(tuned)
+
+
 def _flow_run_name() -> str:
     given = runtime.flow_run.parameters
     on = f" on {', '.join(given['datasets'])}" if given.get("datasets") else ""
@@ -79,7 +89,7 @@ def tune(
     seed: int = 0,
     metric: str = "recall@1",
 ) -> list[Tuned]:
-    """Search the settings of tables' rows on folds of the training classes; finished scores are reused.
+    """Search the settings of tables' rows on folds of the training classes; finished scores are reused. A failed search stops no other.
 
     Args:
         rows: each `<paper>/<table>/<row>`.
@@ -92,9 +102,21 @@ def tune(
     """
     project = open_project()
     params, searches = checked_searches(project, rows, datasets or (), folds, seed, metric, parallel)
+    tuned: list[Tuned] = []
+    failed: dict[str, DmlError] = {}
     with closing(Services(project, params.scale)) as services:
-        prepared = {name: prepare(project, name) for name in dict.fromkeys(search.dataset for search in searches)}
-        return [_tune(search, prepared[search.dataset], num_trials, params, services) for search in searches]
+        prepared = cache(partial(prepare, project))
+        for search in searches:
+            try:
+                tuned.append(_tune(search, prepared(search.dataset), num_trials, params, services))
+            except (DataError, TrainingError) as error:
+                if len(searches) == 1 or isinstance(error, RayGoneError) or services.stopping.is_set():
+                    raise
+                failed[search.title] = error
+                services.display.say(f"{search.title}: FAILED: {first_line(error)}")
+    if failed:
+        raise SearchesFailedError(failed, tuned)
+    return tuned
 
 
 def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Params, services: Services) -> Tuned:

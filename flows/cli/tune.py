@@ -43,9 +43,16 @@ def tune(
     for search in searches:
         say(f"{search.title}: {', '.join(search.space)}")
     with PrefectStart(project).loading():
+        from flows.tune import SearchesFailedError
         from flows.tune import tune as flow
 
-    for tuned in flow(rows, dataset, trials, folds, parallel, seed, metric):
+    try:
+        searched = flow(rows, dataset, trials, folds, parallel, seed, metric)
+    except SearchesFailedError as error:
+        for tuned in error.tuned:
+            _print_tuned(tuned)
+        raise
+    for tuned in searched:
         _print_tuned(tuned)
 
 

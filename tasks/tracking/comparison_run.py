@@ -78,8 +78,10 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         _publish_variants(client, experiment, report.comparison, summaries)
         links = run_link(experiment, parent), view_link(experiment)
         note = describe_experiment(*links, summaries, said_best(validation), comparison)
+        tags = client.get_experiment(experiment).tags
         for tag, value in {Tag.NOTE: note, **experiment_tags(report.comparison)}.items():
-            client.set_experiment_tag(experiment, tag, value)
+            if tags.get(tag) != value:
+                client.set_experiment_tag(experiment, tag, value)
 
 
 def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:

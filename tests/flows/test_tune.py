@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
-from flows.tune import Scores, locks_of
+from flows.tune import Scores, SearchesFailedError, locks_of
 from tasks.environment import Project
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
@@ -108,3 +108,52 @@ def test_a_search_ends_if_ray_is_gone_and_goes_on_without_settings_that_cannot_b
     assert scores._wait(failed(TrainingError("the loss is not finite"))) == "the loss is not finite"
     with pytest.raises(RayGoneError):
         scores._wait(failed(RayGoneError("Ray does not answer")))
+
+
+def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Exception | list[str]]:
+    """Return the datasets that searches began on, and what the flow returns or raises; `errors` of a dataset are raised by its search."""
+    begun: list[str] = []
+
+    def search_on(search: Any, prepared: Any, *others: Any) -> str:
+        begun.append(search.dataset)
+        if search.dataset in errors:
+            raise errors[search.dataset]
+        return f"result on {search.dataset}"
+
+    def prepare(project: Project, name: str) -> DatasetRecord:
+        if isinstance(errors.get(name), DataError):
+            raise errors[name]
+        return DATASET
+
+    searches = [SimpleNamespace(title=f"row on {name}", dataset=name) for name in datasets]
+    services = SimpleNamespace(display=SimpleNamespace(say=lambda line: None), stopping=Event(), close=lambda: None)
+    monkeypatch.setattr(tune, "checked_searches", lambda *given: (SimpleNamespace(scale=None), searches))
+    monkeypatch.setattr(tune, "Services", lambda *given: services)
+    monkeypatch.setattr(tune, "prepare", prepare)
+    monkeypatch.setattr(tune, "_tune", search_on)
+    try:
+        return begun, tune.tune.fn(["t/r"])
+    except DmlError as error:
+        return begun, error
+
+
+def test_a_search_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails: dict[str, Exception] = {"a": DataError("a is not prepared"), "b": TrainingError("trial 0 cannot be trained\nmore")}
+    begun, error = searched(["a", "b", "c"], fails, monkeypatch)
+    assert begun == ["b", "c"]
+    assert isinstance(error, SearchesFailedError)
+    assert error.tuned == ("result on c",)
+    assert str(error) == "2 of 3 searches failed; the first: row on a: a is not prepared"
+    assert not error.unforeseen
+
+
+@pytest.mark.parametrize(
+    ("datasets", "error"),
+    [(["a"], DataError("a is not prepared")), (["a", "b"], RayGoneError("Ray does not answer")), (["a", "b"], DmlError("x"))],
+)
+def test_the_error_of_the_only_search_or_of_more_than_a_search_is_raised_itself(
+    datasets: list[str], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, raised = searched(datasets, {"a": error}, monkeypatch)
+    assert raised is error
+    assert "b" not in begun
