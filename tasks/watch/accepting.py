@@ -122,9 +122,9 @@ def find_candidates(
             continue
         for seed in seeds:
             identities = step_identities(spec.model_copy(update={"seed": seed}), dataset)
-            steps = [read_finished(finished_records(), *step) for step in identities.items()]
-            if steps[0] is not None and None not in steps:
-                finished.setdefault(row, {})[seed] = float(steps[0].facts.get("seconds", 0))
+            trained, embedded, scored = (read_finished(finished_records(), *step) for step in identities.items())
+            if trained and embedded and scored and scored.is_made_from([trained, embedded]):
+                finished.setdefault(row, {})[seed] = float(trained.facts.get("seconds", 0))
     used = sorted({seed for by_seed in finished.values() for seed in by_seed})
     variants = params.comparison.variants
     needed = [row for row, spec in specs.items() if row in finished or not is_standing or variants[spec.variant].get(BY_DEFAULT, True)]
@@ -191,7 +191,8 @@ def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evide
         verdict = verdict_of(one, finished, level)
         if verdict.verdict is Verdict.DRIFTED:
             again = "dml reproduce --force, then dml verify"
-            raise ConfigError(f"{one.row}: the finished runs are not what the verification trained ({verdict.reason}); {again}")
+            reason = "; ".join([verdict.reason, *verdict.changed])
+            raise ConfigError(f"{one.row}: the finished runs are not what the verification trained ({reason}); {again}")
     return finished
 
 

@@ -65,8 +65,8 @@ def settings_hash(spec: RunSpec) -> str:
 def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment) -> Evidence | None:
     """Return the evidence of a run, or None if the present code has not finished it.
 
-    Its files in the store are compared with their records; those of its dataset must have been verified. Whether the training was
-    deterministic is known from its record, the rest of its surroundings from `environment`.
+    Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, and
+    whether the training was deterministic, are known from its record, the rest of its surroundings from `environment`.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -82,6 +82,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     curve = next((name for name in CURVES if any(name in row for row in history)), CURVES[0])
     points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
     initial, batches, pixels = beginning(spec, Path(dataset.folder))
+    recorded = {"deterministic": bool(trained.facts.get("deterministic")), "workers": trained.facts.get("num_workers", 1)}
     return Evidence(
         row=row_of(spec),
         seed=spec.seed,
@@ -95,7 +96,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         curve=tuple(value for _, value in points),
         curve_epochs=tuple(epoch for epoch, _ in points),
         seconds=float(trained.facts.get("seconds", 0)),
-        environment=environment.model_copy(update={"deterministic": bool(trained.facts.get("deterministic"))}),
+        environment=environment.model_copy(update=recorded),
         pixels=pixels,
         steps_per_epoch=sum(row["epoch"] == 0 for row in history),
     )

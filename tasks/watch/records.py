@@ -29,6 +29,7 @@ class Environment(_Record):
         device: "cpu", or name of the GPU with its driver.
         threads: threads of one worker.
         deterministic: whether torch's deterministic algorithms were used.
+        workers: processes that trained the run; 1 in files from before it was recorded.
     """
 
     commit: str
@@ -38,6 +39,7 @@ class Environment(_Record):
     device: str
     threads: int
     deterministic: bool = False
+    workers: int = 1
 
 
 class Evidence(_Record):

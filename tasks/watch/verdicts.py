@@ -77,7 +77,7 @@ def differing(accepted: Environment, new: Environment) -> tuple[str, ...]:
     """Return what differs in two environments, as "torch 2.11.0 -> 2.14.1"."""
     pairs = {
         name: (getattr(accepted, name), getattr(new, name))
-        for name in ("commit", "python", "processor", "device", "threads", "deterministic")
+        for name in ("commit", "python", "processor", "device", "threads", "deterministic", "workers")
     } | {name: (accepted.packages.get(name), new.packages.get(name)) for name in sorted(accepted.packages.keys() | new.packages.keys())}
     return tuple(f"{name} {_short(old)} -> {_short(now)}" for name, (old, now) in pairs.items() if old != now)
 

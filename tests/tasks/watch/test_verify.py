@@ -1,5 +1,6 @@
 """A project whose runs are trained: verification reproduces accepted runs, and finds injected faults."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,12 @@ from dml_core.data.store import packed
 from dml_core.data.views import batches
 from dml_core.errors import ConfigError, StoreError
 from dml_core.training import loop
+from flows.reuse.step_cache import SealedJSON
+from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
+from tasks.runs.finished import read_finished
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
 from tasks.watch import accepting, evidence, verifying
@@ -26,10 +31,10 @@ from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
-from tasks.watch.storage import read_reference, reference_path, write_reference, write_verification
+from tasks.watch.storage import read_reference, reference_path, rows_today, write_reference, write_verification
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
-from tests.tasks.watch.conftest import EPOCHS, STEPS, commit, reference, say, train_here, verified
+from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, train_here, verified
 
 pytestmark = pytest.mark.slow
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
@@ -79,6 +84,26 @@ def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project
     with pytest.raises(ConfigError, match="verified with other code than the present"):
         accept(project, "own", "first results", (), say)
     assert not reference_path(project, "own").exists()
+
+
+def test_scores_of_a_former_network_are_those_of_an_unfinished_run(project: Project) -> None:
+    """`dml reproduce --force` was stopped between training and scoring, and the networks have other bits."""
+    spec, dataset = rows_today(load_params(project.params_file), "own")["own/good"], read_dataset(project, "own")
+    verified(project)
+    before: dict[Path, str] = {}
+    for seed in SEEDS:
+        scored = step_identities(spec.model_copy(update={"seed": seed}), dataset)["evaluate"]
+        path, record = project.root / "records" / scored, read_finished(project.root / "records", "evaluate", scored)
+        assert record is not None
+        before[path] = path.read_text()
+        former = record.model_copy(update={"inputs": "0" * 64})
+        path.write_text(json.dumps({"metadata": {}, "result": SealedJSON().dumps(former).decode()}))
+    try:
+        with pytest.raises(ConfigError, match="own: no row is finished by this code; run them with dml reproduce"):
+            accept(project, "own", "first results", (), say)
+    finally:
+        for path, content in before.items():
+            path.write_text(content)
 
 
 def test_a_finished_run_that_is_trained_again_meanwhile_costs_no_verdict(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +264,37 @@ def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and
     assert row.reason.startswith("the loss differs from step ")
     assert [line.split()[0] for line in row.changed] == ["commit", "processor", "torch"]
     assert row.changed[2].endswith("-> 9.9")
+
+
+def of_four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run that is read from now on be one that four workers trained, whose sums have another order."""
+
+    def read(*step: Any) -> Any:
+        record = read_finished(*step)
+        return record and record.model_copy(update={"facts": record.facts | {"num_workers": 4}})
+
+    monkeypatch.setattr(evidence, "read_finished", read)
+
+
+def test_a_run_that_got_more_workers_alone_than_among_others_is_judged_by_its_band(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_four_workers(monkeypatch)
+    slightly_other_numbers(monkeypatch)
+    row = verified(accepted)
+    assert row.verdict is Verdict.WITHIN_BAND, row.reason
+    assert row.changed[1:] == ("workers 1 -> 4",)
+
+
+def test_runs_that_a_verification_with_more_workers_trained_are_accepted_by_their_band(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        of_four_workers(patch)
+        slightly_other_numbers(patch)
+        verified(project)
+    reference, _ = accept(project, "own", "first results", (), say)
+    assert {one.environment.workers for one in reference.evidence} == {1}
 
 
 def test_all_accepted_rows_share_the_false_alarms_and_accept_names_those_who_lose_their_bands(
