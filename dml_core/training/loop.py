@@ -139,9 +139,15 @@ class _Run:
             leave_to_their_worker(self.parallel, self.system)
             # A timm network has layers after its features, and a loss of pytorch-metric-learning may use no parameter of it in a step.
             is_foreign = any(type(module).__module__.startswith(("timm.", "pytorch_metric_learning.")) for module in self.system.modules())
+            # Otherwise the first step arranges the gradients anew, and Gloo's order of more than two summands depends on their place: a
+            # resumed run would differ in the last bits.
+            keeps_places = self.device.type == "cpu" and world_size() > 2
             # Without `device_ids`, which would move labels that a loss needs on the CPU.
             self.parallel = DistributedDataParallel(
-                self.parallel, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=is_foreign
+                self.parallel,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=is_foreign or keeps_places,
             )
 
     @property
@@ -465,8 +471,9 @@ def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
     zero = done.values[0]["loss"].new_zeros(())
     table = torch.stack([torch.stack([values.get(name, zero).float() for name in names]) for values in done.values])
     if world_size() > 1:
-        dist.all_reduce(table)
-        table /= world_size()
+        tables = [torch.empty_like(table) for _ in range(world_size())]
+        dist.all_gather(tables, table)
+        table = sum(tables[1:], tables[0]) / world_size()  # by rank: the order of an all-reduce depends on the number of steps
     done.values.clear()
     for step, row in enumerate(table.cpu().tolist(), len(done.rows)):
         if not all(map(math.isfinite, row)):

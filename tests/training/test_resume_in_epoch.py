@@ -227,10 +227,12 @@ def test_what_may_take_long_without_a_beat_is_marked(packed: Path, tmp_path: Pat
     assert marked == dict.fromkeys(("build_system", "resumable_checkpoint", "_resume", "upload 1 ends", "upload 2 ends"), True)
 
 
-# ---------------------------------------------------------------- two workers
+# ---------------------------------------------------------------- three workers: sums of two do not depend on their order
 
 
-def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, stop_after: int | None) -> None:
+NUM_WORKERS, NUM_STEPS = 3, 4
+
+def fit_on_several(rank: int, packed: Path, folder: Path, kill_after: int | None, stop_after: int | None) -> None:
     writing.LOOK_SECONDS = 0.0
     steps = [0]
 
@@ -238,9 +240,9 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
         steps[0] += 1
         if steps[0] == kill_after and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return rank == 1 and steps[0] == stop_after  # one worker is told to stop, both stop
+        return rank == 1 and steps[0] == stop_after  # one worker is told to stop, all stop
 
-    config = RUNS["average, kept epochs"]
+    config = small_training(average={"decay": 0.8, "after": 0.34}, keep_epochs=("oracle",), sampler={"batch_size": 9})
     _, tested, _ = validation.scorers(packed, config, validation.ScoredImages(CPU))
     how = Saving(every_steps=3, in_background=True, stop_wanted=stop_wanted)
     try:
@@ -250,38 +252,38 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
 
 
 @pytest.fixture(scope="module")
-def by_two(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of two workers' undisturbed run."""
-    folder = tmp_path_factory.mktemp("by-two")
-    spawn(fit_on_two, 2, packed, folder, None, None)
+def undisturbed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of several workers' undisturbed run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    spawn(fit_on_several, NUM_WORKERS, packed, folder, None, None)
     return folder
 
 
 @pytest.mark.slow
-def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, by_two: Path, tmp_path: Path) -> None:
-    for name, kill, stop in (("killed", 9, None), ("stopped", None, 9)):
+def test_several_workers_go_on_in_the_middle_of_an_epoch(packed: Path, undisturbed: Path, tmp_path: Path) -> None:
+    for name, kill, stop in (("killed", 7, None), ("stopped", None, 9)):
         folder = tmp_path / name
         if kill:
             with pytest.raises(Exception, match="SIGKILL"):
-                spawn(fit_on_two, 2, packed, folder, kill, stop)
+                spawn(fit_on_several, NUM_WORKERS, packed, folder, kill, stop)
         else:
-            spawn(fit_on_two, 2, packed, folder, kill, stop)
-            assert len(list(folder.glob("stopped-*"))) == 2
+            spawn(fit_on_several, NUM_WORKERS, packed, folder, kill, stop)
+            assert len(list(folder.glob("stopped-*"))) == NUM_WORKERS
         state = load_checkpoint(folder)
         assert state is not None
         rows = state.get("under_way", {"rows": []})["rows"]
-        assert 5 * state["num_epochs_done"] + len(rows) == {"killed": 6, "stopped": 9}[name]
-        spawn(fit_on_two, 2, packed, folder, None, None)
-        assert left_by(folder) == left_by(by_two)
+        assert NUM_STEPS * state["num_epochs_done"] + len(rows) == {"killed": 6, "stopped": 9}[name]
+        spawn(fit_on_several, NUM_WORKERS, packed, folder, None, None)
+        assert left_by(folder) == left_by(undisturbed)
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, by_two: Path, tmp_path: Path) -> None:
+def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, undisturbed: Path, tmp_path: Path) -> None:
     """Batches are drawn globally, so that another number of workers changes only the order of sums."""
-    spawn(fit_on_two, 2, packed, tmp_path / "fewer", None, 7)
-    spawn(fit_on_two, 1, packed, tmp_path / "fewer", None, None)
-    two, one = load_checkpoint(by_two), load_checkpoint(tmp_path / "fewer")
-    assert two is not None
+    spawn(fit_on_several, NUM_WORKERS, packed, tmp_path / "fewer", None, 7)
+    spawn(fit_on_several, 1, packed, tmp_path / "fewer", None, None)
+    several, one = load_checkpoint(undisturbed), load_checkpoint(tmp_path / "fewer")
+    assert several is not None
     assert one is not None
-    for name, value in two["system"].items():
+    for name, value in several["system"].items():
         torch.testing.assert_close(one["system"][name], value, rtol=1e-4, atol=1e-5)
