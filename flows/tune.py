@@ -109,7 +109,7 @@ def tune(
         for search in searches:
             try:
                 tuned.append(_tune(search, prepared(search.dataset), num_trials, params, services))
-            except (DataError, TrainingError) as error:
+            except (ConfigError, DataError, TrainingError) as error:
                 if len(searches) == 1 or isinstance(error, RayGoneError) or services.stopping.is_set():
                     raise
                 failed[search.title] = error

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.errors import DataError, DmlError, TrainingError
+from dml_core.errors import ConfigError, DataError, DmlError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
@@ -138,12 +138,16 @@ def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pyt
 
 
 def test_a_search_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails: dict[str, Exception] = {"a": DataError("a is not prepared"), "b": TrainingError("trial 0 cannot be trained\nmore")}
-    begun, error = searched(["a", "b", "c"], fails, monkeypatch)
-    assert begun == ["b", "c"]
+    fails: dict[str, Exception] = {
+        "a": DataError("a is not prepared"),
+        "b": TrainingError("trial 0 cannot be trained\nmore"),
+        "c": ConfigError("too few classes"),
+    }
+    begun, error = searched(["a", "b", "c", "d"], fails, monkeypatch)
+    assert begun == ["b", "c", "d"]
     assert isinstance(error, SearchesFailedError)
-    assert error.tuned == ("result on c",)
-    assert str(error) == "2 of 3 searches failed; the first: row on a: a is not prepared"
+    assert error.tuned == ("result on d",)
+    assert str(error) == "3 of 4 searches failed; the first: row on a: a is not prepared"
     assert not error.unforeseen
 
 
