@@ -179,6 +179,16 @@ def one_line_errors(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason}") from None
 
 
+def check_answers(uri: str, client: Any) -> None:
+    """Check that MLflow answers a query: if it does, an error is of one record.
+
+    Raises:
+        TrackingError: it does not.
+    """
+    with one_line_errors(uri):
+        client.search_experiments(max_results=1)
+
+
 def project_runs(client: Any, tags: Mapping[str, str | None], **options: Any) -> list[Any]:
     """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
     experiments = all_pages(partial(client.search_experiments, filter_string=PROJECT_EXPERIMENTS))

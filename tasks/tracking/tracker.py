@@ -101,28 +101,33 @@ class Tracker:
             return run_id
 
     def sync(self) -> int:
-        """Deliver everything in the outbox; return the number of reports delivered.
+        """Deliver everything in the outbox; return the number of reports delivered. A comparison waits for its runs, as in `publish`.
 
         Raises:
-            TrackingError: the server does not accept them, and undelivered reports stay. Or, after the others were delivered: some reports
-                are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run makes again.
+            TrackingError: MLflow cannot be used, and undelivered reports stay. Or, after the others were delivered: MLflow refuses some
+                reports, some are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run
+                makes again.
         """
-        num_delivered, faults = 0, []
+        num_delivered, faults = 0, dict[str, list[str]]()
         for path in sorted(self.outbox.glob("*.json")):
             with alone(self._locks / path.name):
                 if not path.exists():  # another process delivered it meanwhile
                     continue
                 try:
-                    self._deliver(read_report(path))
-                except TrackingError:
-                    raise
+                    report = read_report(path)
+                    if isinstance(report, ComparisonReport) and runs_wait(self.outbox, report.comparison, self._locks):
+                        continue
+                    self._deliver(report)
                 except DmlError as error:
-                    faults.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
+                    if isinstance(error, TrackingError):
+                        connection.check_answers(self.uri, self._client)
+                    faults.setdefault(str(error).removeprefix(f"{path}: "), []).append(str(path))
                     continue
                 path.unlink()
                 num_delivered += 1
         if faults:
-            raise TrackingError(f"records delivered: {num_delivered}, failed: {len(faults)}: {'; '.join(faults)}")
+            failed = "; ".join(f"{', '.join(paths)}: {fault}" for fault, paths in faults.items())
+            raise TrackingError(f"records delivered: {num_delivered}, failed: {sum(map(len, faults.values()))}: {failed}")
         return num_delivered
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:

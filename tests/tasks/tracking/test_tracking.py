@@ -868,8 +868,31 @@ def test_a_record_that_cannot_be_delivered_holds_back_no_other_comparison(
     with pytest.raises(TrackingError, match=rf"failed: 1: \S*{stuck.name}"):  # the user finds the file, and may delete it
         tracker.sync()
     stuck.unlink(missing_ok=True)
-    assert tracker.sync() == 0
+    assert tracker.sync() == (damage is None)
     assert not list(tracker.outbox.glob("*.json"))
+
+
+def test_a_record_that_mlflow_refuses_holds_back_only_its_own_comparison(tracker: Tracker, report: RunReport, monkeypatch) -> None:
+    scores_only = report.model_copy(update={"scores_only": True})
+    of_table = {"comparison": "a table on d"}
+    refused = keep_report(tracker.outbox, scores_only.model_copy(update={"variant": "a"}))
+    for record in (scores_only.model_copy(update=of_table), comparison(), comparison().model_copy(update=of_table)):
+        keep_report(tracker.outbox, record)
+    assert min(tracker.outbox.glob("*.json")) == refused, "it is the first"
+    log_files = Tracker._log_files
+
+    def refuse(self: Tracker, run_id: str, uploaded: RunReport) -> None:
+        if uploaded.variant == "a":
+            raise MlflowException("the file is too large")
+        log_files(self, run_id, uploaded)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "_log_files", refuse)
+        with pytest.raises(TrackingError, match=rf"^records delivered: 2, failed: 1: {refused}: MLflow at .*: the file is too large$"):
+            tracker.sync()
+    assert published_runs(tracker.uri, "d", COMPARISON) == []
+    assert len(published_runs(tracker.uri, "d", "a table on d")) == 1
+    assert tracker.sync() == 2, "the run and its comparison"
 
 
 def test_in_a_project_that_was_moved_records_wait_until_mlflow_has_another_database(
