@@ -25,10 +25,10 @@ from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Batch, Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.epochs import CURVE, RECALL
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.inputs import checked_embeddings
-from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.geometry import Points, as_points
 from dml_core.evaluation.retrieval.sweep import Shard, score_queries
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
@@ -179,7 +179,9 @@ class HeldOutRecall:
         return bool((np.bincount(labels_Q) > 1).any())
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Return exact Recall@1 by cosines; empty if no image has another of its class to retrieve, or embeddings are not finite.
+        """Return exact Recall@1 by cosines; empty if no image has another of its class to retrieve, or embeddings cannot be scored.
+
+        Embeddings are not scored if one is zero, not finite or too large: a network that passes through such a state may recover.
 
         Weights, BatchNorm's averages and random streams are not changed.
         """
@@ -190,9 +192,13 @@ class HeldOutRecall:
         gallery_GD, labels_G = queries_QD, labels_Q
         if self.gallery is not None:
             gallery_GD, labels_G = self._embed(model, self.gallery, np.arange(len(self.gallery))), self.gallery.labels
-        if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
+        if not self.can_score:
             return {}
-        return {self.metric: self._recall(queries_QD, labels_Q, gallery_GD, labels_G)}
+        try:
+            queries, gallery = (as_points(checked_embeddings(rows), EvaluationConfig().metric) for rows in (queries_QD, gallery_GD))
+        except EvaluationError:  # of every worker: all have the same embeddings
+            return {}
+        return {self.metric: self._recall(queries, labels_Q, gallery, labels_G)}
 
     def _embed(self, model: Embedder, dataset: PackedDataset, rows_N: np.ndarray) -> np.ndarray:
         """Return embeddings (N, D). Workers take batches in turn, so that each batch is computed as by a single worker."""
@@ -208,20 +214,19 @@ class HeldOutRecall:
         model.train(was_training)
         return sum_over_workers(embeddings_ND).cpu().numpy()  # each row is non-zero on only one worker
 
-    def _recall(self, queries_QD: np.ndarray, labels_Q: np.ndarray, gallery_GD: np.ndarray, labels_G: np.ndarray) -> float:
+    def _recall(self, queries: Points, labels_Q: np.ndarray, gallery: Points, labels_G: np.ndarray) -> float:
         """Return the share of the queries with a positive whose nearest image is one; each worker scores a part of the queries."""
-        config, device = EvaluationConfig(), self.images.device
         hits_and_scored = torch.zeros(2, dtype=torch.int64)
         with failing_together():
             # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
-            gallery, queries = (as_points(checked_embeddings(rows), config.metric) for rows in (gallery_GD, queries_QD))
             mine_Q = np.array_split(np.arange(len(labels_Q)), world_size())[rank()]
             own = replace(queries, raw=queries.raw[mine_Q], divisors=queries.divisors[mine_Q])
             shard, self_index_Q = Shard(lambda: gallery, labels_G), mine_Q if self.gallery is None else None
             if len(mine_Q):
-                scores = score_queries([shard], own, labels_Q[mine_Q], self_index_Q, config.max_block_bytes, device)
+                max_bytes, device = EvaluationConfig().max_block_bytes, self.images.device
+                scores = score_queries([shard], own, labels_Q[mine_Q], self_index_Q, max_bytes, device)
                 hits_and_scored += torch.tensor([np.sum(scores.first_rank[scores.is_scored] == 1), scores.is_scored.sum()])
-        hits, num_scored = sum_over_workers(hits_and_scored.to(device)).cpu().tolist()
+        hits, num_scored = sum_over_workers(hits_and_scored.to(self.images.device)).cpu().tolist()
         return float(hits / num_scored)
 
 

@@ -163,11 +163,12 @@ def test_workers_share_the_scoring_and_agree_with_the_evaluator(packed: Path, tm
     assert [number for worker in seen for number in worker] == [len(images) // 3] * 3
 
 
-def test_what_cannot_be_scored_is_left_out(packed: Path) -> None:
-    """Infinite weights after a last step are reported by the next step, with the loss's message."""
+@pytest.mark.parametrize("value", [float("nan"), 0.0])
+def test_what_cannot_be_scored_is_left_out(packed: Path, value: float) -> None:
+    """Infinite weights after a last step are reported by the next step, with the loss's message; zero embeddings may pass."""
     model = build_system(CONFIG, 4, 0, CPU).model
     for parameter in model.parameters():
-        parameter.data.fill_(float("nan"))
+        parameter.data.fill_(value)
     assert HeldOutRecall(ScoredImages(CPU), PackedDataset(packed, "test"), CONFIG.transform)(model) == {}
 
 
