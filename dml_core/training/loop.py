@@ -30,11 +30,11 @@ from dml_core.data.views.samplers import check_sampler, epoch_batches, first_bat
 from dml_core.data.views.transform_config import check_training_crop
 from dml_core.epochs import RECALL, KeptEpoch
 from dml_core.errors import ConfigError, TrainingError
-from dml_core.files import file_sha256
 from dml_core.float32 import without_tf32
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
+from dml_core.models.backbones.registry import unnamed_weights
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoints.file import copied, resumable_checkpoint, save_checkpoint
 from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
@@ -248,10 +248,7 @@ def fit(
 def _derived_identity(config: TrainingConfig, dataset: PackedDataset, seed: int) -> str:
     """Return a hash of all that the result depends on but the images' pixels, which would take long to read."""
     settings = config.model_dump(mode="json", exclude={"checkpoint_every_epochs"})
-    parts = [settings, seed, dataset.class_names, dataset.labels.tolist()]
-    backbone = config.model.backbone
-    if backbone.weights not in ("none", "imagenet") and backbone.weights_sha256 is None and Path(backbone.weights).is_file():
-        parts.append(file_sha256(Path(backbone.weights)))
+    parts = [settings, seed, dataset.class_names, dataset.labels.tolist(), unnamed_weights(config.model.backbone)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dml_core.losses.registry import loss_modules
 from dml_core.measurements.registry import measurement_module
-from dml_core.models.backbones.registry import backbone_module
+from dml_core.models.backbones.registry import backbone_module, unnamed_weights
 from dml_core.training.config import TrainingConfig
 from tasks.runs.records import DatasetRecord
 from tasks.runs.source import SourceCode, read_source
@@ -62,16 +62,18 @@ class StepIdentity:
 
 def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
     """Return the step of a trained system. The files of its loss and backbone count, others' do not, nor does the epoch that is scored."""
-    backbone = backbone_module(spec.training.model.backbone.name)
+    backbone = spec.training.model.backbone
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     # Unset settings are omitted: a setting that a later version adds, and that has no effect unless set, changes no identity.
     unset = {name for name in TrainingConfig.model_fields if getattr(spec.training, name) is None}
     training = spec.training.model_dump(mode="json", exclude=unset) | {"checkpoint_every_epochs": 1}  # 1, the default: it has no effect
     if not spec.training.keep_epochs:
         training["keep_every_epochs"] = 1
-    reads = {"training": training, "seed": spec.seed}
+    reads: dict[str, object] = {"training": training, "seed": spec.seed}
+    if (sha256 := unnamed_weights(backbone)) is not None:
+        reads["weights"] = sha256
     choosing = CHOOSING_MODULES if spec.training.keep_epochs else ()
-    return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses), *choosing))
+    return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone_module(backbone.name), *sorted(losses), *choosing))
 
 
 def embed_step(spec: RunSpec, trained: str) -> StepIdentity:

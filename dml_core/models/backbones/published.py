@@ -1,8 +1,8 @@
 """Published ImageNet weights: the file of each backbone, its download, and the folder that stores it.
 
 The folder is `DML_WEIGHTS`, by default that of torch's hub (`~/.cache/torch/hub/checkpoints`). A file's published SHA-256 is verified
-whenever a network starts from it. This module does not import torch. It is separate from `weights.py`, which is part of every trained
-system's identity, because a file's location does not change results.
+whenever a network starts from it; without a published one, the file's own is part of a training's identity. This module does not import
+torch. It is separate from `weights.py`, on which every trained system's identity depends: a file's location does not change results.
 """
 
 import os
@@ -48,6 +48,14 @@ class PublishedFile:
             return f"{self.name} (no SHA-256 is published)"
         return f"{self.name} (SHA-256 begins with {self.sha256})"
 
+    @property
+    def kept_sha256(self) -> str | None:
+        """SHA-256 of the file on this machine, cached by size and modification time; None if it is not there."""
+        if not self.path.is_file():
+            return None
+        status = self.path.stat()
+        return _sha256(self.path, status.st_size, status.st_mtime_ns)
+
 
 def _of_torchvision(name: str) -> PublishedFile:
     return PublishedFile(name, name.rpartition("-")[2].partition(".")[0], f"{_TORCHVISION}/{name}")
@@ -92,10 +100,9 @@ def is_kept(file: PublishedFile) -> bool:
     Raises:
         ConfigError: a file of that name has another hash, for example because it is damaged.
     """
-    if not file.path.is_file():
+    sha256 = file.kept_sha256
+    if sha256 is None:
         return False
-    status = file.path.stat()
-    sha256 = _sha256(file.path, status.st_size, status.st_mtime_ns)
     if not sha256.startswith(file.sha256 or ""):
         again = "a run downloads it again" if file.address else file.how_to_make
         raise ConfigError(f"{file.path}: not {file.described} but damaged, or another file (SHA-256 {sha256}); remove it; {again}")
@@ -147,5 +154,4 @@ def _download(backbone: str, file: PublishedFile) -> None:
 
 @cache
 def _sha256(path: Path, *_status: int) -> str:
-    """Return a file's SHA-256, cached by size and modification time."""
     return file_sha256(path)

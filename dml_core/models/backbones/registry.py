@@ -1,6 +1,7 @@
 """Registry of backbones: name -> class, imported only when used, so that a run depends only on its own family's file."""
 
 from functools import cache
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,21 @@ def backbone_module(name: str) -> str:
         ConfigError: unknown backbone; the message suggests the nearest name.
     """
     return _builder(name).partition(":")[0]
+
+
+def unnamed_weights(config: BackboneConfig) -> str | None:
+    """Return the SHA-256 of the file that a network starts from if neither the settings nor a published hash tell which file it is.
+
+    It is part of a training's identity: another file of that name is another start. None also if the file is not on this machine.
+    """
+    from dml_core.files import file_sha256
+    from dml_core.models.backbones.published import PUBLISHED
+
+    if config.weights == "imagenet":
+        file = PUBLISHED.get(config.name)
+        return None if file is None or file.sha256 is not None else file.kept_sha256
+    path = Path(config.weights)
+    return file_sha256(path) if config.weights_sha256 is None and config.weights != "none" and path.is_file() else None
 
 
 def build_backbone(config: BackboneConfig) -> "nn.Module":

@@ -1,11 +1,16 @@
 """Identity of a step: changes that must alter it, and changes that must not."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dml_core.config import merge, parse
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.models.backbones.published import PUBLISHED
+from dml_core.models.backbones.registry import TRAINED_WITH
+from dml_core.training.loop import _derived_identity
 from tasks.runs import identity
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
@@ -180,3 +185,24 @@ def test_a_combined_loss_s_runs_depend_on_the_files_of_its_terms(monkeypatch: py
 def test_a_package_is_its_own_file() -> None:
     found = identity.source_files(["dml_core", "tasks.runs"])
     assert {name: path.name for name, path in found.items()} == {"dml_core": "__init__.py", "tasks.runs": "__init__.py"}
+
+
+def test_another_file_of_weights_without_a_published_hash_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users convert these files themselves: a better conversion must not find the runs of a wrong one."""
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
+
+    def identities_of(backbone: str) -> tuple[str, str]:
+        model = {"backbone": {"name": backbone, "weights": "imagenet"}, "head": {"kind": "linear", "embedding_dim": 8}}
+        scaling = TRAINED_WITH.get(backbone, "minus-one-one")
+        training = small_training(model=model, transform={"scaling": scaling})
+        spec = RunSpec(dataset="d", variant="v", seed=0, training=training, evaluation=EvaluationConfig())
+        images = SimpleNamespace(class_names=["a", "b"], labels=np.array([0, 1]))
+        return identity.train_step(spec, DATASET).identity, _derived_identity(training, images, 0)  # type: ignore[arg-type]
+
+    for backbone, file in PUBLISHED.items():
+        found = [identities_of(backbone)]
+        for content in (b"one conversion", b"another"):
+            file.path.write_bytes(content)
+            found.append(identities_of(backbone))
+        num_different = 3 if file.sha256 is None else 1  # a wrong file with a published hash is refused
+        assert [len({*each}) for each in zip(*found, strict=True)] == [num_different] * 2, backbone
