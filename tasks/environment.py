@@ -346,7 +346,7 @@ def set_environment(project: Project) -> None:
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "120",
         "DVC_NO_ANALYTICS": "true",
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }

@@ -32,7 +32,9 @@ Lock = Callable[[], AbstractContextManager[None]]
 LOCKS = "mlflow.locks"  # folder in the state
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
+TIMED_OUT = "timed out; if it stores large files slowly, increase MLFLOW_HTTP_REQUEST_TIMEOUT"
 logger = logging.getLogger(__name__)
+_CAUSES = re.compile(r"timed out|too many \d+ error responses|certificate verify failed")
 _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
 
 
@@ -173,10 +175,12 @@ def one_line_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
-        first_line = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
-        reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
+        reason = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
+        if "Max retries exceeded" in reason:  # its cause is at the end of a long line
+            cause = _CAUSES.search(reason)
+            reason = "no answer" if cause is None else cause[0].replace("timed out", TIMED_OUT)
         what = "refuses a value" if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE" else "cannot be used"
-        raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason}") from None
+        raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason[:200]}") from None
 
 
 def check_answers(uri: str, client: Any) -> None:

@@ -17,6 +17,7 @@ import ray
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from ray._private.utils import validate_socket_filepath
 
 from dml_core.data.readers.shared.packages import cache_folder
@@ -96,6 +97,14 @@ def test_libraries_are_made_to_load_weights_alone(tmp_path: Path, monkeypatch: p
     os.environ.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)
     set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
     assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+
+
+def test_mlflow_has_as_long_to_store_a_file_as_by_its_own_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server answers an upload after it has stored the file."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("MLFLOW_HTTP_REQUEST_TIMEOUT", None)
+    set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
+    assert MLFLOW_HTTP_REQUEST_TIMEOUT.get() >= MLFLOW_HTTP_REQUEST_TIMEOUT.default
 
 
 @pytest.fixture

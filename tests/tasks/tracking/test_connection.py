@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 from mlflow.store.db import utils
 
 from dml_core.errors import DmlError, TrackingError
@@ -20,7 +21,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
-from tasks.tracking.connection import check_available, create_database, open_client, schemas
+from tasks.tracking.connection import TIMED_OUT, check_available, create_database, one_line_errors, open_client, schemas
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import published_as, published_runs, search_published, standing_comparisons
 from tasks.tracking.registered import LoggedNetwork, Registry
@@ -251,6 +252,41 @@ def test_a_server_of_another_kind_is_one_line_on_every_way(tmp_path: Path) -> No
         assert "\n" not in said, name
         assert "no answer" not in said, name
     server.shutdown()
+
+
+class Slow(NotMlflow):
+    """A server that answers after a second, or with an error."""
+
+    status = 200
+
+    def answer(self) -> None:
+        """Answer every request."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.status == 200:
+            time.sleep(1.5)
+        self.send_response(self.status)
+        self.end_headers()
+
+    do_PUT = answer  # noqa: N815
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, TIMED_OUT), (503, "too many 503 error responses")])
+def test_a_server_that_stores_a_file_too_slowly_or_fails_is_not_called_silent(
+    status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers an upload after the file is stored, in a bucket for example."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setattr(Slow, "status", status)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    uri = f"http://127.0.0.1:{server.server_port}"
+    (tmp_path / "checkpoint.pt").write_bytes(b"weights")
+    with pytest.raises(TrackingError) as caught, one_line_errors(uri):
+        HttpArtifactRepository(f"{uri}/api/2.0/mlflow-artifacts/artifacts/r").log_artifact(str(tmp_path / "checkpoint.pt"))
+    assert str(caught.value) == f"MLflow at {uri} cannot be used: {said}"
+    server.shutdown()
+    server.server_close()
 
 
 def test_no_process_finds_a_database_that_is_being_created(tmp_path: Path) -> None:
