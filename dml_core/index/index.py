@@ -94,7 +94,8 @@ class Index:
         """Return the nearest items of each query, nearest first.
 
         An approximate index may miss some of them (`info.found` measures this), but still returns k, with their exact scores. Equal scores
-        are ordered by position; which of more than eight equal ones are among the k is arbitrary.
+        are ordered by position. Which of more than eight are among the k is arbitrary if their scores are equal or differ by less than
+        float32's rounding, about 1e-7.
 
         Args:
             embeddings: (Q, D), of the index's own model; of any length for cosine.

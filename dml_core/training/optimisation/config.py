@@ -26,8 +26,8 @@ class OptimiserConfig(Config):
         without_decay: parameters never decayed: "biases" (SGSL's released code), or "one_dimension": biases and the scales of
             normalisations.
         momentum, nesterov: SGD's; `eps`: Adam's.
-        eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow does: early steps are
-            smaller, by up to sqrt(1 - beta2) if eps outweighs the gradient.
+        eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow and PyTorch 1.1 do: early
+            steps are smaller, by up to sqrt(1 - beta2) if eps outweighs the gradient.
         fused: update all parameters in one kernel, faster on CPUs and GPUs; changes the last bits.
         groups: separate settings of "backbone", "head" or "loss".
     """

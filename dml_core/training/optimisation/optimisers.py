@@ -33,7 +33,7 @@ def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.op
 
 
 class TensorFlowAdam(torch.optim.Adam):
-    """Adam of TensorFlow: lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), torch's with eps / sqrt(1 - b2^t) at step t."""
+    """Adam of TensorFlow and PyTorch 1.1: lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), today's with eps / sqrt(1 - b2^t)."""
 
     _num_done: int | None = None
 

@@ -147,3 +147,16 @@ def test_rows_on_training_images_that_hold_out_different_classes_are_refused() -
     runs_of(name, table.model_copy(update={"rows": rows}))
     with pytest.raises(ConfigError, match=f"{name}: .*: '.+' and '.+' hold out different classes"):
         runs_of(name, table.model_copy(update={"rows": rows, "role": "train"}))
+
+
+# ---------------------------------------------------------------- SoftTriple
+
+
+@pytest.mark.parametrize(("variant", "eps", "is_before"), [("as_released", 0.01, True), ("as_published", 1e-8, False)])
+def test_softtriple_s_adam_is_that_of_pytorch_1_1_as_released(variant: str, eps: float, is_before: bool) -> None:
+    """Its README requires PyTorch 1.1, which added eps before the bias correction; the first steps are shorter."""
+    for table in (name for name in paper_tables() if name.startswith("softtriple/")):
+        for name, row in load_table(table).rows.items():
+            if row.is_run:
+                optimiser = training(table, name, load_table(table).datasets[0], variant).optimiser
+                assert (optimiser.name, optimiser.eps, optimiser.eps_before_bias_correction) == ("adam", eps, is_before)
