@@ -20,7 +20,7 @@ from tasks.wording import counted
 
 models_app = new_group("models", cls=FirstByDefault)
 
-RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
+RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its network.")]
 
 
 @models_app.command("list", epilog=examples("dml models synthetic --all", "dml models project/finetuned"))

@@ -25,7 +25,7 @@ class ListedModel:
         scores: metric -> fraction or count; empty if it is not scored.
         num_parameters: number of parameters of the network, without the loss.
         num_bytes: size of its checkpoint.
-        identity: identity of its training.
+        identity: its own; of the last epoch's network it is that of the training.
         num_seeds: number of trained runs of the same variant.
         older_code: source files that differ from those that made the run.
     """
@@ -94,7 +94,7 @@ def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
 def _listed(store: Store, run: TrainedRun, scores: dict[str, float], num_seeds: int) -> ListedModel:
     name = f"{run.spec.dataset}/{run.spec.label}/{run.spec.seed}"
     num_parameters, num_bytes = _recorded_sizes(run.trained) or _measured_sizes(store, run.trained)
-    return ListedModel(name, scores, num_parameters, num_bytes, run.trained, num_seeds, run.older_code)
+    return ListedModel(name, scores, num_parameters, num_bytes, run.network, num_seeds, run.older_code)
 
 
 def _recorded_sizes(trained: str) -> tuple[int, int] | None:

@@ -78,15 +78,19 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:
-        ConfigError: the alias is `best`, MLflow has no such run, or the current network, or the pretrained one that it was trained from,
-            is not known to be worse; the message gives the interval.
+        ConfigError: the alias is `best`, MLflow has no such run, its epoch was chosen on the test classes, or the current network, or the
+            pretrained one that it was trained from, is not known to be worse; the message gives the interval.
         TrackingError: MLflow cannot be used.
     """
     if alias == BEST:
         raise ConfigError(f"--alias {BEST}: every comparison points it to its best run; name another alias")
     registry = Registry(project.tracking_uri)
     network = _published(project, registry, text)
-    name = registered_name(network.data["name"], str(network.parameters["evaluation"]["role"]))
+    evaluation = network.parameters["evaluation"]
+    if forced_because is None and (evaluation["role"], evaluation.get("epoch")) == ("test", "oracle"):
+        why = "its epoch was chosen on the test classes, so a comparison on them proves nothing"
+        raise ConfigError(f"{text}: {why}; name the network of another epoch, or --force with --reason")
+    name = registered_name(network.data["name"], str(evaluation["role"]))
     with registry.promoting(name):
         recalls = class_recalls(registry, network)
         holder = registry.holder(name, alias)
@@ -194,9 +198,8 @@ def _compared(
 
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
-    match = NETWORK_IDENTITY.fullmatch(text)
-    if match:
-        network = registry.logged(Tag.TRAINED, match[1])
+    if NETWORK_IDENTITY.fullmatch(text):
+        network = registry.logged(Tag.TRAINED, text)
     else:
         run = find_run(project, text)
         network = None if run.scored is None else registry.logged(Tag.IDENTITY, run.scored, run.spec.dataset)

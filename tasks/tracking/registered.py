@@ -24,13 +24,13 @@ from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
+from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE, intact_description
 from dml_core.trained import write_folder
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE
-from tasks.runs.identity import network_identity
 from tasks.runs.specs import FROZEN
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 from tasks.tracking.tags import Tag
@@ -104,14 +104,9 @@ class Registry:
             return self._fetch(self._model_id(address), cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
-        """Return the folder, in `cache`, of a network from any comparison or table; None if MLflow has no such run.
-
-        The identity is the network's, or that of its training: then of any epoch that a run scores.
-        """
-        trained = identity.partition("-")[0]
+        """Return the folder, in `cache`, of a network from any comparison or table; None if MLflow has no run of it (`_of_network`)."""
         with one_line_errors(self.uri):
-            runs = [run for run in self._runs(Tag.TRAINED, trained) if identity in (trained, _network_of(run))]
-            model_id = next(filter(None, (find_model(self._client, run) for run in runs)), None)
+            model_id = next(filter(None, (find_model(self._client, run) for run in self._of_network(identity))), None)
             return self._fetch(model_id, cache) if model_id is not None else None
 
     def _model_id(self, address: str) -> str:
@@ -157,13 +152,13 @@ class Registry:
     # ------------------------------------------------------------ runs
 
     def logged(self, tag: str, value: str, dataset: str | None = None) -> LoggedNetwork | None:
-        """Return the complete run with this identity, of its training or as published, with its network; None if MLflow has none.
+        """Return the complete run with this identity, of its network or as published, with its network; None if MLflow has none.
 
-        The tag is `Tag.IDENTITY` or `Tag.TRAINED`. The dataset matters, as two names of the same images have runs with equal identities;
-        None is any.
+        The tag is `Tag.TRAINED` (the value is as in `_of_network`) or `Tag.IDENTITY`. The dataset matters, as two names of the same images
+        have runs with equal identities; None is any.
         """
         with one_line_errors(self.uri):
-            for run in self._runs(tag, value):
+            for run in self._of_network(value) if tag == Tag.TRAINED else self._runs(tag, value):
                 model_id = find_model(self._client, run)
                 network = self._logged(run, model_id) if model_id is not None else None
                 if network is not None and dataset in (None, network.data.get("name")):
@@ -201,6 +196,17 @@ class Registry:
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
         return project_runs(self._client, {tag: value, Tag.PUBLISHED: "true"})
+
+    def _of_network(self, identity: str) -> list[Any]:
+        """Return the complete runs of a network, the newest first.
+
+        The identity of a training is that of its last epoch's network; if no run scores this epoch, it stands for the first of `EPOCHS`
+        that a run scores.
+        """
+        trained, _, epoch = identity.partition("-")
+        runs = self._runs(Tag.TRAINED, trained)
+        by_epoch = ([run for run in runs if run.data.tags.get(Tag.EPOCH, "last") == name] for name in ([epoch] if epoch else EPOCHS))
+        return next(filter(None, by_epoch), [])
 
     # ------------------------------------------------------------ versions
 
@@ -338,12 +344,6 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
     if str(client.get_registered_model(name).aliases.get(BEST)) != number:
         client.set_registered_model_alias(name, BEST, number)
     return number
-
-
-def _network_of(run: Any) -> str | None:
-    """Return the identity of the network that an MLflow run scores, or None if it has no training."""
-    tags = run.data.tags
-    return network_identity(tags[Tag.TRAINED], tags.get(Tag.EPOCH, "last")) if Tag.TRAINED in tags else None
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:

@@ -11,6 +11,7 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training.history import read_history
 from dml_core.training.loop import fit
+from dml_core.training.validation import ScoredImages, scorers
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.identity import embed_step, evaluate_step, train_step
@@ -70,8 +71,9 @@ def make_run(project: Project, spec: RunSpec) -> RunReport:
     keys = {step: f"{step}/{identity}" for step, identity in (("train", trained), ("embed", embedded), ("evaluate", scored))}
     folders = {step: store.folder(key) for step, key in keys.items()}
     if not folders["evaluate"].exists():
-        fit(spec.training, PackedDataset(packed, "train"), spec.seed, folders["train"], CPU, identity=trained)
-        system = load_system(spec.training, spec.seed, packed, folders["train"], "last")
+        score_test = scorers(packed, spec.training, ScoredImages(CPU))[1]
+        fit(spec.training, PackedDataset(packed, "train"), spec.seed, folders["train"], CPU, identity=trained, score_test=score_test)
+        system = load_system(spec.training, spec.seed, packed, folders["train"], spec.evaluation.epoch)
         extract(system.model, spec.training.transform, {"test": PackedDataset(packed, "test")}, folders["embed"], CPU)
         history = read_history(folders["train"])
         evaluate_run(spec.evaluation, spec.seed, history, folders["embed"], folders["evaluate"])
@@ -81,7 +83,7 @@ def make_run(project: Project, spec: RunSpec) -> RunReport:
         comparison=spec.comparison,
         identity=scored,
         dataset=record,
-        variant=spec.variant,
+        variant=spec.label,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation"}),
         tags={},

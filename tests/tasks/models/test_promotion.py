@@ -225,6 +225,39 @@ def test_a_run_is_found_by_its_training(fresh: Project) -> None:
     assert load_model(folder).title == "own / good / seed 1"
 
 
+def test_the_identity_of_a_training_is_its_last_epoch_s_network(project: Project, mlflow_database: Path, tmp_path: Path) -> None:
+    """A table scores two epochs of one training; MLflow's first answer is the run that was published last."""
+    fresh = Project(project.root, tmp_path, project.store, f"sqlite:///{shutil.copy(mlflow_database, tmp_path)}")
+    spec = comparison_runs(load_params(fresh.params_file), "own", ("good",), (0,))[0]
+    training = spec.training.model_copy(update={"keep_epochs": ("oracle",), "num_epochs": 3})
+    reports = {}
+    for epoch in ("last", "oracle"):
+        changes = {"evaluation": spec.evaluation.model_copy(update={"epoch": epoch}), "table": "paper/table", "row": "row", "column": "own"}
+        reports[epoch] = make_run(fresh, spec.model_copy(update={"training": training} | changes))
+    trained, registry, cache = reports["last"].checkpoint.identity, Registry(fresh.tracking_uri), fresh.state / "models"
+
+    def fetched(identity: str) -> str | None:
+        folder = registry.fetch_trained(identity, cache)
+        return None if folder is None else load_model(folder).identity
+
+    def publish(epoch: str) -> None:
+        tracker = Tracker(fresh.tracking_uri, fresh.state, Store(fresh.store, fresh.state / "cache"))
+        assert tracker.publish(reports[epoch]) is not None
+
+    publish("last")
+    assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, None)
+    publish("oracle")
+    assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, f"{trained}-oracle")
+    promote(fresh, trained)
+    assert load_model(resolve_model(f"models:/{NAME}@champion", fresh)).identity == trained
+    with pytest.raises(
+        ConfigError, match=rf"^{trained}-oracle: its epoch was chosen on the test classes, so .*; name the network of another"
+    ):
+        promote(fresh, f"{trained}-oracle", alias="other")
+    promote(fresh, f"{trained}-oracle", alias="other", forced_because="a trial")
+    assert load_model(resolve_model(f"models:/{NAME}@other", fresh)).identity == f"{trained}-oracle"
+
+
 def test_a_run_is_registered_under_the_name_of_its_own_dataset(fresh: Project, tmp_path: Path) -> None:
     """The same images have runs of equal identities under two names; those of the other name were published later."""
     report = make_run(fresh, comparison_runs(load_params(fresh.params_file), "own", ("good",), (0,))[0])
