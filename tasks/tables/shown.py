@@ -103,7 +103,7 @@ class ShownRun(Record):
         figures: key of a folder in the store.
         commit: git commit of its flow, if known.
         is_imported: whether another project measured it.
-        has_other_code: whether an imported run was made by other code than today's; False for runs of this project.
+        has_other_code: whether other code than that of the page made it.
     """
 
     dataset: str
@@ -141,10 +141,15 @@ class ShownLine(Record):
 
     @property
     def imported(self) -> str:
-        """The number of imported runs in words, with that of other code; empty if there are none."""
-        number, of_other_code = sum(run.is_imported for run in self.runs), sum(run.has_other_code for run in self.runs)
-        other = f", {'' if of_other_code == number else f'{of_other_code} '}made by other code" if of_other_code else ""
-        return f"{counted(number, 'run')} imported{other}" if number else ""
+        """The number of imported runs in words; empty if there are none."""
+        number = sum(run.is_imported for run in self.runs)
+        return f"{counted(number, 'run')} imported" if number else ""
+
+    @property
+    def other_code(self) -> str:
+        """That other code than the page's made the runs, or how many of them; empty if it made none."""
+        number = sum(run.has_other_code for run in self.runs)
+        return f"{'' if number == len(self.runs) else f'{number} of {len(self.runs)} runs '}made by other code" if number else ""
 
     @property
     def counted_seeds(self) -> str:
@@ -160,9 +165,9 @@ class ShownLine(Record):
 
     @property
     def label(self) -> str:
-        """The line in words: variant, epoch, numbers of seeds and of imported runs, whether older code made it, and what it repeats."""
-        older = "made by older code" if self.older_code else ""
-        return ", ".join(filter(None, [self.way, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, older, self.repeated]))
+        """The line in words: variant, epoch, numbers of seeds, of imported runs and of those of other code, and what it repeats."""
+        parts = [self.way, EPOCH_NOTES[self.epoch], self.counted_seeds, self.imported, self.other_code, self.repeated]
+        return ", ".join(filter(None, parts))
 
     @property
     def repeated(self) -> str:

@@ -265,8 +265,7 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
 
 
 def _shown_run(run: MeasuredRun) -> ShownRun:
-    has_other_code = run.is_imported and is_of_other_code(run)
-    return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=has_other_code)
+    return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=is_of_other_code(run))
 
 
 def _cell(

@@ -222,25 +222,27 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
     assert run(app, ["report", TABLE, "-o", str(tmp_path / "site")]).exit_code == 0
     page = (tmp_path / f"site/{TABLE}.html").read_text()
-    assert '<span class="mark older">3 runs imported, made by other code</span>' in page
+    assert '<span class="mark older">3 runs imported</span>' in page
+    assert '<span class="mark older">made by other code</span>' in page
     assert "Runs of commit <code>theirs</code>." in page
     assert "not in this store" in page  # the pictures
 
 
-def test_only_imported_runs_of_other_code_are_marked_so(project: Project, tmp_path: Path) -> None:
+def test_runs_of_other_code_are_marked_so_whichever_project_measured_them(project: Project) -> None:
     runs = [measured(project, seed, 0.5) for seed in range(4)]
     (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(0, 1, 2, 3)))
     today = {run.spec.seed: run.identities["evaluate"] for run in plan.runs}
     given = [run.model_copy(update={"identity": today[run.seed], "figures": f"evaluate/{today[run.seed]}"}) for run in runs[:2]]
     unknown = runs[2].model_copy(update={"training": runs[2].training | {"no_longer": 1}})
-    for imported, words in (
-        ([*given, runs[3]], "3 runs imported, 1 made by other code"),
-        (given, "2 runs imported"),
-        ([unknown], "other code"),
+    for some, words in (
+        ([*given, runs[3]], ["3 seeds", "3 runs imported", "1 of 3 runs made by other code"]),
+        (given, ["2 seeds", "2 runs imported"]),
+        ([unknown], ["1 seed", "1 run imported", "made by other code"]),
     ):
-        result = TableResult(name=TABLE, runs=tuple(run.model_copy(update={"is_imported": True}) for run in imported))
-        (line,) = (line for row in shown_table(TABLE, load_table(TABLE), result).rows for line in row.lines)
-        assert line.label.endswith(words)
+        for is_imported in (True, False):
+            result = TableResult(name=TABLE, runs=tuple(run.model_copy(update={"is_imported": is_imported}) for run in some))
+            (line,) = (line for row in shown_table(TABLE, load_table(TABLE), result).rows for line in row.lines)
+            assert line.label == ", ".join(["as_published", *(word for word in words if is_imported or "imported" not in word)])
 
 
 def test_progress_counts_the_imported_runs_that_are_reused_whatever_code_made_them(project: Project, theirs: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Projects with an invented table and with invented runs, and their pages as a browser would parse them."""
 
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tasks.reports.finished_runs import choose
 from tasks.reports.run_pages import write_look
 from tasks.reports.table_pages import TablePage, write_site
 from tasks.runs.specs import Params, load_params
-from tasks.tables import file
+from tasks.tables import file, view
 from tests.conftest import ROOT
 from tests.tasks.reports.made_up_runs import make_project
 from tests.tasks.reports.made_up_table import NAME, TABLE, make_result
@@ -74,6 +75,14 @@ def read(text: str) -> Element:
     reader.close()
     assert reader._open == [reader.root]
     return reader.root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def of_this_code() -> Iterator[None]:
+    """Take invented runs for runs of this code, except those whose other files are named."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(view, "is_of_other_code", lambda run: bool(run.older_code))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,18 @@ def test_tuned_settings_are_compared_with_the_variant_that_they_change(tmp_path:
     assert "the protocol's tuned" not in text
 
 
+def test_a_line_that_repeats_another_s_settings_is_marked_so(tmp_path: Path) -> None:
+    name, params = "project/glyphs", load_params(ROOT / "params.yaml")
+    measured = read_sealed(ROOT / f"results/tables/{name}.json", TableResult)
+    assert measured is not None
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
+    save_result(project, TableResult(name=name, runs=tuple(run for run in measured.runs if run.row == "triplet-batch-hard")))
+    page = write_site(project, params, [name])[0]
+    (mark,) = [mark.text for mark in read(page.html.read_text()).all("span", "mark") if "not compared" in mark.text]
+    assert mark == "settings of ours: not compared"
+    assert f", {mark} |" in page.markdown
+
+
 def test_the_search_of_a_line_finds_its_runs_in_mlflow(tmp_path: Path) -> None:
     """By the tags with which runs are published, of a table's epoch that is not the last and of the standing comparison's variant."""
     store, params = Store(str(tmp_path), tmp_path), load_params(ROOT / "params.yaml")

@@ -95,7 +95,7 @@ def test_older_code_an_oracle_and_changed_settings_are_marked(html: Element) -> 
     marks = {line: [mark.text for mark in row.all("span", "mark")] for line, row in lines(rows(html)["softtriple"]).items()}
     assert [mark for line in marks if "oracle" in line for mark in marks[line]] == ["oracle epoch (chosen on the test classes)"]
     (older,) = [marks[line] for line in marks if line.startswith("as_released")]
-    assert older == ["made by older code: dml_core/losses/multi_centre.py", "the settings of this row have changed since (cub200)"]
+    assert older == ["made by other code: dml_core/losses/multi_centre.py", "the settings of this row have changed since (cub200)"]
     assert "rows that were removed from the table (gone)" in html.text
 
 
@@ -216,7 +216,7 @@ def test_the_index_links_to_the_page_and_has_its_progress(page: TablePage) -> No
     (item,) = root.all("ul", "index")[0].all("li")
     assert item.all("a")[0].attributes["href"] == "softtriple/table1.html"
     assert (page.html.parents[1] / str(item.all("a")[0].attributes["href"])).samefile(page.html)
-    for said in ("2 of 4 rows measured", "2 below", "1 claim holds", "some rows made by older code"):
+    for said in ("2 of 4 rows measured", "2 below", "1 claim holds", "some rows made by other code"):
         assert said in item.text
 
 

@@ -8,6 +8,7 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError
 from tasks.reports.table_text import TERMINAL, as_markdown, lines
 from tasks.runs.comparable import UNKNOWN, Today
+from tasks.tables import view
 from tasks.tables.file import TableFile
 from tasks.tables.result import FailedRun, TableResult
 from tasks.tables.shown import ShownTable
@@ -34,6 +35,12 @@ FILE = {
         "never": {"label": "Never", "kind": "own", "published": [1, None, None], "lacks": "a loss"},
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take made-up runs for runs of this code, unless their files are named."""
+    monkeypatch.setattr(view, "is_of_other_code", lambda run: bool(run.older_code))
 
 
 def shown(*runs, file=FILE, waiting=None, today=UNKNOWN, **result) -> ShownTable:
