@@ -108,26 +108,24 @@ class Chain:
         else:
             then()
 
-    def wait(self) -> Exception | None:
-        """Wait until every step has ended; return the first failed step's error, or None."""
+    def wait(self) -> Outcome | Exception:
+        """Wait until every step has ended; return the run's result, or the error of the first step that failed.
+
+        Its numbers are from the file whose hash was recorded; a file that has changed since, or cannot be read, is an error too.
+        """
         for future in self._futures:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
                 error = future.state.result(raise_on_failure=False)
                 return error if isinstance(error, Exception) else TrainingError(f"{self.spec.title}: {future.state.message}")
-        return None
-
-    def outcome(self) -> Outcome:
-        """Return the result of a run that did not fail, with the numbers from the file whose hash was recorded.
-
-        Raises:
-            StoreError: that file has changed since.
-        """
         # not if it was done before, by another run of this flow, or by another process meanwhile
         ran = {step: step in self._locks and not self._locks[step].taken_over for step in self._steps}
         delivered = self._publishing is None or self._publishing.result() is not None
         records = [step if isinstance(step, StepRecord) else step.result() for step in self._steps.values()]
-        return Outcome.of(self.spec, records, ran, delivered, self._services.store, self._digest, self._older_code)
+        try:
+            return Outcome.of(self.spec, records, ran, delivered, self._services.store, self._digest, self._older_code)
+        except DmlError as error:
+            return error
 
 
 def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
@@ -156,16 +154,16 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
     for _ in chains:
         number = ended.get()
         chain = chains[number]
-        error = chain.wait()
-        if error is None:
-            outcomes[number] = chain.outcome()
+        result = chain.wait()
+        if isinstance(result, Outcome):
+            outcomes[number] = result
             if chain.spec.is_smoke:
                 num_users[chain.network_key] -= 1
                 if not num_users[chain.network_key]:
                     services.store.clear(chain.network_key)
-            _show(outcomes[number], chain.must_train, services)
+            _show(result, chain.must_train, services)
         elif not services.stopping.is_set():
-            failures.append(Failure.of(chain.spec, error))
+            failures.append(Failure.of(chain.spec, result))
             services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
             if services.fail_fast:
                 services.stop()

@@ -20,6 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, TrainingError, first_line
 from dml_core.training.history import HISTORY_FILE
 from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
+from flows.outcomes import Outcome
 from flows.reports import artifact_key
 from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
@@ -191,14 +192,14 @@ class Scores:
         Raises:
             Exception: the run's error, if its settings are not the reason.
         """
-        error = chain.wait()
-        if error is None:
+        result = chain.wait()
+        if isinstance(result, Outcome):
             self._services.display.finished(chain.spec.title, chain.must_train, None)
-            return chain.outcome().scores.metrics[self._search.metric]
-        if not isinstance(error, (ConfigError, TrainingError, EvaluationError)) or isinstance(error, RayGoneError):
-            raise error
+            return result.scores.metrics[self._search.metric]
+        if not isinstance(result, (ConfigError, TrainingError, EvaluationError)) or isinstance(result, RayGoneError):
+            raise result
         self._services.check_going_on()
-        return str(error).splitlines()[0]
+        return str(result).splitlines()[0]
 
     def _clear(self, spec: RunSpec) -> None:
         """Remove the network and the embeddings of a finished run from the store; its curves and scores stay."""

@@ -32,12 +32,9 @@ class Submitted:
     def when_ended(self, then: Callable[[], object]) -> None:
         threading.Timer(self.seconds, then).start() if self.seconds else then()
 
-    def wait(self) -> Exception | None:
-        return self.error
-
-    def outcome(self) -> Outcome:
+    def wait(self) -> Outcome | Exception:
         scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.5})
-        return Outcome(self.spec, scores, {"train": self.ran}, True, "there", "there", 12.3)
+        return self.error or Outcome(self.spec, scores, {"train": self.ran}, True, "there", "there", 12.3)
 
 
 @dataclass
@@ -105,7 +102,9 @@ def test_a_fault_of_this_program_is_told_from_what_a_person_can_mend(error: Exce
 
 @pytest.mark.parametrize("is_in_mlflow", [True, False])
 def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    _print_outcome(replace(Submitted(RUNS[0]).outcome(), delivered=is_in_mlflow), Project(ROOT, ROOT / "state", "", "http://mlflow"))
+    outcome = Submitted(RUNS[0]).wait()
+    assert isinstance(outcome, Outcome)
+    _print_outcome(replace(outcome, delivered=is_in_mlflow), Project(ROOT, ROOT / "state", "", "http://mlflow"))
     assert ("1 record waits for MLflow" in capsys.readouterr().out) is not is_in_mlflow
 
 
