@@ -1,8 +1,10 @@
 """Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs.
 
-Of imported runs, only settings and data count, which also decide whether `dml plan` and `dml reproduce` reuse them.
+Of imported runs, only settings and data count, which also decide whether `dml plan` and `dml reproduce` reuse them. Runs of the common
+track do not count: they are not the table's systems.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +27,7 @@ class Measured:
     Attributes:
         runs: number of pairs of a row to be run and a dataset.
         done, stale: number of pairs that have an up-to-date run, and number that only have outdated ones.
-        seeds: smallest number of up-to-date seeds among the pairs that are done.
+        seeds: smallest number of up-to-date seeds among the pairs that are done; of a pair, that of the variant and epoch with the most.
         failed: number of pairs without any run whose last attempt failed.
     """
 
@@ -72,7 +74,7 @@ def table_states(local: LocalState, names: Sequence[str]) -> list[TableState]:
 
 def _state(local: LocalState, plan: TablePlan) -> TableState:
     table = load_table(plan.name)
-    result = load_result(local.project, plan.name)
+    result = load_result(local.project, plan.name).of_paper_track
     measured: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in result.runs:
         measured.setdefault((run.row, run.dataset), []).append(run)
@@ -82,7 +84,7 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
 
     def counted(is_stand_in: bool) -> Measured:
         here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
-        seeds = [len({run.seed for run in today[place]}) for place in here_places if today[place]]
+        seeds = [max(Counter(run.label for run in today[place]).values()) for place in here_places if today[place]]
         stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
         return Measured(len(here_places), len(seeds), stale, min(seeds, default=0), len(failed.intersection(here_places)))
 

@@ -11,6 +11,7 @@ from dml_core.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity, spec_settings
 from tasks.runs.costs import Cost
+from tasks.runs.protocols import COMMON
 from tasks.runs.records import MetricRecord, Record
 from tasks.runs.specs import RunSpec, row_name, run_label
 from tasks.sealed import DamagedError, read_sealed, write_sealed
@@ -153,6 +154,12 @@ class TableResult(Record):
     runs: tuple[MeasuredRun, ...] = ()
     failed: tuple[FailedRun, ...] = ()
     made: str | None = None
+
+    @property
+    def of_paper_track(self) -> "TableResult":
+        """The result without the common track, whose runs have only the loss of their row and are not its system."""
+        runs, failed = (tuple(run for run in some if run.variant != COMMON) for some in (self.runs, self.failed))
+        return self.model_copy(update={"runs": runs, "failed": failed})
 
     @property
     def imported(self) -> frozenset[Facts]:

@@ -101,9 +101,9 @@ def _without_repeated(line: ShownLine) -> ShownLine:
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
-    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there."""
+    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there, unless on the common track."""
     entry = table.rows[row]
-    measured = {run.dataset for run in result.runs if run.row == row}
+    measured = {run.dataset for run in result.of_paper_track.runs if run.row == row}
     return [] if entry.kind == "quoted" else [name for name in table.datasets if belongs(table, entry, name) and name not in measured]
 
 
@@ -114,7 +114,7 @@ def _counted(datasets: set[str], columns: Sequence[ShownColumn], rows: Sequence[
     verdicts = Counter(cell.verdict for cell in cells if cell.same_as is None)
     judgements = Counter(claim.judgement for claim in claims if claim.dataset in datasets and claim.judgement != "not decided")
     return Counted(
-        rows=sum(any(run.dataset in datasets for line in row.lines for run in line.runs) for row in rows),
+        rows=sum(any(run.dataset in datasets for line in row.lines if line.variant != COMMON for run in line.runs) for row in rows),
         verdicts={verdict: verdicts[verdict] for verdict in VERDICTS if verdicts[verdict]},
         claims=dict(sorted(judgements.items())),
     )
@@ -195,26 +195,28 @@ def _unresolved(table: TableFile) -> Iterator[str]:
 
 
 def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
-    row, missing = table.rows[key], unmeasured(table, key, result)
-    runs = [run for run in result.runs if run.row == key]
-    lines = _lines(name, table, key, runs)
-    failed = [run for run in result.failed if run.row == key]
-    commands = {on: _how_to_run(name, key, on, result) for on in missing if on not in {run.dataset for run in failed}}
+    row, missing, own = table.rows[key], unmeasured(table, key, result), result.of_paper_track
+    lines = _lines(name, table, key, [run for run in result.runs if run.row == key])
+    failed_on = {run.dataset for run in own.failed if run.row == key}
+    commands = {on: _how_to_run(name, key, on, own) for on in missing if on not in failed_on}
     reasons = {on: row.lacks or waiting.get((key, on)) or commands.get(on) for on in missing}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
         independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
-        status=_status(table, row, runs, missing, any(run.dataset not in table.stand_ins for run in failed)),
+        status=_status(table, key, own, missing, any(on not in table.stand_ins for on in failed_on)),
         lines=lines,
         waits={on: reason for on, reason in reasons.items() if reason is not None},
-        failures={f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in failed},
+        failures={
+            f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in result.failed if run.row == key
+        },
     )
 
 
-def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str], has_failed: bool) -> Status:
+def _status(table: TableFile, key: str, result: TableResult, missing: Sequence[str], has_failed: bool) -> Status:
     """Return the progress of the row on the paper's own datasets."""
-    if row.kind == "quoted":
+    runs = [run for run in result.runs if run.row == key]
+    if table.rows[key].kind == "quoted":
         return "quoted"
     if not runs:
         return "failed" if has_failed else "not run"

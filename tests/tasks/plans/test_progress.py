@@ -43,7 +43,7 @@ def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
         )
         for run in plan_tables(here, [table], choice)[0].runs
     ]
-    save_result(project, TableResult(name=table).updated(tuple(runs), (), None))
+    save_result(project, load_result(project, table).updated(tuple(runs), (), None))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
         (Choice(), "done", 2, 1),
         (Choice(seeds=(0, 1, 2)), "done", 2, 3),
         (Choice(variant="as_released"), "done", 2, 1),
-        (Choice(track="common"), "done", 2, 1),
+        (Choice(track="common", seeds=(0, 1, 2)), "not run", 0, 0),
     ],
 )
 def test_what_was_measured_counts(project: Project, choice: Choice, how: str, num_done: int, num_seeds: int) -> None:
@@ -62,6 +62,14 @@ def test_what_was_measured_counts(project: Project, choice: Choice, how: str, nu
     measure(project, choice)
     state = state_of(project)
     assert (state.how, *astuple(state.own_data)) == (how, 2, num_done, 0, num_seeds, 0)
+
+
+def test_a_pair_has_the_seeds_of_its_variant_with_the_most(project: Project) -> None:
+    """Seeds of two variants are never averaged."""
+    measure(project, Choice())
+    measure(project, Choice(variant="as_released", seeds=(1, 2)))
+    assert (state := state_of(project)).how == "done"
+    assert state.own_data.seeds == 2
 
 
 def test_a_failed_run_counts_until_its_row_is_measured(project: Project) -> None:

@@ -118,6 +118,16 @@ def test_lines_are_in_the_file_s_order_of_variants_then_by_epoch():
     ]
 
 
+def test_a_row_of_the_common_track_alone_is_not_measured_and_names_the_command_that_runs_it():
+    """Only the row's loss is trained there, with other settings than the paper's."""
+    failed = FailedRun(row="ours", variant="common", dataset="sop", seed=0, reason="no memory")
+    table = shown(run("ours", 0, variant="common", recall_at_1=0.6), failed=(failed,))
+    ours, command = rows(table)["ours"], "start it with dml reproduce project/table1"
+    assert [line.variant for line in ours.lines] == ["common"]
+    assert (ours.status, ours.waits) == ("not run", {"cub200": command, "sop": command})
+    assert (table.own_data.rows, table.in_part) == (0, "")
+
+
 def of_epochs(name: str) -> ShownTable:
     """Return a table with 0.55 after the last epoch and 0.605 at the best one; 60.5 is printed."""
     file = FILE | {"claims": [{"says": "Above 58.", "row": "ours", "metric": "recall@1", "reference": 0.58, "side": "above"}]}
