@@ -17,10 +17,12 @@ from dml_core.errors import ConfigError, DmlError, StoreError, first_line, print
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
 from tasks.environment import find_project, open_project, prefect_server, ray_folder, shown, without_secrets
+from tasks.processes import GO_ON
 
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
+GO_ON_FORCED = "rerun it without --force to complete the runs that it had begun; those that it had not begun keep their earlier results"
 FULL_BYTES = 1 << 20  # of a disk on which databases cannot write any more
 FEWER_IMAGES = "embed fewer images at a time (dml embed --batch-size, dml serve --batch), or end other programs on the GPU"
 EXTRAS = {  # module -> the extra of pyproject.toml that installs it
@@ -76,7 +78,8 @@ def _supervised() -> Path | None:
     try:
         if sys.argv[1] == "serve":
             return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again", ray)
-        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, temporary=ray)
+        go_on = GO_ON_FORCED if "--force" in sys.argv else GO_ON
+        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, go_on, ray)
     except OSError as error:
         if ray is not None:
             ray.rmdir()

@@ -195,20 +195,29 @@ def test_a_prefect_server_that_does_not_answer_is_named(
     )
 
 
-@pytest.mark.parametrize(("verb", "server", "seconds"), [("run", "", 0.0), ("run", "http://127.0.0.1:9/api", 4.0), ("serve", "", 8.0)])
-def test_a_flow_that_a_server_records_has_time_to_report_its_end(
-    verb: str, server: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "server", "seconds", "advice"),
+    [
+        ("run", "", 0.0, "to resume from the last checkpoint"),
+        ("run --force", "", 0.0, "without --force"),  # which would begin again from the initial weights
+        ("run", "http://127.0.0.1:9/api", 4.0, "to resume from the last checkpoint"),
+        ("serve", "", 8.0, "to start it again"),
+    ],
+)
+def test_a_flow_that_a_server_records_has_time_to_report_its_end_and_an_interrupted_one_its_own_advice(
+    words: str, server: str, seconds: float, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         os, "environ", os.environ | {"PREFECT_API_URL": server, "DML_STATE": str(tmp_path / "state"), "RAY_TMPDIR": str(tmp_path)}
     )
     (tmp_path / "params.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dml", verb])
-    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(sys, "argv", ["dml", *words.split()])
+    calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr("flows.cli.supervisor.supervise", lambda *arguments, **_: calls.append(arguments))
     exits._supervised()
     assert calls[0][:2] == (tmp_path / "state/logs", seconds)
+    assert advice in calls[0][2]
 
 
 # ---------------------------------------------------------------- real processes
