@@ -23,6 +23,7 @@ from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
 from tasks.plans.plan import LocalState, plan_tables
+from tasks.plans.results import runs_today
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import forget_provenance, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in, step_identities
@@ -139,18 +140,15 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the keys of the referenced steps and of the steps they read."""
-    scored = {
-        f"evaluate/{run.identity}"
-        for result in _contents(project.state / "tables", TableResult, "dml tables show rebuilds it")
-        for run in result.runs
-    }
+    results = list(_contents(project.state / "tables", TableResult, "dml tables show rebuilds it"))
+    scored = {f"evaluate/{run.identity}" for result in results for run in result.runs}
     waiting = {
         record.key
         for report in _contents(project.state / OUTBOX, REPORT, "dml sync sets it aside")
         if isinstance(report, RunReport)
         for record in (report.checkpoint, report.embeddings, report.scores)
     }
-    referenced = scored | waiting | _in_mlflow(project, stored) | _of_today(project)
+    referenced = scored | waiting | _in_mlflow(project, stored) | _of_today(project, results)
     before = steps_before(project.state)
     lost = 0.0  # what was made before this time may have been read by a step of unknown origin
     touched = {step.key: step.touched for step in stored}
@@ -197,16 +195,21 @@ def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     }
 
 
-def _of_today(project: Project) -> set[str]:
+def _of_today(project: Project, results: list[TableResult]) -> set[str]:
     """Return every step of the standing comparison and of all tables, for the current code, settings and datasets.
+
+    The runs are those of the default seeds and variants, and all that a result of a table has, measured or failed.
 
     Raises:
         DataError: a prepared dataset is damaged, so the steps that read it are unknown.
     """
-    params = load_params(project.params_file)
+    params, names = load_params(project.params_file), table_names()
     prepared = {name: record for name in params.datasets if (record := dataset_if_prepared(project, name)) is not None}
-    plans = plan_tables(LocalState(project, params), [name for name in table_names() if name != STANDING], Choice(), alone=True)
+    plans = plan_tables(LocalState(project, params), [name for name in names if name != STANDING], Choice(), alone=True)
     identities = [run.identities for plan in plans for run in plan.runs]
     for dataset in prepared.keys() & params.comparison.datasets.keys():
         identities += [step_identities(spec, prepared[dataset]) for spec in runnable_runs(params, dataset)]
+    for result in results:
+        if result.name in names:
+            identities += [step_identities(spec, dataset) for spec, dataset in runs_today(project, params, result)]
     return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}

@@ -101,7 +101,7 @@ def find_run(project: Project, text: str) -> TrainedRun:
     seeds = None if name.seed is None else (name.seed,)
     specs = comparison_runs(load_params(project.params_file), name.dataset, (name.variant,), seeds)
     dataset = dataset_if_prepared(project, name.dataset)
-    trained = [] if dataset is None else trained_among(project, specs, dataset)
+    trained = [] if dataset is None else trained_among(project, ((spec, dataset) for spec in specs))
     runs = {run.spec.seed: run for run in trained if seeds or run.scored}
     if not runs:
         option = "" if name.seed is None else f" --seed {name.seed}"

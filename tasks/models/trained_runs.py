@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from dml_core.config import check_known
 from tasks.data import dataset_if_intact
 from tasks.environment import Project
-from tasks.plans.results import load_result
+from tasks.plans.results import load_result, runs_today
 from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params, runnable_runs
 from tasks.storage import Store, open_store
-from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import chosen_runs
 
 
 @dataclass(frozen=True)
@@ -48,25 +46,21 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
         check_known("dataset of the comparison", dataset, params.comparison.datasets)
     names = [name for name in params.comparison.datasets if dataset in (None, name)]
     records = [(name, record) for name in names if (record := dataset_if_intact(project, name)) is not None]
-    return [run for name, record in records for run in trained_among(project, runnable_runs(params, name), record)]
+    return [*trained_among(project, ((spec, record) for name, record in records for spec in runnable_runs(params, name)))]
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
-    """Return every trained run of a table, in the order of its rows, of the seeds in its result.
+    """Return the trained runs in a table's result, with today's settings, by column and row: of all variants, epochs and seeds.
 
     Raises:
-        ConfigError: there is no such table, or none of its rows can be run.
+        ConfigError: there is no such table.
     """
-    load_table(name)
-    seeds = sorted({run.seed for run in load_result(project, name).runs})
-    if not seeds:
-        return []
-    chosen = chosen_runs(load_params(project.params_file), (name,), Choice(seeds=tuple(seeds)))
-    records = [(specs, record) for specs in chosen.runs if (record := dataset_if_intact(project, specs[0].dataset)) is not None]
-    return [run for specs, record in records for run in trained_among(project, specs, record)]
+    table, params = load_table(name), load_params(project.params_file)
+    runs = trained_among(project, runs_today(project, params, load_result(project, name)))
+    return sorted(runs, key=lambda run: (table.datasets.index(str(run.spec.column)), [*table.rows].index(str(run.spec.row))))
 
 
-def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:
+def trained_among(project: Project, runs: Iterable[tuple[RunSpec, DatasetRecord]]) -> Iterator[TrainedRun]:
     """Yield those of the runs whose networks are in the store, made by the current code or older code. Their files are not checked."""
     store = open_store(project)
 
@@ -78,7 +72,7 @@ def trained_among(project: Project, specs: Iterable[RunSpec], dataset: DatasetRe
                 return identity, files
         return None, ()
 
-    for spec in specs:
+    for spec, dataset in runs:
         trained, of_training = stored("train", train_step(spec, dataset))
         if trained is None:
             continue

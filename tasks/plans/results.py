@@ -27,10 +27,10 @@ from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile, load_table
-from tasks.tables.present import has_present_settings, table_today
+from tasks.tables.file import TableFile, load_table, standing_table
+from tasks.tables.present import has_present_settings, spec_today, table_today
 from tasks.tables.result import FailedRun, MeasuredRun, Place, TableResult, facts_of, read_result, result_path, save_result
-from tasks.tables.runs import runs_of_tables
+from tasks.tables.runs import named_dataset, runs_of_tables
 from tasks.wording import counted
 
 FIRST_SEEDS = 10
@@ -80,6 +80,25 @@ def add_runs(
             for run in runs
         ]
         save_result(project, result.updated(runs, failed, made))
+
+
+def runs_today(project: Project, params: Params, result: TableResult) -> Iterator[tuple[RunSpec, DatasetRecord]]:
+    """Yield the run with today's settings in the place of each measured or failed run of a result, and its dataset, if that is prepared.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    table = standing_table(params) if result.name == STANDING else load_table(result.name)
+    records: dict[str, DatasetRecord | None] = {}
+    for run in (*result.runs, *result.failed):
+        spec = spec_today(params, result.name, table, run)
+        if spec is None:
+            continue
+        if run.dataset not in records:
+            own = run.dataset if result.name == STANDING else named_dataset(params, run.dataset, table.dataset_options(run.dataset))
+            records[run.dataset] = None if own is None else dataset_if_intact(project, own)
+        if (record := records[run.dataset]) is not None:
+            yield spec.model_copy(update={"dataset": record.name}), record
 
 
 def export_result(project: Project, name: str, path: Path) -> TableResult:

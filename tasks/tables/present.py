@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 from dml_core.config import parse
+from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DataError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, commonest, occurrences, present_digest, spec_settings
@@ -61,16 +62,19 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
 
 
 def spec_today(params: Params, name: str, table: TableFile, run: TableRun) -> RunSpec | None:
-    """Return the run of a measured run's row, dataset and seed with the present settings, of the table's file or params.yaml.
+    """Return the run in a measured or failed run's place with the present settings, of the table's file or params.yaml.
 
-    None if these no longer have the row, its variant or its dataset, or if the row is not tuned.
+    It keeps the epochs that the measured run kept, too. None if the settings no longer have the row, its variant or its dataset, or if the
+    row is not tuned.
     """
     track: Track = "common" if run.variant == COMMON else "paper"
-    choice = Choice((run.row,), (run.dataset,), run.variant, track, (run.seed,), epochs=(run.epoch,))
+    kept = run.training.get("keep_epochs", ()) if isinstance(run, MeasuredRun) else ()
+    epochs = tuple(epoch for epoch in EPOCHS if epoch == run.epoch or epoch in kept)
+    choice = Choice((run.row,), (run.dataset,), run.variant, track, (run.seed,), epochs=epochs)
     with suppress(ConfigError):
         if name == STANDING:
             variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
-            return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
-        with suppress(KeyError):
-            return runs_of(name, table, choice)[run.dataset][0]
+            return comparison_runs(params, run.dataset, variants, (run.seed,))[0] if variants else None
+        runs = runs_of(name, table, choice).get(run.dataset, ())
+        return next((spec for spec in runs if spec.evaluation.epoch == run.epoch), None)
     return None
