@@ -37,7 +37,6 @@ class Details:
         protocol_variant: the protocol's variant with which it is compared: the line's, or the one that tuned settings change.
         from_protocol: differences from the protocol's training; None if the protocol does not have the variant.
         changed: differences from the run that the current file has in its place, if they may change its scores.
-        is_mixed: whether other seeds were trained with other settings.
         tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
         settings: all settings, by dotted name.
         pictures: pictures of that run.
@@ -50,7 +49,6 @@ class Details:
     protocol_variant: str
     from_protocol: tuple[Difference, ...] | None
     changed: tuple[Difference, ...]
-    is_mixed: bool
     tuned: str | None
     settings: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, ...]
@@ -119,7 +117,6 @@ def _details(
         protocol_variant=variant,
         from_protocol=_from_protocol(name, row, variant, run),
         changed=_changed(params, name, table, run),
-        is_mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
         tuned=_tuned(name, table, run),
         settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
         pictures=pictures,

@@ -71,6 +71,18 @@ def test_a_line_that_repeats_another_s_settings_is_marked_so(tmp_path: Path) -> 
     assert f", {mark} |" in page.markdown
 
 
+def test_seeds_whose_scores_were_computed_on_another_device_have_no_mark(tmp_path: Path) -> None:
+    """They have one mean, as settings that change no score are no difference."""
+    name, params = "softtriple/table1", load_params(ROOT / "params.yaml")
+    specs = runs_of(name, load_table(name), Choice(("softtriple",), ("cub200",), seeds=(0, 1)))["cub200"]
+    runs = [MeasuredRun.of(spec, SCORES, "digest") for spec in specs]
+    runs[1] = runs[1].model_copy(update={"evaluation": runs[1].evaluation | {"device": "cuda"}})
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
+    save_result(project, TableResult(name=name, runs=tuple(runs)))
+    html = read(write_site(project, params, [name])[0].html.read_text())
+    assert [line.all("th")[0].text for line in html.all("tr", "line")] == ["as_published 2 seeds"]
+
+
 def test_the_search_of_a_line_finds_its_runs_in_mlflow(tmp_path: Path) -> None:
     """By the tags with which runs are published, of a table's epoch that is not the last and of the standing comparison's variant."""
     store, params = Store(str(tmp_path), tmp_path), load_params(ROOT / "params.yaml")
