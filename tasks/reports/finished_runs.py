@@ -3,6 +3,7 @@
 Neither Prefect nor MLflow is needed. If the current code has not made a run, the latest one made by other code is shown, and marked.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title,
 from tasks.scores import sides
 from tasks.storage import Store, open_store
 from tasks.wording import reproduce_command
+
+logger = logging.getLogger(__name__)
 
 
 class NotRunError(DmlError):
@@ -120,10 +123,14 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
 
 
 def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
-    """Return the run if its scores and embeddings are in the store, else None."""
+    """Return the run if its scores and embeddings are in the store, else None; if its scores are damaged, with a warning."""
     for run in run_identities(project.state, spec, dataset):
         scores = store.pull(f"evaluate/{run.scored}")
-        metrics = finished_scores(scores, trained=run.trained, embedded=run.embedded, scored=run.scored)
+        try:
+            metrics = finished_scores(scores, trained=run.trained, embedded=run.embedded, scored=run.scored)
+        except StoreError as error:  # other runs are still shown
+            logger.warning("%s", error)
+            return None
         if metrics is not None and (store.is_remote or (store.folder(f"embed/{run.embedded}") / MANIFEST_FILE).is_file()):
             return FinishedRun(spec, run.scored, not run.older_code, metrics, scores, f"embed/{run.embedded}")
     return None

@@ -90,6 +90,16 @@ def test_a_variant_without_the_run_is_named_as_missing(own: Made) -> None:
     assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", TRIPLET}
 
 
+def test_a_damaged_run_is_named_and_hides_no_other(own: Made, caplog: pytest.LogCaptureFixture) -> None:
+    path = folders(own, spec_of(own, seed=1))[1] / "metrics.json"
+    path.write_text("{")
+    chosen = choose(*own, "photos")
+    assert (len(chosen.runs), chosen.missing) == (8, ())
+    assert {record.getMessage().partition(": ")[0] for record in caplog.records} == {str(path)}
+    with pytest.raises(NotRunError, match=r"finished seeds: 0, 2.; run dml reproduce --dataset photos --variant softmax --seed 1"):
+        choose(*own, "photos/softmax/1")
+
+
 def test_a_variant_that_is_not_tuned_yet_hides_no_finished_run(made: Made) -> None:
     variants = made[1].comparison.variants | {"mine": {"loss": {"name": "softmax"}, "tuned": True}}
     params = made[1].model_copy(update={"comparison": made[1].comparison.model_copy(update={"variants": variants})})
