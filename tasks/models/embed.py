@@ -40,6 +40,7 @@ from tasks.runs.embeddings import (
     MANIFEST_FILE,
     PLAN_FILE,
     SINGLE_FILES,
+    EmbeddedBy,
     Part,
     RoleEntry,
     open_embedded,
@@ -162,7 +163,7 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
 
     Raises:
         As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`, or if it is a file with
-        anything but embeddings of these images by this network.
+        anything but embeddings of images of these names by this network.
     """
     place = out.absolute()  # the working directory, too, has a name then
     lock = FileLock(place.with_name(f".{place.name}.lock"))
@@ -185,16 +186,20 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
 
 
 def _check_file(out: Path, model: TrainedModel, images: Images) -> None:
-    """Reject a file with anything but embeddings of these images by this network; some may be missing in it, if they were bad."""
+    """Reject a file with anything but embeddings of images of these names by this network; bad ones may be missing in it.
+
+    A file does not record the folder of its images, and an older one has no hash of the weights.
+    """
     if not (out.exists() or out.is_symlink()):
         return
-    identity, parts = "", list[Part]()
+    network, parts = EmbeddedBy(), list[Part]()
     with suppress(EvaluationError):
-        identity, parts = recorded_network(out).model_identity, open_embedded(out)
-    if not parts or not identity:
+        network, parts = recorded_network(out), open_embedded(out)
+    if not parts or not network.model_identity:
         raise ConfigError(f"{out}: already exists and was not created by dml embed; name another file")
     known = set(images.names)
-    if identity != model.identity or any(part.names is None or not known.issuperset(part.names) for part in parts):
+    is_same = network.model_identity == model.identity and network.weights_sha256 in (None, model.weights_sha256)
+    if not is_same or any(part.names is None or not known.issuperset(part.names) for part in parts):
         raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another file, or remove it")
 
 

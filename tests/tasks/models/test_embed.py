@@ -282,7 +282,8 @@ def test_a_file_is_replaced_only_by_embeddings_of_the_same_images_and_network(
     embed_to(model, few, out)
     before = out.read_bytes()
     other = load_model(resolve_model("own/good/1", project), "cpu")
-    for network, images in ((model, everything), (other, few)):
+    again = TrainedModel(model.description.model_copy(update={"file_sha256": "0" * 64}), model.identity, model._forward)
+    for network, images in ((model, everything), (other, few), (again, few)):
         with pytest.raises(ConfigError, match=f"out{suffix}: holds embeddings of other images or by another network; name another file"):
             embed_to(network, images, out)
     assert out.read_bytes() == before
