@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -285,3 +285,10 @@ def artifact_steps(report: RunReport) -> list[tuple[StepRecord, str]]:
     """Return the steps whose files are artifacts, each with the folder of the artifacts that has them."""
     steps = [] if report.scores_only else [report.checkpoint, report.embeddings]
     return [(report.scores, ""), *((record, f"steps/{record.step}") for record in steps)]
+
+
+def artifact_files(report: RunReport) -> Iterator[tuple[StepRecord, str, str]]:
+    """Yield each file of these steps: its step's record, its name there, and its path among the artifacts."""
+    for record, below in artifact_steps(report):
+        for file in record.files:
+            yield record, file.name, str(PurePosixPath(below) / file.name)

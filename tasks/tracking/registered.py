@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import uuid4
 
@@ -319,9 +319,7 @@ def _test_view(network: LoggedNetwork) -> list[Any]:
     return [transform.get(name) for name in TEST_VIEW]
 
 
-def register(
-    client: MlflowClient, name: str, run_id: str, model_id: str | None, description: str | None = None, about: str | None = None
-) -> str:
+def register(client: MlflowClient, name: str, run_id: str, model_id: str, description: str | None = None, about: str | None = None) -> str:
     """Return the version of a registered model that is a run's model; both are created if missing, with their descriptions.
 
     A run that is scored again gets a new version, which has the same model and other scores.
@@ -337,10 +335,16 @@ def register(
     return str(number)
 
 
-def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
-    """Point the alias `best` of a registered model to a run's model; return the version, which keeps its description afterwards."""
+def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str | None:
+    """Point the alias `best` of a registered model to a run's model; return the version, which keeps its description afterwards.
+
+    None if MLflow has no model of the run: a user has deleted it.
+    """
+    model_id = find_model(client, run)
+    if model_id is None:
+        return None
     about = f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}."
-    number = register(client, name, run.info.run_id, find_model(client, run), f"Registered as the {description}", about)
+    number = register(client, name, run.info.run_id, model_id, f"Registered as the {description}", about)
     if str(client.get_registered_model(name).aliases.get(BEST)) != number:
         client.set_registered_model_alias(name, BEST, number)
     return number
@@ -360,3 +364,17 @@ def find_model(client: MlflowClient, run: Any) -> str | None:
             return str(model.model_id)
         client.delete_logged_model(model.model_id)
     return None
+
+
+def intact_model(client: MlflowClient, run: Any) -> str | None:
+    """Return the id of a run's model whose network's files MLflow still has, or None; others are deleted, as a bucket's rule deletes files.
+
+    Raises:
+        MlflowException: MLflow cannot be queried.
+    """
+    while (model_id := find_model(client, run)) is not None:
+        files = {PurePosixPath(file.path).name for file in client.list_logged_model_artifacts(model_id, NETWORK)}
+        if files >= {DESCRIPTION_FILE, WEIGHTS_FILE}:
+            break
+        client.delete_logged_model(model_id)
+    return model_id

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -104,9 +104,8 @@ class Tracker:
         """Deliver everything in the outbox; return the number of reports delivered. A comparison waits for its runs, as in `publish`.
 
         Raises:
-            TrackingError: MLflow cannot be used, and undelivered reports stay. Or, after the others were delivered: MLflow refuses some
-                reports, some are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run
-                makes again.
+            TrackingError: MLflow cannot be used, and undelivered reports stay. Or, after the others were delivered: MLflow refuses some,
+                some are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run makes again.
         """
         num_delivered, faults = 0, dict[str, list[str]]()
         for path in sorted(self.outbox.glob("*.json")):
@@ -172,9 +171,11 @@ class Tracker:
                 report.scores.metrics,
             )
         run_id = str(run.info.run_id)
-        if run.data.tags.get(Tag.PUBLISHED) == "true":
+        if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
+            if Tag.PUBLISHED in run.data.tags:
+                self._client.delete_tag(run_id, Tag.PUBLISHED)  # if this is interrupted, the next publication completes it
             report = self._checked(report)
             history = read_history(self._store.folder(report.checkpoint.key))
             self._log_facts(run, report)
@@ -218,19 +219,25 @@ class Tracker:
         Only files that a step recorded are logged: a killed worker may have left others in its folder.
         """
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
-        for record, below in child_run.artifact_steps(report):
-            folder = self._store.folder(record.key)
-            for file in record.files:
-                place = (PurePosixPath(below) / file.name).parent.as_posix()
-                self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
+        for record, name, path in child_run.artifact_files(report):
+            self._client.log_artifact(run_id, str(self._store.folder(record.key) / name), path.rpartition("/")[0] or None)
+
+    def _has_files(self, run: Run, report: RunReport) -> bool:
+        """Return whether MLflow has all files and the model of a published run: a user or a bucket's rule may have deleted some."""
+        from tasks.tracking.registered import intact_model
+
+        has_model = report.scores_only or intact_model(self._client, run) is not None
+        files = {path for _, _, path in child_run.artifact_files(report)}
+        folders = {path.rpartition("/")[0] for path in files}
+        logged = {entry.path for folder in folders for entry in self._client.list_artifacts(run.info.run_id, folder or None)}
+        return has_model and files <= logged
 
     def _log_model(self, run: Run, report: RunReport, num_steps: int) -> str:
         """Log the network, described by the dataset's present files, and return the model's id; an earlier attempt may have logged it."""
         from tasks.tracking.models import log_model
-        from tasks.tracking.registered import find_model
+        from tasks.tracking.registered import intact_model
 
-        model_id = find_model(self._client, run)
-        if model_id is not None:
+        if (model_id := intact_model(self._client, run)) is not None:
             return model_id
         check_unchanged(report.dataset)
         checkpoint = self._store.folder(report.checkpoint.key)
@@ -331,14 +338,15 @@ class Tracker:
 
 
 def _new_scores(run: Run, report: RunReport, model_id: str | None) -> list[Metric]:
-    """Return the final scores that the run lacks; those that compare losses are linked to the model and the dataset."""
+    """Return the final scores that the run or its new model lacks; those that compare losses are linked to the model and the dataset."""
     main, detail = child_run.score_metrics(report.scores.metrics)
     dataset = child_run.dataset_input(report)
     linked = {"model_id": model_id, "dataset_name": dataset["name"], "dataset_digest": dataset["digest"], "run_id": run.info.run_id}
     now, others = int(time.time() * 1000), detail | child_run.cost_metrics(report)
     metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items()]
     metrics += [Metric(name, value, now, 0) for name, value in others.items()]
-    return [metric for metric in metrics if metric.key not in run.data.metrics]
+    models = {None, *(output.model_id for output in (run.outputs.model_outputs if run.outputs else ()))}
+    return [metric for metric in metrics if metric.key not in run.data.metrics or metric.model_id not in models]
 
 
 class LiveCurves:

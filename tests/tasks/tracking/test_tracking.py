@@ -461,6 +461,58 @@ def test_what_a_user_deletes_in_mlflow_is_restored_by_the_next_publication(track
     publish_again()
 
 
+def _files(tracker: Tracker, run_id: str) -> set[str]:
+    folders = (None, "figures", "steps/train", "steps/embed")
+    return {entry.path for folder in folders for entry in client_of(tracker).list_artifacts(run_id, folder)}
+
+
+@pytest.mark.parametrize("lost", ["all files", "the model's files", "the model", "an embedding"])
+def test_what_is_lost_of_a_published_run_is_published_again_after_the_run_is_deleted(
+    tracker: Tracker, report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """By a user, or a bucket's rule that deletes files by age."""
+    validated = other(tracker, report, report.identity, "softtriple", 0, 0.5, 0.4, with_model=True)
+    run_id, client = tracker.publish(validated), client_of(tracker)
+    assert run_id is not None
+    tracker.publish(comparison())
+    files, counted = _files(tracker, run_id), points(tracker, run_id)
+    model_id = find_model(client, client.get_run(run_id))
+    if lost == "the model":
+        client.delete_logged_model(model_id)
+        assert tracker.publish(comparison()) is not None, "the comparison is published without it"
+        assert "Model: MLflow has none of the best run: softtriple, seed 0" in parent_of(tracker).data.tags[Tag.NOTE]
+    else:
+        (model,) = (tmp_path / "mlartifacts/d").glob(f"**/{model_id}")
+        embedding = next((tmp_path / f"mlartifacts/d/{run_id}/artifacts/steps/embed").glob("*.npy"))
+        gone = {"all files": tmp_path / "mlartifacts", "the model's files": model, "an embedding": embedding}[lost]
+        gone.unlink() if gone.is_file() else shutil.rmtree(gone)
+    client.delete_run(run_id)  # so that the next command publishes it
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "_log_files", lambda *_: (_ for _ in ()).throw(MlflowException("the server is gone")))
+        assert tracker.publish(validated) is None
+    assert current_identities(tracker) == set(), "not before all is there"
+    assert tracker.sync() == 1
+    assert tracker.publish(comparison()) is not None
+    assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [run_id]
+    assert _files(tracker, run_id) == files
+    assert {name: count for name, count in points(tracker, run_id).items() if "/" in name} == {
+        name: count for name, count in counted.items() if "/" in name
+    }
+    network = Registry(tracker.uri).fetch("models:/dml-d@best", tmp_path / "cache")
+    assert load_model(network, "cpu").identity == report.checkpoint.identity
+    (again,) = client.search_logged_models([client.get_run(run_id).info.experiment_id])
+    assert (again.model_id == model_id) == (lost == "an embedding")
+    assert "recall_at_1" in {metric.key for metric in again.metrics}
+
+
+def test_a_published_run_of_which_nothing_is_lost_is_not_uploaded_again(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = tracker.publish(report)
+    monkeypatch.setattr(Tracker, "_log_files", None)
+    assert tracker.publish(report) == run_id
+
+
 def test_a_deleted_run_whose_settings_are_used_again_supersedes_its_successor(tracker: Tracker, report: RunReport) -> None:
     first = report.model_copy(update={"scores_only": True})
     deleted = tracker.publish(first)
