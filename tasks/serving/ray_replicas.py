@@ -31,17 +31,13 @@ class RayReplica(Replica):
 
     Args:
         versions: identity of the network, hash of its weights and version of the index that the service was started with.
-        on_loopback: whether Ray runs only on this machine and must not be reachable from others.
 
     Raises:
         ConfigError: a folder has another network or version now; its answers would not fit those of the other replicas.
     """
 
-    def __init__(
-        self, model: str, index: str | None, versions: tuple[str | None, ...], num_threads: int, max_batch: int, on_loopback: bool
-    ) -> None:
-        if on_loopback:
-            _keep_to_loopback()
+    def __init__(self, model: str, index: str | None, versions: tuple[str | None, ...], num_threads: int, max_batch: int) -> None:
+        _listen_on_the_node_s_address()
         network, opened = load_model(model), Index.open(Path(index)) if index is not None else None
         found = (network.identity, network.weights_sha256, opened and opened.info.version)
         if found != versions:
@@ -111,7 +107,7 @@ def start_replicas(
         )
         index_folder, version = (str(index.folder.absolute()), index.info.version) if index is not None else (None, None)
         versions = (model.identity, model.weights_sha256, version)
-        application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch, address == "local")
+        application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch)
         serve.start(proxy_location="Disabled")
         return RayReplicas(serve.run(application, name=name, route_prefix=None))
     except Exception as error:  # Ray and Serve raise plain exceptions
@@ -128,13 +124,15 @@ def stop_replicas(address: str, name: str) -> None:
         ray.shutdown()
 
 
-def _keep_to_loopback() -> None:
-    """Restrict the port that Serve opens in each replica, for deployments that call each other, to loopback.
+def _listen_on_the_node_s_address() -> None:
+    """Restrict the port that Serve opens in each replica, for deployments that call each other, to the address of its node of Ray.
 
-    Serve opens it on every interface, after the replica is created, used or not, without a setting for it and without Ray's token. This is
-    private to Ray 2.60: check it when Ray is upgraded; a test checks every listening port.
+    That is 127.0.0.1 for a Ray on this machine and for the local stack. Serve opens the port on every interface, after the replica is
+    created, used or not, without a setting for it and without Ray's token. This is private to Ray 2.60: check it when Ray is upgraded; a
+    test checks every listening port.
     """
     from ray.serve._private import replica
 
-    add_port = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", "127.0.0.1"))
+    add_port, node = replica.add_port_to_grpc_server, ray.util.get_node_ip_address()
+    place = f"[{node}]" if ":" in node else node
+    replica.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", place))

@@ -112,6 +112,14 @@ def _hold_port() -> socket.socket:
     return bound
 
 
+def is_one_machine() -> bool:
+    """Return whether all nodes of Ray are on this machine: it was started here, or they have loopback addresses, as in the local stack."""
+    import ray
+
+    addresses = [str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]]
+    return ray_cluster() is None or all(address.startswith(("127.", "::1")) for address in addresses)
+
+
 def stop_ray() -> None:
     """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
     while _to_end:

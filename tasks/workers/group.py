@@ -20,7 +20,7 @@ from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import Say, counted
-from tasks.workers.connection import RayGoneError, reason_of
+from tasks.workers.connection import RayGoneError, is_one_machine, reason_of
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
@@ -196,7 +196,7 @@ class WorkerGroup:
         self._board = cast(Any, Board).options(scheduling_strategy=here).remote()
         self._num_workers = self._fitting_size()
         folder = self._folder.absolute()
-        on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
+        on_a_cluster = ray_cluster() is not None
         num_threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // (self._num_workers * self._placement.num_groups))
         trainer = (Trainer if on_a_cluster else LocalTrainer)(
             _serve,
@@ -211,7 +211,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            backend_config=Rendezvous(self._board, folder=None if on_a_cluster else str(folder)),
+            backend_config=Rendezvous(self._board, folder=str(folder) if is_one_machine() else None),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),

@@ -2,8 +2,8 @@
 
 Only this module is loaded in Ray Train's controller, which starts sooner because nothing here loads torch.
 
-Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface of the machine and needs no token. On one machine a file
-replaces it. Workers of a cluster share no files and use Ray Train's rendezvous.
+Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface of the machine and needs no token. On one machine, the nodes
+of a local stack included, a file replaces it. Workers of several machines share no files and use Ray Train's rendezvous.
 """
 
 import uuid
@@ -30,7 +30,7 @@ class Rendezvous(BackendConfig):  # type: ignore[misc]
 
     Attributes:
         board: receives the group's controller and its placement group.
-        folder: folder of the rendezvous files for workers of one machine; None for workers of a cluster.
+        folder: folder of the rendezvous files for workers of one machine; None for workers of several.
     """
 
     board: Any

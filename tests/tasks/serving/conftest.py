@@ -76,9 +76,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 class Service:
     """A running `dml serve`."""
 
-    def __init__(self, made: Made, *arguments: str, token: str | None = None) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_", "DML_"))}
-        environment |= {"PYTHONPATH": str(ROOT), **({"DML_SERVE_TOKEN": token} if token else {})}
+    def __init__(self, made: Made, *arguments: str, token: str | None = None, **environment: str) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_", "DML_"))}
+        environment = kept | {"PYTHONPATH": str(ROOT), **({"DML_SERVE_TOKEN": token} if token else {})} | environment
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli", "serve", *arguments],
             cwd=made.project,
@@ -137,8 +137,8 @@ def start(made: Made) -> Iterator[Callable[..., Service]]:
     """Return a function that starts services, which end with the tests."""
     started: list[Service] = []
 
-    def start_one(*arguments: str, token: str | None = None) -> Service:
-        started.append(Service(made, *arguments, "--port", "0", token=token))
+    def start_one(*arguments: str, token: str | None = None, **environment: str) -> Service:
+        started.append(Service(made, *arguments, "--port", "0", token=token, **environment))
         return started[-1]
 
     yield start_one

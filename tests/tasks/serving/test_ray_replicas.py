@@ -40,7 +40,7 @@ class Handle:
 @pytest.fixture(scope="module")
 def replica(made: Made) -> RayReplica:
     versions = (IDENTITY, made.load().weights_sha256, Index.open(made.index).info.version)
-    return RayReplica(str(made.model), str(made.index), versions, 1, 32, on_loopback=False)
+    return RayReplica(str(made.model), str(made.index), versions, 1, 32)
 
 
 def test_a_replica_does_not_start_on_what_was_replaced_since(made: Made, tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_a_replica_does_not_start_on_what_was_replaced_since(made: Made, tmp_pat
     versions = (IDENTITY, weights, Index.open(tmp_path / "index").info.version)
     remove_items(tmp_path / "index", [made.files[0].name])
     with pytest.raises(ConfigError, match=r"index: changed since the service started; start it again"):
-        RayReplica(str(made.model), str(tmp_path / "index"), versions, 1, 32, on_loopback=False)
+        RayReplica(str(made.model), str(tmp_path / "index"), versions, 1, 32)
     for identity, of_training in (("f" * 32, weights), (IDENTITY, "0" * 64)):  # trained again, a network has other weights
         with pytest.raises(ConfigError, match=r"model: changed since the service started; start it again"):
-            RayReplica(str(made.model), None, (identity, of_training, None), 1, 32, on_loopback=False)
+            RayReplica(str(made.model), None, (identity, of_training, None), 1, 32)
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, NUM_ATTEMPTS - 1])

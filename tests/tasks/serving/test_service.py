@@ -29,6 +29,7 @@ from tasks.serving.guard import Guard
 from tasks.serving.replicas import ServiceError
 from tasks.serving.service import host_names, listen, serve_http
 from tests.conftest import ROOT
+from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
 from tests.tasks.serving.conftest import Made, Service, wait_until
 
 
@@ -165,6 +166,17 @@ def test_nothing_listens_but_on_loopback(request: pytest.FixtureRequest, kind: s
             continue
     assert service.port in {connection.laddr.port for connection in found}
     assert {connection.laddr.ip for connection in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_replicas_on_a_cluster_with_a_loopback_address_listen_there_alone(made: Made, start: Callable[..., Service]) -> None:
+    """As on the local stack: Serve opens a port in each replica, at which anyone who reaches it could run code."""
+    with loopback_cluster(2) as (address, cluster):
+        service = start(str(made.index), RAY_ADDRESS=address, **SETTINGS)
+        found = listening(cluster, psutil.Process(service.process.pid))
+        service.end()
+    assert any("ServeReplica" in name and len(places) > 0 for name, places in found.items()), found
+    assert {place for places in found.values() for place in places} <= LOOPBACK, found
 
 
 @pytest.mark.slow

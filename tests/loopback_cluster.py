@@ -1,0 +1,67 @@
+"""A Ray cluster whose node has a loopback address, as in the local stack, in processes of its own."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from tasks.stack.settings import free_ports
+from tests.conftest import ROOT
+
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+PORTS = (
+    "port",
+    "node-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+    "runtime-env-agent-port",
+)
+
+
+@contextmanager
+def loopback_cluster(num_cpus: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a cluster of one node; yield its address and its first process, of which all others are descendants."""
+    ports = dict(zip(PORTS, free_ports("127.0.0.1"), strict=False))
+    options: dict[str, object] = {
+        "node-ip-address": "127.0.0.1",
+        "num-cpus": num_cpus,
+        "include-dashboard": "false",
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+    }
+    words = [f"--{name}={value}" for name, value in (ports | options).items()]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, str(ROOT / "infra/ray_on_loopback.py"), "start", "--head", "--block", "--no-monitor", *words]
+    environment = kept | SETTINGS | {"PYTHONPATH": str(ROOT)}
+    with (
+        tempfile.TemporaryDirectory(prefix="dml-ray-", dir="/tmp") as folder,
+        psutil.Popen([*command, f"--temp-dir={folder}"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process,
+    ):
+        try:
+            yield f"127.0.0.1:{ports['port']}", process
+        finally:
+            for child in process.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
+
+
+def listening(*processes: psutil.Process) -> dict[str, set[str]]:
+    """Return the addresses at which processes and their descendants listen, by the first word of their command lines."""
+    found: dict[str, set[str]] = {}
+    for process in (one for first in processes for one in (first, *first.children(recursive=True))):
+        with suppress(psutil.Error):
+            places = {entry.laddr.ip for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN}
+            found.setdefault(process.cmdline()[0], set()).update(places)
+    return found
