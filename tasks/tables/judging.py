@@ -16,7 +16,7 @@ Lines (a row in a variant) are compared and ranked by the first metric of each d
 (`dml_core.evaluation.statistics.comparing`), at one epoch (`compared_epoch`). Fewer than three seeds decide nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,9 +211,15 @@ def compare_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine], re
     return tuple(comparisons)
 
 
-def rank_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine]) -> Ranking | None:
-    """Rank the lines over the datasets that share a metric, or over the seeds of the only measured dataset; otherwise return None."""
-    measured = {index: scores for index in compared_columns(columns).values() if (scores := _scores(lines, index))}
+def rank_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine], tuned_on: Callable[[str], str] = str) -> Ranking | None:
+    """Rank the lines over the datasets that share a metric, or over the seeds of the only measured dataset; otherwise return None.
+
+    Of a dataset and the one on which its tuned settings were searched (`tuned_on`), often a part of it, the latter is left out: the two are
+    not independent.
+    """
+    by_dataset = {dataset: index for dataset, index in compared_columns(columns).items() if _scores(lines, index)}
+    searched = {tuned_on(dataset) for dataset in by_dataset if tuned_on(dataset) != dataset}
+    measured = {index: _scores(lines, index) for dataset, index in by_dataset.items() if dataset not in searched}
     metrics = [columns[index].metric for index in measured]
     metric = next((metric for metric in metrics if len(measured) == 1 or metrics.count(metric) > 1), None)
     if metric is None:

@@ -73,7 +73,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         stand_in=_counted({*table.stand_ins}, columns, rows, claims),
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, compared, reference),
-        ranking=rank_lines(columns, compared),
+        ranking=rank_lines(columns, compared, table.tuned_on),
         left_out=left_out,
     )
 

@@ -379,6 +379,14 @@ def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
     assert len(table.comparisons) == 2
     assert table.conclusions[-1] == table.ranking.sentence
     assert shown(*(run for run in runs if run.seed == 0), file=file).conclusions == []
+    columns[0]["tuned_on"] = "sop"
+    ranking = shown(*runs, file=file).ranking
+    assert ranking is not None
+    assert ranking.over == "seeds", "a dataset and the part of it on which settings were searched are no two independent datasets"
+    assert ranking.sentence not in shown(*runs, file=file).conclusions
+    alone = shown(*(run for run in runs if run.dataset == "sop"), file=file).ranking
+    assert alone is not None
+    assert alone.over == "seeds", "the part is ranked where nothing else is measured"
 
 
 def on(digest: str | None, found: list, **changes) -> list:
