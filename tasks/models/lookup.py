@@ -27,7 +27,7 @@ from tasks.sealed import read_bytes
 from tasks.storage import open_store
 
 REGISTRY_PREFIX = "models:/"
-MADE_FROM_FILE = "made_from"  # hash of the files of the training that a network was extracted from
+MADE_FROM_FILE = "made_from"  # which checkpoint a network was extracted from: hash of the recorded files, or its version in the store
 MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a folder, or models:/name@alias"
 
 
@@ -144,16 +144,25 @@ def package(project: Project, run: TrainedRun) -> Path:
     """
     folder = project.state / "models" / run.network
     record = intact_record("train", run.trained)
-    made_from = None if record is None else hash_of_files([record]).encode()  # None: trained on another machine
+    made_from = _version(project, run.trained) if record is None else hash_of_files([record])
     wanted = (run.network, run.spec.evaluation.metric, run.spec.title)  # params.yaml may name another metric, and rename the dataset
     with alone(folder.parent / ".lock"):
         made = intact_description(folder)
         is_current = made is not None and (made.identity, made.metric, made.title) == wanted
-        if not is_current or made_from not in (None, read_bytes(folder / MADE_FROM_FILE)):
+        if not is_current or made_from.encode() not in (b"", read_bytes(folder / MADE_FROM_FILE)):
             _extract(project, run, record, folder)
             with write_errors(f"{folder}:", "free or change the place"):
-                write_whole(folder / MADE_FROM_FILE, made_from or b"")
+                write_whole(folder / MADE_FROM_FILE, made_from)
     return folder
+
+
+def _version(project: Project, trained: str) -> str:
+    """Return a text for the checkpoint of another machine's training that differs once it was replaced; empty if there is none."""
+    store, key = open_store(project), f"train/{trained}"
+    if store.is_remote:
+        return store.list_objects(key).get(CHECKPOINT_FILE, "")
+    checkpoint = store.folder(key) / CHECKPOINT_FILE
+    return str(checkpoint.stat().st_mtime_ns) if checkpoint.is_file() else ""
 
 
 def _extract(project: Project, run: TrainedRun, record: StepRecord | None, folder: Path) -> None:

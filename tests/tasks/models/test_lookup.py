@@ -162,6 +162,28 @@ def test_a_network_that_was_trained_again_is_extracted_again(
     assert (resolve_model(find_run(own, "own/good/0").trained, own) / "network.pt").stat().st_mtime_ns == written, "extracted once"
 
 
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_a_network_that_another_machine_trained_again_is_extracted_again(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_bucket: str, kind: str
+) -> None:
+    """This machine shares the store, and has no record of either training."""
+    again = trained_again(project, tmp_path, monkeypatch)
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "no records"))
+    shared = f"s3://{s3_bucket}/store" if kind == "bucket" else str(tmp_path / "shared")
+    here, weights = replace(again, state=tmp_path / "here", store=shared), []
+    for trainer in (project, again):
+        if kind == "bucket":
+            Store(shared, tmp_path / "cache").push("", Path(trainer.store))
+        else:
+            shutil.copytree(trainer.store, shared, dirs_exist_ok=True)
+        folder = resolve_model("own/good/0", here)
+        written = (folder / "network.pt").stat().st_mtime_ns
+        weights.append(load_model(folder).weights_sha256)
+        assert (resolve_model("own/good/0", here) / "network.pt").stat().st_mtime_ns == written, "extracted once"
+    assert weights == [load_model(resolve_model("own/good/0", trainer)).weights_sha256 for trainer in (project, again)]
+    assert weights[0] != weights[1]
+
+
 def test_a_network_whose_training_was_killed_before_its_record_is_not_taken_for_the_recorded_one(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
