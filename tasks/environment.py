@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import socket
 import subprocess
 import tempfile
@@ -31,8 +32,7 @@ OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them
 # Of Prefect's server of one flow, which needs no schedules, automations, late and paused flows, and no history of events.
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
-CONNECT_SECONDS = 2.0
-ANSWER_SECONDS = 10.0
+CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 10.0
 RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
@@ -160,8 +160,8 @@ def login(password: str | None, token: str | None) -> dict[str, str]:
 
 
 def stack_text(values: dict[str, str]) -> str:
-    """Return the text of the local stack's settings file, which includes the SHA-256 of its lines."""
-    lines = "".join(f"{name}={value}\n" for name, value in values.items())
+    """Return the text of the local stack's settings file, which a shell can read, with the SHA-256 of its lines."""
+    lines = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     return f"{STACK_TITLE}\n# sha256 {hashlib.sha256(lines.encode()).hexdigest()}\n{lines}"
 
 
@@ -176,11 +176,11 @@ def stack_environment(state: Path) -> dict[str, str]:
         return {}
     try:
         text = read_regular(path).decode()
+        values = dict(word.split("=", 1) for word in shlex.split(text, comments=True))
     except PermissionError:
         raise StoreError(f"{path}: cannot be read; it is of the user who started the stack, so use a project of your own") from None
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    except (OSError, ValueError):
+        text, values = "", {}
     if text != stack_text(values):
         raise StoreError(f"{path}: damaged, or written by another version; remove it, then: dml stack up")
     return values

@@ -1,5 +1,6 @@
 """Addresses and texts shown without secrets, and the environment of every process."""
 
+import json
 import os
 import shutil
 import socket
@@ -360,6 +361,18 @@ def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Pat
         return
     with pytest.raises(StoreError, match=r"stack/env: damaged.*dml stack up"):
         find_project()
+
+
+def test_a_shell_reads_the_settings_of_the_stack_as_the_commands_do(inside: Path) -> None:
+    """Folders have spaces, and secrets of one's own S3 server any letters."""
+    path = inside / "a b" / "stack/env"
+    values = {"PLACE": str(path), "SECRET": """a'b"c$HOME&`d`#e = \\ü""", "EMPTY": "", "URL": "http://127.0.0.1:5000/?a=1"}
+    write_whole(path, stack_text(values))
+    assert stack_environment(inside / "a b") == values
+    code = "import os, json; print(json.dumps(dict(os.environ)))"
+    command = f'set -a; . "$1"; exec {sys.executable} -c "{code}"'
+    printed = subprocess.run(["sh", "-c", command, "sh", str(path)], env={}, capture_output=True, text=True, check=True).stdout
+    assert {name: value for name, value in json.loads(printed).items() if name in values} == values
 
 
 def test_the_stack_of_another_user_is_not_called_damaged(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
