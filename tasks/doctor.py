@@ -40,7 +40,7 @@ from tasks.runs.specs import load_params
 from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
-from tasks.tracking.connection import check_database, open_database
+from tasks.tracking.connection import check_database, client_login, open_database
 from tasks.tracking.outbox import OUTBOX
 from tasks.wording import counted
 
@@ -205,8 +205,11 @@ def _mlflow(project: Project) -> Finding:
     if not uri.startswith("http"):
         return _database(where, uri)
     url = uri.rstrip("/")
-    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
-    headers = login(f"{user}:{password}" if user and password else None, token)
+    try:
+        user, password = client_login()
+    except TrackingError as error:
+        return Finding("mlflow", where, "wrong", *str(error).split("; "))
+    headers = login(f"{user}:{password}" if user and password else None, os.environ.get("MLFLOW_TRACKING_TOKEN"))
     try:
         served = requests.get(f"{url}/version", timeout=SECONDS, headers=headers)
         search = f"{url}/api/2.0/mlflow/experiments/search"

@@ -11,7 +11,7 @@ OF_THE_USER = {
     "DML_WEBHOOK": "Address to which alarms of `dml verify` are posted; read when the automations are loaded into Prefect.",
     "DML_ROOT": "The project's folder on the machines of Prefect's workers, for `infra/prefect.yaml`.",
     "MLFLOW_TRACKING_URI": "Address of the MLflow server; default a SQLite file in the state folder.",
-    "MLFLOW_TRACKING_USERNAME": "User for the MLflow server, with `MLFLOW_TRACKING_PASSWORD`.",
+    "MLFLOW_TRACKING_USERNAME": "User for the MLflow server, with `MLFLOW_TRACKING_PASSWORD`; default those of `~/.mlflow/credentials`.",
     "MLFLOW_TRACKING_PASSWORD": "Password for the MLflow server.",
     "MLFLOW_TRACKING_TOKEN": "Token for the MLflow server, instead of user and password.",
     "MLFLOW_WORKSPACE": "Workspace on an MLflow server with workspaces; projects that share a server need one each.",

@@ -5,11 +5,13 @@ upgrades an older database without asking, and prints pages of traces for one of
 """
 
 import logging
+import os
 import re
 import shlex
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from configparser import ConfigParser, Error
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import version
@@ -28,6 +30,7 @@ from tasks.locks import alone
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
 PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"  # MLflow's filter
 SQLITE = "sqlite:///"
+CREDENTIALS = "~/.mlflow/credentials"
 Lock = Callable[[], AbstractContextManager[None]]
 LOCKS = "mlflow.locks"  # folder in the state
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
@@ -46,8 +49,26 @@ def check_available(uri: str) -> None:
     """
     if uri.startswith(SQLITE):
         check_database(Path(uri.removeprefix(SQLITE)))
-    elif uri.startswith("http") and not answers(uri):
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer; start it, or correct MLFLOW_TRACKING_URI")
+    elif uri.startswith("http"):
+        client_login()
+        if not answers(uri):
+            raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer; start it, or correct MLFLOW_TRACKING_URI")
+
+
+def client_login() -> tuple[str | None, str | None]:
+    """Return the user and password that MLflow's client would send: of the variables, else of its file of credentials.
+
+    Raises:
+        TrackingError: the file cannot be parsed.
+    """
+    file = ConfigParser()
+    try:
+        file.read(os.path.expanduser(CREDENTIALS), encoding="utf-8")  # noqa: PTH111 - a container's user may have no home
+        stored = [file.get("mlflow", f"mlflow_tracking_{name}", fallback=None) for name in ("username", "password")]
+    except (Error, UnicodeError):  # whose text may have the password
+        raise TrackingError(f"MLflow's {CREDENTIALS} cannot be used: cannot be parsed; in a value, write % as %%") from None
+    user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD"))
+    return user or stored[0], password or stored[1]
 
 
 def check_database(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dml_core.errors import TrackingError
 from tasks.environment import shown, without_secrets
-from tasks.tracking.connection import SQLITE, check_available, open_database
+from tasks.tracking.connection import SQLITE, check_available, client_login, open_database
 
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
@@ -31,8 +31,9 @@ def available_way(uri: str) -> Literal["database", "server", "client"]:
     check_available(uri)
     if uri.startswith(SQLITE):
         return "database"
-    is_open = uri.startswith("http") and not any(CLIENT_VARIABLES.fullmatch(name) for name in os.environ)
-    return "server" if is_open else "client"
+    if not uri.startswith("http") or any(CLIENT_VARIABLES.fullmatch(name) for name in os.environ) or any(client_login()):
+        return "client"
+    return "server"
 
 
 def query_database(uri: str, query: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:

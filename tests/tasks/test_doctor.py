@@ -184,6 +184,16 @@ def test_an_mlflow_server_with_basic_auth(
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
         assert (found("mlflow").status, found("mlflow").result) == (status, result)
+        monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
+        monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+        monkeypatch.setenv("HOME", str(here))
+        (here / ".mlflow").mkdir()
+        stored = here / ".mlflow/credentials"
+        stored.write_text(f"[mlflow]\nmlflow_tracking_username = {user}\nmlflow_tracking_password = {password}\n")
+        assert (found("mlflow").status, found("mlflow").result) == (status, result)
+        stored.write_text("[mlflow]\nmlflow_tracking_password = %\n")
+        assert found("mlflow").status == "wrong"
+        assert "cannot be parsed" in found("mlflow").result
         server.shutdown()
 
 

@@ -1,8 +1,11 @@
 """Reading MLflow's runs: every page of a search, not only the first."""
 
+import os
 import shutil
 import sqlite3
 import threading
+from base64 import b64encode
+from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,7 +17,7 @@ from mlflow import MlflowClient
 from dml_core.errors import TrackingError
 from tasks.tracking import queries
 from tasks.tracking.connection import all_pages, project_runs
-from tasks.tracking.published import published_as, published_runs
+from tasks.tracking.published import published_as, published_runs, search_published, standing_comparisons
 from tasks.tracking.tags import Tag
 
 NUM_RUNS, PAGE = 132, 50
@@ -128,6 +131,52 @@ class Refusing(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
+
+
+class Protected(BaseHTTPRequestHandler):
+    """A server without runs that requires a login."""
+
+    def do_POST(self) -> None:
+        """Answer."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        is_user = self.headers.get("Authorization") == f"Basic {b64encode(b'user:secret').decode()}"
+        self.send_response(200 if is_user else 401)
+        self.end_headers()
+        self.wfile.write(b'{"experiments": []}')
+
+    do_GET = do_POST  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def protected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a protected server, whose login only MLflow's file of credentials has."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow/credentials").write_text("[mlflow]\nmlflow_tracking_username = user\nmlflow_tracking_password = secret\n")
+    with HTTPServer(("127.0.0.1", 0), Protected) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_login_in_mlflow_s_file_of_credentials_is_used_to_read_too(protected: str) -> None:
+    assert published_runs(protected, "d", "comparison on d") == []
+    assert standing_comparisons(protected) == {}
+    assert published_as(protected) == (set(), set())
+
+
+@pytest.mark.parametrize("text", ["mlflow_tracking_password = planted", "[mlflow]\nmlflow_tracking_password = %planted"])
+def test_a_file_of_credentials_that_cannot_be_parsed_is_one_line_without_the_password(protected: str, tmp_path: Path, text: str) -> None:
+    (tmp_path / ".mlflow/credentials").write_text(text)
+    for read in (published_runs, search_published):
+        with pytest.raises(TrackingError, match="credentials cannot be used: cannot be parsed") as caught:
+            read(protected, "d", "comparison on d")
+        assert "planted" not in str(caught.value)
 
 
 def test_an_error_of_the_server_is_no_empty_answer() -> None:
