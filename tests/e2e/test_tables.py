@@ -120,6 +120,7 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project, p
     assert recall_1.partition(" ")[0] in site
     assert site.count("data:image/webp") == 4, "curve, gallery, similarities and map of the first seed"
     assert "a loss that nobody has written" in site
+    assert "other code" not in site
     assert list((project.root / "state/mlartifacts").rglob("table91.html")), "MLflow has the page with the table's parent run"
 
 
