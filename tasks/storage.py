@@ -291,20 +291,20 @@ class Store:
                     raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
 
     def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
-        """Fetch one object; if it arrives damaged twice, it is damaged in the store and set aside there, so that a step makes it again."""
-        for _ in range(2):
+        """Fetch one object, or what replaces it meanwhile. What arrives damaged twice is set aside in the store: a step makes it again."""
+        damaged: list[str] = []  # hashes of versions whose bytes were others
+        while damaged.count(sha256) < 2:
             try:
                 return self.download(key, path, sha256)
             except DamagedObjectError as error:
-                damage = error
+                damage, damaged = error, [*damaged, sha256]
+            sha256 = self.version(key)[1] or sha256
         folder, _, name = key.rpartition("/")
-        taken = self.list_objects(folder)
-        aside = next(f"{folder}/{aside}" for number in count(1) if (aside := f".{name}{SET_ASIDE}{number}") not in taken)
+        aside = next(f"{folder}/{new}" for number in count(1) if (new := f".{name}{SET_ASIDE}{number}") not in self.list_objects(folder))
         self._call("copy", aside, CopySource={"Bucket": self._bucket, "Key": self._object_key(key)}, Config=_transfers())
         self._call("delete_object", key)
         path.unlink(missing_ok=True)
-        logger.warning("%s; kept as %s", damage, aside)
-        return None
+        return logger.warning("%s; kept as %s", damage, aside)
 
     def _remote_hashes(self, key: str, reads: bool = True) -> dict[str, str]:
         """Return name -> SHA-256 (`_object_hash`) of each object below `key`; those set aside are omitted."""

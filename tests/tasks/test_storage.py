@@ -109,6 +109,28 @@ def test_an_object_that_is_damaged_in_the_store_is_set_aside_so_that_the_next_pu
     assert [*there.list_objects()] == ["train/w/.weights.pt.damaged-1"]  # for a person to look at
 
 
+def test_an_object_that_another_machine_replaces_during_a_pull_is_fetched_as_it_is_now(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts that train one run push its checkpoint while the other pulls it: it is whole, only not the one that was asked for."""
+    here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
+    write(here.folder("train/w"))
+    here.push("train/w")
+    version = there.version
+
+    def replaced_after_its_hash_is_known(key: str) -> tuple[str, str]:
+        answer = version(key)
+        if key.endswith("weights.pt") and not (here.folder("train/w") / "pushed").exists():
+            (here.folder("train/w") / "weights.pt").write_bytes(b"of the next epoch")
+            (here.folder("train/w") / "pushed").touch()
+            here.push("train/w")
+        return answer
+
+    monkeypatch.setattr(there, "version", replaced_after_its_hash_is_known)
+    assert (there.pull("train/w") / "weights.pt").read_bytes() == b"of the next epoch"
+    assert {*there.list_objects("train/w")} == {file.name for file in describe_folder(here.folder("train/w"))}
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_step_that_runs_anew_finds_nothing_of_an_earlier_one(tmp_path: Path, address: str, remote: bool) -> None:
     stores = [Store(address if remote else str(tmp_path / "store"), tmp_path / name) for name in ("here", "there")]
