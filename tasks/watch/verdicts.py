@@ -8,7 +8,7 @@
 
 Environments are equal if they differ at most in the commit. On CPUs such runs have equal bits, so a difference is a fault, or a change of
 the code that a person has to accept, even if scores are within their bands: a band has room for faults. On GPUs sums have no fixed order;
-there only what enters the network must be equal (initial weights, batches, views of images).
+there only what enters the network must be equal (initial weights, batches, views of images). The number of workers does not change that.
 """
 
 from collections.abc import Sequence
@@ -43,8 +43,9 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     bands, outside = judge(new, accepted, level)
     if outside is not None:
         return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)
-    is_exact = new.environment.device == "cpu" or difference in INPUTS.values()  # equal bits are expected
-    if same is not None and is_exact and is_equal(same.environment, new.environment):
+    is_input = difference in INPUTS.values()
+    is_exact = new.environment.device == "cpu" or is_input  # equal bits are expected
+    if same is not None and is_exact and is_equal(same.environment, new.environment, *(["workers"] if is_input else [])):
         scores = "; all judged scores are within their bands" if bands else ""
         return result(Verdict.DRIFTED, f"{difference}, in an equal environment{scores}", bands=bands)
     if not bands:
@@ -82,9 +83,9 @@ def differing(accepted: Environment, new: Environment) -> tuple[str, ...]:
     return tuple(f"{name} {_short(old)} -> {_short(now)}" for name, (old, now) in pairs.items() if old != now)
 
 
-def is_equal(accepted: Environment, new: Environment) -> bool:
-    """Return whether two environments differ at most in the commit."""
-    return accepted.model_copy(update={"commit": ""}) == new.model_copy(update={"commit": ""})
+def is_equal(accepted: Environment, new: Environment, *fields: str) -> bool:
+    """Return whether two environments differ at most in the commit and in these fields."""
+    return accepted.model_copy(update={name: getattr(new, name) for name in ("commit", *fields)}) == new
 
 
 def _step(step: int, evidence: Evidence) -> str:

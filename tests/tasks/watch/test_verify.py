@@ -26,7 +26,7 @@ from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import accepting, evidence, verifying
+from tasks.watch import accepting, evidence, verdicts, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
@@ -284,6 +284,15 @@ def test_a_run_that_got_more_workers_alone_than_among_others_is_judged_by_its_ba
     row = verified(accepted)
     assert row.verdict is Verdict.WITHIN_BAND, row.reason
     assert row.changed[1:] == ("workers 1 -> 4",)
+
+
+def test_other_batches_are_drift_whatever_the_number_of_workers(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_four_workers(monkeypatch)
+    repeating_sampler(accepted, monkeypatch)
+    monkeypatch.setattr(verdicts, "judge", lambda *_: ({}, None))  # as if all scores were within their bands
+    row = verified(accepted)
+    assert row.verdict is Verdict.DRIFTED
+    assert row.reason == "samples, labels or order of the first epoch's batches differ, in an equal environment"
 
 
 def test_runs_that_a_verification_with_more_workers_trained_are_accepted_by_their_band(
