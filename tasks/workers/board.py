@@ -46,11 +46,14 @@ class Board:
         """Wait until the workers have started and ask for a job."""
         await self._are_workers_ready.wait()
 
-    def submit(self, job: Job) -> None:
-        """Set the next job; the previous one is over."""
+    def submit(self, job: Job) -> bool:
+        """Set the next job, as the previous one is over; return False if closed."""
+        if self._is_closed:
+            return False
         self._job, self._state = job, JobState()
         self._beats.clear()
         self._for_workers.set()
+        return True
 
     async def next(self) -> Job | str | None:
         """Return the job once, None if there is none, or `STOP` when closed."""
@@ -101,6 +104,13 @@ class Board:
         """Accept no more jobs: the workers end."""
         self._is_closed = True
         self._for_workers.set()
+
+    def close_if_idle(self) -> str | None:
+        """Close and return `STOP`, unless a job waits for the workers."""
+        if self._job is not None:
+            return None
+        self.close()
+        return STOP
 
 
 async def _news(event: asyncio.Event) -> None:

@@ -34,6 +34,7 @@ END_SECONDS = 15.0
 STARTING_SECONDS = 120.0  # to end a group that is starting: its controller can be killed only once it runs, a minute on busy cores
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
+IDLE_SECONDS = 60.0
 WORKERS, TIMED = "the workers", "workers-timed"  # names of their start in `StartTimes`, and of the thread that measures it
 Watch = Callable[[Progress], None]
 Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
@@ -47,11 +48,16 @@ class _MadeWayError(_GroupEndedError):
     """Raised if it ended on request, after it had saved a checkpoint."""
 
 
+class _NoRoomError(_GroupEndedError):
+    """Raised if it did not start because other work has what it needs of the cluster."""
+
+
 class WorkerGroup:
     """Workers that do one job after another until `close`: one fit of Ray Train after another.
 
     Ray never restarts workers automatically. Whatever ends a group (the death of a worker or of the board, a hang, missing resources),
-    `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place.
+    `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place. On a
+    cluster, which others may use, a job waits for room without a limit, and workers without a job end after a minute.
     """
 
     def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
@@ -109,14 +115,20 @@ class WorkerGroup:
         self._idle.wait(END_SECONDS)
 
     def _run(self, job: Job, watch: Watch, spent: Spent) -> dict[str, object]:
-        num_attempts = num_faults = 0
+        num_attempts, num_faults, has_waited = 1, 0, False
         while True:
-            num_attempts += 1
             spent(num_attempts, Cost())
             try:
                 facts = self._attempt(job, watch, partial(spent, num_attempts))
             except _GroupEndedError as ended:
                 self._end()
+                if isinstance(ended, _NoRoomError) and not self._closed:
+                    if not has_waited:
+                        self._say(f"{job.spec.title}: {ended}; waiting for room")
+                        has_waited = True
+                    self._wait_for_room()
+                    continue
+                num_attempts += 1
                 num_faults += not isinstance(ended, _MadeWayError)
                 if self._closed:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
@@ -138,7 +150,9 @@ class WorkerGroup:
             _GroupEndedError: the group has ended, or has to be ended.
         """
         self.start()
-        self._ask("submit", replace(job, num_loader_workers=self._placement.num_loaders))
+        while not self._ask("submit", replace(job, num_loader_workers=self._placement.num_loaders)):  # idle workers have just ended
+            self._end()
+            self.start()
         submitted = looked_for_room = time.monotonic()
         while True:
             is_alive = self._thread is not None and self._thread.is_alive()
@@ -152,6 +166,8 @@ class WorkerGroup:
             if state.facts is not None:
                 return state.facts
             if not is_alive:
+                if self._found_no_room():
+                    raise _NoRoomError("other work has the cluster's resources")
                 ended = _MadeWayError if state.has_made_way else _GroupEndedError
                 raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
             if state.is_taken and self._held is None:
@@ -205,6 +221,7 @@ class WorkerGroup:
                 "num_threads": num_threads,
                 "gpu_share": self._placement.resources.get("GPU", 0.0),
                 "on_a_cluster": on_a_cluster,
+                "idle_seconds": IDLE_SECONDS,
             },
             scaling_config=ScalingConfig(
                 num_workers=self._num_workers,
@@ -280,6 +297,23 @@ class WorkerGroup:
                 ray.kill(board)
 
     # ------------------------------------------------------------ workers that come and go
+
+    def _wait_for_room(self) -> None:
+        """Wait until others leave the group room on the cluster, while that is large enough for it, or the group is closed."""
+        while not self._closed and self._num_free(self._placement) < self._num_workers <= self._num_places():
+            time.sleep(1)
+
+    def _found_no_room(self) -> bool:
+        """Return whether the group ended because others have what it needs of a cluster that is large enough for it."""
+        from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+        is_timeout = isinstance(getattr(self._error, "controller_failure", None), WorkerGroupStartupTimeoutError)
+        return is_timeout and ray_cluster() is not None and self._num_workers <= self._num_places()
+
+    def _num_places(self) -> int:
+        from ray._private.state import total_resources_per_node
+
+        return self._placement.num_places(_nodes_that_stay(total_resources_per_node()))
 
     def _make_way_if_there_is_room(self, job: Job) -> None:
         """Ask the group to end after a checkpoint if a larger one could do its job."""

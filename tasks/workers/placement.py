@@ -47,7 +47,9 @@ class Placement:
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of workers that fit on machines with these resources."""
-        by_device = [self.runs_per_gpu * int(node.get("GPU" if self.device == "cuda" else "CPU", 0)) for node in nodes]
+        units = 10_000 // self.runs_per_gpu  # of a GPU's 10,000, a part of which may be free
+        in_units = [divmod(round(10_000 * node.get("GPU" if self.device == "cuda" else "CPU", 0)), 10_000) for node in nodes]
+        by_device = [self.runs_per_gpu * whole + part // units for whole, part in in_units]
         by_cores = [int(node.get("CPU", 0)) // self.num_cores if self.num_cores else sys.maxsize for node in nodes]
         return sum(map(min, by_device, by_cores))
 

@@ -30,7 +30,6 @@ from tasks.workers.jobs import Job
 from tasks.workers.usage import WorkerMeter, return_freed_memory
 from tasks.workers.work import WORK
 
-IDLE_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 RETURN_SECONDS = 20.0  # between returns of freed memory, which take 0.05 s with 1 GB
 LESS_MEMORY = "lower sampler.batch_size or scale.runs_per_gpu, or set embed_at_once"  # for a GPU whose memory is too small
@@ -47,7 +46,7 @@ def serve(config: dict[str, Any]) -> None:
         torch.cuda.set_device(device)
     heart = _Heart(board, config["on_a_cluster"])
     pulse.listen(heart.beat)
-    while (job := _next_job(board)) != STOP:
+    while (job := _next_job(board, config["idle_seconds"], config["on_a_cluster"])) != STOP:
         if isinstance(job, Job):
             heart.meter = WorkerMeter(_gpu(device), config["gpu_share"])
             _do(job, device, board, heart)
@@ -131,13 +130,18 @@ def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
     return alone(Store(job.store, Path(job.cache)).locks / f".worker-{name.replace('/', '-')}")
 
 
-def _next_job(board: Any) -> Job | str | None:
-    """Return the same answer on every rank: rank 0 asks, and returns None once a minute, within the timeout of collectives."""
+def _next_job(board: Any, idle_seconds: float, on_a_cluster: bool) -> Job | str | None:
+    """Return the same answer on every rank: rank 0 asks for so long, within the timeout of collectives.
+
+    If there is no job the answer is None, or `STOP` on a cluster, where others may wait for what idle workers have.
+    """
     answer: list[Job | str | None] = [None]
     if rank() == 0:
-        until = time.monotonic() + IDLE_SECONDS
+        until = time.monotonic() + idle_seconds
         while (job := ray.get(board.next.remote())) is None and time.monotonic() < until:
             pass  # the board answers when there is a job, or after a while
+        if job is None and on_a_cluster:
+            job = ray.get(board.close_if_idle.remote())
         answer = [job]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)

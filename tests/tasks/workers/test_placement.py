@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,15 @@ def test_runs_share_a_gpu(concurrent_runs: int, runs_per_gpu: int, num_gpus: int
     )
     assert 0 < chosen.resources["GPU"] * runs_per_gpu <= 1, "Ray places all runs of a GPU"
     assert chosen.resources["GPU"] == pytest.approx(1 / runs_per_gpu, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("runs_per_gpu", "free", "num_places"),
+    [(8, 0.875, 7), (8, 1.125, 9), (8, 0.1, 0), (7, 2.1432, 15), (10, 0.7, 7), (1, 0.9, 0), (1, 2.0, 2), (64, 16.0, 1024)],
+)
+def test_a_part_of_a_gpu_is_room_for_some_runs(runs_per_gpu: int, free: float, num_places: int) -> None:
+    placement = choose(ScaleSpec(runs_per_gpu=runs_per_gpu, num_loader_workers=0), [{"CPU": 2.0, "GPU": 1.0}])
+    assert replace(placement, num_cores=0).num_places([{"CPU": 2.0, "GPU": free}]) == num_places
 
 
 def test_a_machine_without_gpus_ignores_how_many_runs_share_one() -> None:
@@ -278,21 +288,31 @@ def test_an_elastic_run_grows_only_where_its_workers_fit(
     assert workers._placement.num_cores == num_cores
 
 
-def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of 64 cores gave each of four workers 16 threads on nodes of two cores."""
+@pytest.mark.parametrize(("last_node", "is_one_machine"), [("10.0.0.2", False), ("127.0.0.1", True)])
+def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(
+    last_node: str, is_one_machine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of 64 cores gave each of four workers 16 threads on nodes of two cores. They share files if all nodes are on one machine."""
     configs: list[dict[str, Any]] = []
+    rendezvous: list[Any] = []
     monkeypatch.setattr("tasks.workers.board.Board", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None)))
     monkeypatch.setattr(group.WorkerGroup, "_time_start", lambda *_: None)
     monkeypatch.setattr(
         "tasks.workers.rendezvous.Trainer",
-        lambda serve, train_loop_config, **_: configs.append(train_loop_config) or SimpleNamespace(fit=lambda: None),
+        lambda serve, train_loop_config, backend_config, **_: (
+            configs.append(train_loop_config) or rendezvous.append(backend_config) or SimpleNamespace(fit=lambda: None)
+        ),
     )
+    addresses = {"127.0.0.1": True, last_node: True, "10.0.0.3": False}
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeManagerAddress": address, "Alive": alive} for address, alive in addresses.items()])
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    monkeypatch.setattr(group, "ray_cluster", lambda: "10.0.0.1:6379")
+    for module in (group, connection):
+        monkeypatch.setattr(module, "ray_cluster", lambda: "127.0.0.1:6379")
     scale = ScaleSpec(num_workers=2, concurrent_runs=2)
     nodes = [{"CPU": 2.0}] * 4
     workers = group.WorkerGroup(choose(scale, nodes), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
     workers.start()
     assert [config["num_threads"] for config in configs] == [2]
+    assert [entry.folder for entry in rendezvous] == [str(tmp_path) if is_one_machine else None]

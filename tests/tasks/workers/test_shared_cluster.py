@@ -1,14 +1,18 @@
-"""Workers on a cluster of this machine, as in the local stack: who can reach them."""
+"""Workers on a cluster of this machine, as in the local stack: who can reach them, and what they do if other work has its CPUs."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 from ray._private import ray_constants
 
+from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
+from tasks.workers import group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
@@ -31,10 +35,37 @@ def cluster(ray_settings: pytest.MonkeyPatch) -> Iterator[psutil.Process]:
 
 
 def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, starts: StartTimes, many_images: Path, tmp_path: Path) -> None:
-    group = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
+    workers = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
     found: dict[str, set[str]] = {}
-    facts = group.run(job(many_images, tmp_path, "trained"), Disturbance(lambda: found.update(listening(cluster))))
-    group.close()
+    facts = workers.run(job(many_images, tmp_path, "trained"), Disturbance(lambda: found.update(listening(cluster))))
+    workers.close()
     assert facts["num_workers"] == 2
     assert any("RayTrainWorker" in name and places for name, places in found.items()), found  # an empty list proves nothing
     assert {place for places in found.values() for place in places} <= LOOPBACK, found
+
+
+@pytest.mark.proof
+def test_a_job_waits_until_the_idle_workers_of_another_flow_have_ended(
+    cluster: psutil.Process, starts: StartTimes, many_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives a group one minute to start, here one second. Both would wait for ever if idle workers stayed."""
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1")
+    monkeypatch.setattr(group, "IDLE_SECONDS", 15.0)
+    said: list[str] = []
+    first, second = (WorkerGroup(start_ray(SCALE), SCALE, tmp_path / name, said.append, starts) for name in ("first", "second"))
+    assert first.run(job(many_images, tmp_path, "one", 1), lambda message: None)["attempts"] == 1
+    assert second.run(job(many_images, tmp_path, "two", 1), lambda message: None)["attempts"] == 1, "a wait is no fault of the job"
+    assert said == ["d / two / seed 0: other work has the cluster's resources; waiting for room"]
+    monkeypatch.setattr(group, "IDLE_SECONDS", 600.0)
+    assert first.run(job(many_images, tmp_path, "three", 1), lambda message: None)["attempts"] == 1, "idle workers are started again"
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(second.run, job(many_images, tmp_path, "four", 1), lambda message: None)
+        while len(said) < 3:  # the third job and the fourth
+            time.sleep(0.1)
+        began = time.monotonic()
+        second.close()
+        with pytest.raises(TrainingError, match="the flow is ending"):
+            waiting.result()
+    assert time.monotonic() - began < 10
+    first.close()
