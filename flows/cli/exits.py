@@ -17,7 +17,6 @@ from dml_core.errors import ConfigError, DmlError, StoreError, first_line, print
 from flows.cli.app import HiddenError, app
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
 from tasks.environment import find_project, open_project, prefect_server, ray_folder, shown, without_secrets
-from tasks.processes import GO_ON
 
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
@@ -69,6 +68,7 @@ def _end_at_once(codes: list[int]) -> None:
 def _supervised() -> Path | None:
     """Continue in a supervised process and return its log file; None outside a project, an error that the command itself reports."""
     from flows.cli.supervisor import supervise
+    from tasks.processes import GO_ON
 
     try:
         state = open_project().state
