@@ -65,8 +65,8 @@ def settings_hash(spec: RunSpec) -> str:
 def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment) -> Evidence | None:
     """Return the evidence of a run, or None if the present code has not finished it.
 
-    Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, and
-    whether the training was deterministic, are known from its record, the rest of its surroundings from `environment`.
+    Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
+    their device, and whether the training was deterministic, are known from its record, the rest of its surroundings from `environment`.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -83,6 +83,9 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
     initial, batches, pixels = beginning(spec, Path(dataset.folder))
     recorded = {"deterministic": bool(trained.facts.get("deterministic")), "workers": trained.facts.get("num_workers", 1)}
+    is_on_cpu = trained.facts.get("device", "cpu") == "cpu"
+    if is_on_cpu != (environment.device == "cpu"):  # on a cluster whose machines have other devices than this one
+        recorded["device"] = "cpu" if is_on_cpu else _gpu()
     return Evidence(
         row=row_of(spec),
         seed=spec.seed,

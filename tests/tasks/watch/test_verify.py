@@ -266,28 +266,34 @@ def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and
     assert row.changed[2].endswith("-> 9.9")
 
 
-def of_four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each run that is read from now on be one that four workers trained, whose sums have another order."""
+FOUR_WORKERS = {"num_workers": 4}  # whose sums have another order
+
+
+def trained_with(facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run that is read from now on be one with these facts of its training."""
 
     def read(*step: Any) -> Any:
         record = read_finished(*step)
-        return record and record.model_copy(update={"facts": record.facts | {"num_workers": 4}})
+        return record and record.model_copy(update={"facts": record.facts | facts})
 
     monkeypatch.setattr(evidence, "read_finished", read)
 
 
-def test_a_run_that_got_more_workers_alone_than_among_others_is_judged_by_its_band(
-    accepted: Project, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("facts", "changed"), [(FOUR_WORKERS, "workers 1 -> 4"), ({"device": "cuda"}, "device cpu -> GPU of a cluster, driver ")]
+)
+def test_a_run_of_more_workers_or_of_a_gpu_that_this_machine_lacks_is_judged_by_its_band(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], changed: str
 ) -> None:
-    of_four_workers(monkeypatch)
+    trained_with(facts, monkeypatch)
     slightly_other_numbers(monkeypatch)
     row = verified(accepted)
     assert row.verdict is Verdict.WITHIN_BAND, row.reason
-    assert row.changed[1:] == ("workers 1 -> 4",)
+    assert [line.startswith(changed) for line in row.changed[1:]] == [True]
 
 
 def test_other_batches_are_drift_whatever_the_number_of_workers(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_four_workers(monkeypatch)
+    trained_with(FOUR_WORKERS, monkeypatch)
     repeating_sampler(accepted, monkeypatch)
     monkeypatch.setattr(verdicts, "judge", lambda *_: ({}, None))  # as if all scores were within their bands
     row = verified(accepted)
@@ -299,7 +305,7 @@ def test_runs_that_a_verification_with_more_workers_trained_are_accepted_by_thei
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        of_four_workers(patch)
+        trained_with(FOUR_WORKERS, patch)
         slightly_other_numbers(patch)
         verified(project)
     reference, _ = accept(project, "own", "first results", (), say)
