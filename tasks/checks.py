@@ -202,12 +202,15 @@ def is_at_hand(project: Project, params: Params, name: str) -> bool:
 def prepare_machine(to_train: Sequence[RunSpec], scale: ScaleSpec, say: Callable[[str], None]) -> None:
     """Check that this machine has the GPU that runs need, fetch their weights, and build each network once with them.
 
-    On a cluster its workers do so.
+    On a cluster its workers do so, except for the scoring, which is always done here.
 
     Raises:
         ConfigError: there is no GPU, or `scale.device` excludes it; or weights are missing, cannot be downloaded, are damaged, or are those
             of another network.
     """
+    for run in to_train:
+        if run.evaluation.device == "cuda" and not num_gpus():
+            raise ConfigError(f"{run.where}: evaluation.device: cuda needs a GPU on this machine, and torch finds none; set device: cpu")
     if ray_cluster() is not None:
         return
     for run in to_train:

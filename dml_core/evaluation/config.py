@@ -49,7 +49,7 @@ class EvaluationConfig(Config):
         kmeans: settings of k-means.
         intervals: intervals over queries and over classes; none by default.
         max_block_bytes: memory limit of one block of similarities and of the state of one group of queries, each.
-        device: where similarities and the distances of k-means are computed; a missing device is an error.
+        device: device of the flow's machine that computes similarities and the distances of k-means; a missing one is an error.
     """
 
     role: Literal["test", "validation", "train"] = "test"

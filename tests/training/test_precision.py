@@ -1,13 +1,18 @@
 """Effects of `precision` on a GPU besides autocast: full float32 disables TF32, in training and when embedding."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 
 from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.batches import Loader
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.float32 import without_tf32
-from dml_core.training.loop import fit
+from dml_core.training.loop import build_system, fit
+from dml_core.training.preparing import training_outputs
+from dml_core.training.validation import HeldOutRecall, ScoredImages
 from tasks.workers import embedding
 from tests.conftest import small_training
 
@@ -61,6 +66,18 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
     assert seen == {("ieee", "ieee")}
     assert tf32() == allowed
     assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
+
+
+def test_epochs_are_scored_and_centres_initialised_without_tf32(allowed, packed):
+    """As the final embeddings are made, whatever the precision of the training."""
+    config, seen = small_training(precision="bfloat16"), set()
+    system, images = build_system(config, 4, 0, CPU), PackedDataset(packed, "train")
+    system.model.backbone.register_forward_hook(lambda *_: seen.add(tf32()))
+    assert HeldOutRecall(ScoredImages(CPU), images, config.transform)(system.model)
+    with closing(Loader(images, 0, CPU)) as loader:
+        training_outputs(system, images, config, loader)
+    assert seen == {("ieee", "ieee")}
+    assert tf32() == allowed
 
 
 def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
