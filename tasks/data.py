@@ -87,14 +87,18 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     """Pack a dataset's raw files; the prepare stage of `dvc.yaml` runs this.
 
     Raises:
-        DataError: raw files are missing or damaged.
+        DataError: raw files are missing or damaged, or changed meanwhile; the stage then fails, and DVC does not record them as packed.
         StoreError: the packed data cannot be written.
     """
     from dml_core.data.prepare import prepare
 
-    folder = project.packed(name)
+    raw = project.root / spec.raw
     with alone(project.state / "prepare" / f"{name}.lock"):
-        prepare(spec.reader, project.root / spec.raw, folder, spec.options, progress)
+        before = hash_of_states([raw])
+        prepare(spec.reader, raw, project.packed(name), spec.options, progress)
+        if before is None or hash_of_states([raw]) != before:
+            raise DataError(f"{raw}: files changed while they were packed; run the command again when all of them are there")
+        write_whole(_packed_from(project, name), before)
     return read_dataset(project, name)
 
 
@@ -181,6 +185,18 @@ def _mark(project: Project, name: str) -> Path:
     return project.state / "prepare" / f"{name}.unchanged.json"
 
 
+def _packed_from(project: Project, name: str) -> Path:
+    """Return the file with the state of the raw files that were packed, until DVC is known to have recorded the same ones."""
+    return project.state / "prepare" / f"{name}.packed_from"
+
+
+def _changed_since_packed(project: Project, name: str) -> bool:
+    """Return whether raw files changed between their packing and DVC's record of them, with which DVC compares."""
+    packed_from = _packed_from(project, name)
+    raw = project.root / dataset_spec(load_params(project.params_file), name).raw
+    return packed_from.is_file() and raw.exists() and packed_from.read_bytes() != str(hash_of_states([raw])).encode()
+
+
 def _repro(project: Project, name: str) -> None:
     """Run `dvc repro` of a dataset. If a file may have changed while DVC ran, no mark is left, and DVC runs again the next time."""
     mark, before = _mark(project, name), _dvc_state(project, name)
@@ -189,6 +205,8 @@ def _repro(project: Project, name: str) -> None:
     allow_missing = ["--allow-missing"] if written.is_file() else []
     try:
         run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
+        if _changed_since_packed(project, name):
+            run_dvc(project, "--wait-for-lock", "repro", "--force", "--single-item", f"prepare@{name}")
     except DataError as error:  # a comparison that DVC runs (`make results`) reads the dataset, which then nothing may write
         if " is busy, " not in str(error) or changed_datasets(project, load_params(project.params_file), [name]):
             raise
@@ -198,6 +216,7 @@ def _repro(project: Project, name: str) -> None:
     # DVC itself may have written inputs: raw files that it fetched. They are older than what was packed from them.
     if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
         write_whole(mark, json.dumps(after))
+        _packed_from(project, name).unlink(missing_ok=True)
 
 
 def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
@@ -240,7 +259,7 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
     for name in here:
         check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
-    return [name for name in here if f"prepare@{name}" in status]
+    return [name for name in here if f"prepare@{name}" in status or _changed_since_packed(project, name)]
 
 
 def dvc_digest(project: Project, name: str) -> str | None:

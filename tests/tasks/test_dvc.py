@@ -12,14 +12,15 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
+from PIL import Image
 
 from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import changed_datasets, run_dvc, unchanged_dataset, update_dataset
+from tasks.data import changed_datasets, prepare_dataset, run_dvc, unchanged_dataset, update_dataset
 from tasks.environment import find_project
 from tasks.runs.identity import source_files
-from tasks.runs.specs import load_params
+from tasks.runs.specs import DatasetSpec, load_params
 from tests.conftest import ROOT
 from tests.damage import flip
 from tests.e2e.conftest import Project, make_project
@@ -171,6 +172,51 @@ def test_a_dataset_has_changed_when_its_raw_files_or_settings_differ_from_what_w
     first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
     assert changed() == ["synthetic"]
     first.root.joinpath("params.yaml").write_text(text)
+
+
+def draw_birds(folder: Path) -> Path:
+    """Draw two images in each of four class folders, and one more beside the folder; return that one."""
+    for number in range(9):
+        path = folder / "abcd"[number % 4] / f"{number}.png" if number < 8 else folder.with_name("new.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (25 * number, 0, 0)).save(path)
+    return path
+
+
+def test_an_image_that_arrives_while_its_dataset_is_packed_fails_the_packing(tmp_path: Path) -> None:
+    """DVC then records nothing, and packs again."""
+    new = draw_birds(tmp_path / "birds")
+    project = environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "")
+    spec = DatasetSpec(reader="folder", raw="birds")
+    with pytest.raises(DataError, match=r"/birds: files changed while they were packed; run the command again when all of them are there$"):
+        prepare_dataset(project, "birds", spec, lambda done, total: shutil.copy(new, tmp_path / "birds/a"))
+    assert prepare_dataset(project, "birds", spec).counts == {"train": 5, "test": 4}
+
+
+@pytest.mark.slow
+def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_packed(
+    first: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC records the folder as it is after the stage, with the image, and calls what was packed without it up to date."""
+    root = first.root
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    project = environment.Project(root, root / "state", str(root / "state/store"), "")
+    new = draw_birds(root / "birds")
+    texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.yaml", "dvc.lock")}
+    first.change(datasets={"birds": {"reader": "folder", "raw": "birds"}})
+    command = "cmd: dml data prepare ${key}"
+    arrival = f"{command} && mv {new.name} birds/a"
+    (root / "dvc.yaml").write_text(texts["dvc.yaml"].replace(command, arrival))
+    run_dvc(project, "repro", "prepare@birds")
+    (root / "dvc.yaml").write_text(texts["dvc.yaml"])
+    lock = root / "dvc.lock"
+    lock.write_text(lock.read_text().replace(f"dml data prepare birds && mv {new.name} birds/a", "dml data prepare birds"))
+    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == ["birds"]
+    assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}
+    assert unchanged_dataset(project, "birds") is not None
+    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == []
+    for name, text in texts.items():
+        (root / name).write_text(text)
 
 
 @pytest.mark.slow
