@@ -90,7 +90,8 @@ def start_replicas(
         resources = ray.cluster_resources()
         num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         num_replicas = num_replicas or max(1, num_gpus)
-        num_threads = max(1, num_cpus // num_replicas)
+        most_on_a_node = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+        num_threads = max(1, min(num_cpus // num_replicas, most_on_a_node))
         # Ray would set OpenMP to one core, and a program can change that only for its calling thread.
         environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
         deployment = serve.deployment(RayReplica).options(

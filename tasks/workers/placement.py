@@ -77,6 +77,7 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
     Raises:
         TrainingError: `device: cuda` and no GPU, or no CPU at all.
     """
+    nodes = [node for node in nodes if node.get("CPU", 0) >= 1] or nodes  # a head without CPUs may have GPUs
     num_gpus, num_cpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("GPU", "CPU"))
     if scale.device == "cuda" and num_gpus == 0:
         raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")

@@ -316,3 +316,10 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(
     workers.start()
     assert [config["num_threads"] for config in configs] == [2]
     assert [entry.folder for entry in rendezvous] == [str(tmp_path) if is_one_machine else None]
+
+
+def test_a_head_with_gpus_and_no_cpus_takes_no_loader_from_the_nodes() -> None:
+    """`ray start --head --num-cpus=0` announces the machine's GPUs all the same."""
+    head, node = {"CPU": 0.0, "GPU": 2.0}, {"CPU": 32.0, "GPU": 2.0}
+    assert choose(ScaleSpec(), [head, node]) == choose(ScaleSpec(), [node])
+    assert choose(ScaleSpec(), [head]).device == "cuda"
