@@ -11,7 +11,7 @@ from dml_core.errors import ConfigError, printable
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import check_folder, embeddings_place
-from flows.cli.session import open_model, open_project, say, say_unused_boxes
+from flows.cli.session import open_model, open_project, say, say_boxes
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -158,7 +158,7 @@ def embed(
     place = embeddings_place(output)
     images = find_images(source)
     folder, network = open_model(model)
-    say_unused_boxes(network, images)
+    say_boxes(network, images)
     from tasks.models.embed import embed_on_cluster, embed_to
 
     cluster = partial(embed_on_cluster, folder, batch_size) if ray_cluster() else None

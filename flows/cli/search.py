@@ -14,7 +14,7 @@ from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, check_file, check_folder
-from flows.cli.session import open_model, say, say_unused_boxes
+from flows.cli.session import open_model, say, say_boxes
 from tasks.files import check_output, write_output
 from tasks.models.sources import find_images
 
@@ -117,13 +117,16 @@ def search(
 
     Prints a table; --html writes a page.
     """
-    from tasks.models.searching import search_images, search_page
+    from tasks.models.searching import query_images, search_images, search_page
 
     if html is not None:
         check_file(html, "--html")
         check_output(html, "text/html", b"<!doctype html>")
     index = Index.open(folder)
-    answers = search_images(index, open_index_model(index, model)[1], images, k)
+    _, trained = open_index_model(index, model)
+    queries = query_images(images)
+    say_boxes(trained, queries)
+    answers = search_images(index, trained, queries, k)
     if html is not None:
         write_output(html, search_page(index, answers))
         say(f"page: {html}")
@@ -151,7 +154,7 @@ def _batches(
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     paths = find_images(source)
     trained = model()
-    say_unused_boxes(trained, paths)
+    say_boxes(trained, paths)
     return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)
 
 

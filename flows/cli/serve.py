@@ -56,6 +56,8 @@ def serve(
         print(
             f"{printable(network.title) or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True
         )
+        if network.description.transform.crop_to_box:
+            say("note: the network was trained on the contents of boxes, which requests cannot name; their images are embedded whole")
         run_service(
             folder,
             network,

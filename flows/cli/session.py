@@ -53,9 +53,14 @@ def open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedMode
     return folder, load_model(folder, device)
 
 
-def say_unused_boxes(network: "TrainedModel", images: "Images") -> None:
-    """Say that a list has boxes which the network does not use."""
-    if images.boxes is not None and not network.description.transform.crop_to_box:
+def say_boxes(network: "TrainedModel", images: "Images") -> None:
+    """Say that images have boxes which the network does not use, or lack boxes on whose contents it was trained."""
+    num_images, num_boxes = len(images), sum(box is not None for box in images.boxes or ())
+    if network.description.transform.crop_to_box:
+        if num_boxes < num_images:
+            of = f"{num_images - num_boxes:,} of {num_images:,} images"
+            say(f"note: the network was trained on the contents of boxes; {of} have no box and are embedded whole")
+    elif num_boxes:
         say("note: the boxes of the list are not used; the network embeds whole images")
 
 

@@ -47,15 +47,15 @@ class Answer(NamedTuple):
         return {"image": self.name, "found": hits}
 
 
-def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: int) -> list[Answer]:
-    """Find the nearest items of each image; a folder or list means all of its images.
+def search_images(index: Index, model: TrainedModel, images: Images, k: int) -> list[Answer]:
+    """Find the nearest items of each image.
 
     Raises:
         ConfigError: the model is not the index's, or k is below 1.
         DataError: a file is missing or not an image.
     """
     index.check_model(model.identity, model.weights_sha256)
-    batches = [*batches_of_images(model, _queries(paths), QUERY_PIXELS)]
+    batches = [*batches_of_images(model, images, QUERY_PIXELS)]
     queries = [item for batch in batches for item in batch.items]
     scores_Qk, positions_Qk = index.search(np.concatenate([batch.embeddings for batch in batches]), k)
     answers = []
@@ -66,7 +66,12 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
     return answers
 
 
-def _queries(paths: Sequence[Path]) -> Images:
+def query_images(paths: Sequence[Path]) -> Images:
+    """Return the images at paths, with their boxes; a folder or list means all of its images.
+
+    Raises:
+        DataError: a folder or list has none, or cannot be read.
+    """
     names: list[str] = []
     boxes: list[Box | None] = []
     reads: list[Callable[[], bytes]] = []

@@ -26,7 +26,7 @@ from tasks.environment import Project
 from tasks.models.embed import embed_images, embed_to
 from tasks.models.indexing import batches_of_embeddings, batches_of_images
 from tasks.models.lookup import find_run, resolve_model
-from tasks.models.searching import search_images
+from tasks.models.searching import query_images, search_images
 from tasks.models.sources import find_images
 from tasks.runs.embeddings import load_embeddings
 from tasks.scores.scoring import Files, score_files
@@ -448,7 +448,7 @@ def test_an_index_names_them_too(model: TrainedModel, strange: Path, tmp_path: P
     assert {Path(line.partition(":")[0]).name for line in bad} == STRANGE.keys()
     for name in STRANGE:
         with pytest.raises(DataError, match=rf"{re.escape(name)}: [^\n]+$"):
-            search_images(index, model, [strange / "class" / name], 1)
+            search_images(index, model, query_images([strange / "class" / name]), 1)
 
 
 def test_a_folder_whose_bad_images_are_embedded_again_is_not_readable_meanwhile(

@@ -27,7 +27,7 @@ from tasks.environment import Project
 from tasks.models.embed import embed_to
 from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 from tasks.models.lookup import resolve_model
-from tasks.models.searching import _share, search_images, search_page
+from tasks.models.searching import _share, query_images, search_images, search_page
 from tasks.models.sources import find_images
 from tests.tasks.models.conftest import OPTIONS
 
@@ -63,7 +63,7 @@ def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, mode
     names = find_images(str(images)).names
     rows = model.embed([images / name for name in names])
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    [answer] = search_images(index, model, [images / names[20]], 5)
+    [answer] = search_images(index, model, query_images([images / names[20]]), 5)
     assert (answer.name, len(answer.hits)) == (str(images / names[20]), 5)
     expected = np.sort(rows @ rows[20])[::-1][:5]
     np.testing.assert_allclose([hit.score for hit in answer.hits], expected, atol=1e-5)
@@ -73,7 +73,7 @@ def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, mode
 
 
 def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: TrainedModel, images: Path) -> None:
-    page = search_page(index, search_images(index, model, [images], 6))
+    page = search_page(index, search_images(index, model, query_images([images]), 6))
     assert page.count("<script>") == 1  # the page's own script
     assert "&lt;script&gt;alert(1)&lt;&amp;" in page
     assert "alert(1)<&'" not in page
@@ -87,7 +87,7 @@ def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: Trained
 def test_another_model_is_refused(index: Index, project: Project, images: Path) -> None:
     other = load_model(resolve_model("own/good/1", project))
     with pytest.raises(ConfigError, match="do not compare with it; use its own model"):
-        search_images(index, other, [images], 3)
+        search_images(index, other, query_images([images]), 3)
 
 
 def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedModel, images: Path, tmp_path: Path) -> None:
@@ -189,6 +189,36 @@ def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_images_without_the_boxes_on_which_a_network_was_trained_are_counted(
+    project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    folder, cut, made = resolve_model("own/good/0", project), tmp_path / "cut", tmp_path / "index"
+    cut.mkdir()
+    shutil.copy(folder / "network.pt", cut)
+    described = read_description(folder)
+    write_description(cut, described.model_copy(update={"transform": described.transform.model_copy(update={"crop_to_box": True})}))
+    photographs = sorted(path for path in images.rglob("*.jpg") if path.parent != images)[:3]
+    rows = [f"{path},{box}" for path, box in zip(photographs, ("0,0,9,9", "0,0,9,9", ",,,"), strict=True)]
+    some, every = tmp_path / "some.csv", tmp_path / "every.csv"
+    some.write_text("\n".join(["path,left,top,right,bottom", *rows]))
+    every.write_text("\n".join(["path,left,top,right,bottom", *rows[:2]]))
+
+    def note(*arguments: object) -> str | None:
+        ran = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        found = re.search(r"on the contents of boxes[;,] (.*)", ran.stderr)
+        return found and found[1]
+
+    assert note("index", cut, every, "-o", made) is None
+    assert note("index", "add", made, photographs[2].parent, "--model", cut) is not None
+    assert note("search", made, every, "--model", cut) is None
+    assert note("search", made, *photographs, "--model", cut) == "3 of 3 images have no box and are embedded whole"
+    assert note("embed", cut, some, "-o", tmp_path / "e.npz") == "1 of 3 images have no box and are embedded whole"
+    monkeypatch.setattr("tasks.serving.service.run_service", lambda *_, **__: None)
+    assert note("serve", cut) == "which requests cannot name; their images are embedded whole"
+    assert note("serve", folder) is None
 
 
 def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
