@@ -83,21 +83,25 @@ def test_a_request_that_no_replica_takes_is_refused(replica: RayReplica, monkeyp
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2, 3, 8])
-def test_every_replica_finds_a_part_of_a_gpu(made: Made, monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+def test_every_replica_finds_a_part_of_a_gpu_and_no_more_threads_than_its_node_has_cores(
+    made: Made, monkeypatch: pytest.MonkeyPatch, num_gpus: int
+) -> None:
     """Three replicas of two thirds of a GPU each do not fit on two, and Serve would wait for the third for ever."""
-    requested: list[float] = []
+    requested, threads = list[float](), list[int]()
 
     def deployment(cls: type) -> Any:
         return SimpleNamespace(options=lambda ray_actor_options, **_: requested.append(ray_actor_options["num_gpus"]) or CLASS)
 
-    CLASS = SimpleNamespace(bind=lambda *_: None)
+    CLASS = SimpleNamespace(bind=lambda *given: threads.append(given[3]))
     monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(ray_replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": float(num_gpus)})
+    monkeypatch.setattr(ray_replicas.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}] * 4)
     monkeypatch.setattr(ray_replicas, "serve", SimpleNamespace(deployment=deployment, start=lambda **_: None, run=lambda *_, **__: None))
     for num_replicas in range(1, 13):
         ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local", "test")
         each = round(10_000 * requested[-1])  # Ray counts four decimals
         assert (num_gpus * (10_000 // each) >= num_replicas) if num_gpus else each == 0, num_replicas
+        assert threads[-1] == min(2, max(1, 8 // num_replicas))
 
 
 def test_a_cluster_that_is_down_is_reported_at_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
