@@ -46,8 +46,8 @@ class TrainingConfig(Config):
         num_epochs: 0 leaves the network as initialised (the untrained reference).
         warm_up_batchnorm: make one pass over the training images before the first epoch that only updates BatchNorm's averages (heated-up
             softmax's released code, whose new head would otherwise start from empty averages).
-        precision: "auto" is bfloat16 autocast if all workers' GPUs support it, else float32. "float32" is full float32 on GPUs too, without
-            TF32, which the papers' GPUs did not have.
+        precision: "auto" is bfloat16 autocast if all workers' GPUs support it, else float32: runs of a CPU and of a GPU are comparable only
+            with a set precision. "float32" is full float32 on GPUs too, without TF32, which the papers' GPUs did not have.
         checkpoint_every_epochs: epochs between checkpoints, the most that a crash can lose; the last epoch is always saved.
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
             (`training.parallel.grad_cache`): same gradients for one more forward pass. None holds all. Networks whose BatchNorm uses batch

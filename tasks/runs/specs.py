@@ -69,7 +69,7 @@ MOST_CONCURRENT_RUNS = 64  # each needs four threads of the flow (`flows.chain.S
 
 
 class ScaleSpec(Config):
-    """Resources that a run may use. Nothing here changes its result.
+    """Resources that a run may use. They change its result in the last bits only, except `precision: auto` (bfloat16 on a GPU).
 
     Attributes:
         num_workers: most training processes of one run; two numbers are the fewest and the most of a run that may lose and gain workers.
