@@ -183,9 +183,8 @@ def _compared(
         raise ConfigError(f"{what}: its run is no longer in MLflow, so it cannot be compared; --force with --reason skips the comparison")
     for where, old, new in (("images", current.digest, network.digest), ("held-out classes", current.held_out, network.held_out)):
         if old != new:
-            raise ConfigError(
-                f"{what} was tested on other {where} ({old}, this one {new}); run its variant on these, or --force with --reason"
-            )
+            differ = f"was tested on other {where} ({old}, this one {new}), so it cannot be compared"
+            raise ConfigError(f"{what}: {differ}; --force with --reason skips the comparison")
     gain = gain_by_class(recalls, class_recalls(registry, current))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
