@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dml_core.config import parse
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.confidence import interval_over_units
+from dml_core.models.config import READ_BY_KIND, HeadConfig
 from dml_core.training.config import TrainingConfig
 from tasks.tracking.child_run import plain_name
 from tasks.tracking.registered import LoggedNetwork
@@ -46,7 +47,7 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         seed=network.tags[Tag.SEED],
         trained=network.tags.get(Tag.TRAINED, NOT_KNOWN),
         commit=network.tags.get("dml.git_commit", NOT_KNOWN),
-        dimensions=training.model.head.embedding_dim,
+        size=_size(training.model.head),
         start=STARTS.get(weights, f"`{weights}`"),
         licence=DATA_LICENCES.get(reader or "", NOT_KNOWN),
         held_out=", ".join(f"{name} {value}" for name, value in held_out.items()) or "nothing",
@@ -56,3 +57,12 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         interval=(low, high) if low < high else None,  # NaN for one class, or classes with the same recall
         gate=gate,
     )
+
+
+def _size(head: HeadConfig) -> str:
+    """Return of how many numbers an embedding consists."""
+    if head.kind == "two_layer" and head.test_layer == "last":
+        return "as many numbers as there are training classes"
+    if head.embedding_dim is None or "embedding_dim" not in READ_BY_KIND[head.kind]:
+        return "as many numbers as the backbone has features"
+    return f"{head.embedding_dim} numbers"

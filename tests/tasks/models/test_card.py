@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dml_core.data.registry import DATASETS
+from dml_core.models.config import HeadConfig
 from tasks.models.card import DATA_LICENCES, model_card
 from tasks.tracking.registered import LoggedNetwork
 from tasks.tracking.tags import Tag
@@ -38,7 +39,7 @@ def test_every_fact_stands_in_the_card() -> None:
     for line in (
         "# own / good / seed 3",
         "An image in, 8 numbers out: images of one class lie close together by the cosine metric.",
-        "- network: small_cnn, head linear, 8 dimensions",
+        "- network: small_cnn, head linear",
         "- trained with: normalised_softmax, 3 epochs, from random weights",
         "- licence of the weights that it started from: none were taken",
         "- identity of the training: `abc`; code at git commit c0ffee",
@@ -98,6 +99,20 @@ def test_held_out_classes_and_a_network_without_a_head_are_named() -> None:
     assert "- held out of training to choose settings: share 0.25" in text
     assert "An image in, as many numbers as the backbone has features out" in text
     assert "- network: small_cnn, head bn_neck\n" in text
+
+
+@pytest.mark.parametrize(
+    ("head", "size"),
+    [
+        ({"kind": "identity"}, "as many numbers as the backbone has features"),
+        ({"kind": "two_layer", "test_layer": "last"}, "as many numbers as there are training classes"),
+        ({"kind": "two_layer", "embedding_dim": 32}, "32 numbers"),
+    ],
+)
+def test_the_size_of_an_embedding_is_that_of_the_head_s_output(head: dict[str, Any], size: str) -> None:
+    """Every head has an `embedding_dim`; some do not read it, or use it for an inner layer."""
+    stored = HeadConfig(**head).model_dump(mode="json")
+    assert f"An image in, {size} out" in card(with_training(model={**TRAINING["model"], "head": stored}))
 
 
 def test_licences_are_those_of_readers() -> None:
