@@ -6,7 +6,7 @@ them, because positions change, and for a graph this is as slow as building it.
 Shapes: N items, D dimensions, S sampled items, k neighbours.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -148,6 +148,21 @@ def remove_items(folder: str | Path, names: str | Sequence[str]) -> Index:
         return _replace(old, version, _parts_of(old, remaining_N), num_unchanged=0)
 
 
+def check_names(folder: Path, names: Iterable[str], present: Collection[str] = (), seen: set[str] | None = None) -> None:
+    """Check that names are neither twice nor among `present`, those of the index in `folder`; `seen` has earlier ones and receives these.
+
+    Raises:
+        ConfigError: one is.
+    """
+    seen = set() if seen is None else seen
+    for name in names:
+        if name in present:
+            raise ConfigError(f"{folder}: has an item named {name} already; remove it first with `dml index remove`, or leave it out")
+        if name in seen:
+            raise ConfigError(f"two images are named {name}; an index finds each by a unique name")
+        seen.add(name)
+
+
 # ---------------------------------------------------------------- the files
 
 
@@ -175,13 +190,7 @@ def _parts(
         for item in batch.items:
             if not isinstance(item, Item) or not isinstance(item.name, str) or not isinstance(item.class_name, str | None):
                 raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name and class are text")
-            if item.name in present:
-                raise ConfigError(
-                    f"{folder}: has an item named {item.name} already; remove it first with `dml index remove`, or leave it out"
-                )
-            if item.name in names:
-                raise ConfigError(f"two images are named {item.name}; an index finds each by a unique name")
-            names.add(item.name)
+        check_names(folder, (item.name for item in batch.items), present, names)
         yield centred(points, np.zeros(num_dimensions)), as_table(batch.items)
     if not names:
         raise ConfigError(f"{folder}: {if_empty}; name a folder, a list or embeddings with one image at least")

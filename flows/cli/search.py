@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ import typer
 from dml_core.errors import ConfigError, DmlError, printable
 from dml_core.index.index import Index
 from dml_core.index.layout import THUMBNAIL_PIXELS
-from dml_core.index.writing import Batch, add_items, build_index, remove_items
+from dml_core.index.writing import Batch, add_items, build_index, check_names, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, check_file, check_folder
@@ -53,7 +54,7 @@ def build(
     _, trained = open_model(model)
     say(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions")
     bad: list[str] | None = [] if skip_bad else None
-    identity, weights, batches = _batches(source, lambda: trained, images, thumbnail, bad)
+    identity, weights, batches = _batches(source, partial(check_names, output), lambda: trained, images, thumbnail, bad)
     if identity != trained.identity:
         raise ConfigError(
             f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
@@ -79,7 +80,8 @@ def add(
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
     bad: list[str] | None = [] if skip_bad else None
-    identity, weights, batches = _batches(source, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
+    check = partial(check_names, folder, present=frozenset(index.names()))
+    identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
     changed = add_items(folder, batches, identity, weights)
     _tell_bad(bad)
     _print_index(changed)
@@ -139,11 +141,16 @@ def search(
 
 
 def _batches(
-    source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
+    source: str,
+    check: Callable[[list[str]], None],
+    model: "Callable[[], TrainedModel]",
+    images: Path | None,
+    pixels: int,
+    bad: list[str] | None,
 ) -> tuple[str, str | None, Iterator[Batch]]:
     """Return the identity of a source's model, the hash of its weights (None if unknown), and the batches.
 
-    `model` is called only if the source holds images.
+    If the source holds images, `check` is called with their names before they are embedded; `model` is called only then.
     """
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 
@@ -153,6 +160,7 @@ def _batches(
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     paths = find_images(source)
+    check(paths.names)
     trained = model()
     say_boxes(trained, paths)
     return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)

@@ -165,7 +165,7 @@ def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
         (None, "version 1 of dml-own: its run is no longer in MLflow"),
         (
             replace(OLD, tags=OLD.tags | {Tag.DIGEST: "d2"}),
-            r"other images \(d2, this one d1\), so it cannot be compared; --force with --reason skips",
+            r"other images \(d2, this one d1\), so it cannot be compared; --force",
         ),
         (replace(OLD, tags={}, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
     ],

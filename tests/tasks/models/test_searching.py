@@ -256,6 +256,24 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert "Build, change and show" in dml("index", "--help").stdout
 
 
+def test_a_name_that_is_twice_is_found_before_any_image_is_embedded(
+    index: Index, project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many images, the last batch would otherwise end hours of work."""
+    monkeypatch.chdir(project.root)
+    monkeypatch.setattr("tasks.models.indexing.embed_batches", lambda *_, **__: pytest.fail("embedded"))
+    one = sorted(images.rglob("*.jpg"))[-1]
+    (tmp_path / "list.csv").write_text(f"path\n{one}\n{one}\n")
+
+    def error(*arguments: object) -> str:
+        return str(CliRunner().invoke(app, [str(argument) for argument in arguments]).exception)
+
+    assert error("index", "own/good/0", tmp_path / "list.csv", "-o", tmp_path / "new") == (
+        f"two images are named {one}; an index finds each by a unique name"
+    )
+    assert error("index", "add", index.folder, images).startswith(f"{index.folder}: has an item named ")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
