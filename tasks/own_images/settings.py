@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import located, parse
+from dml_core.data.store.rows import Counts
 from dml_core.data.store.split_config import ValidationConfig, num_held_out
 from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
@@ -36,7 +37,7 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
     planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
     fitted = _sampler(protocol, report)
     sampler = {key: value for key, value in fitted.items() if value != getattr(planned, key)}
-    num_batches = -(-report.counts["train"].num_images // fitted["batch_size"])
+    num_batches = -(-_kept_for_training(protocol, report).num_images // fitted["batch_size"])
     num_epochs = min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches))
     more_epochs = num_epochs if num_epochs > protocol["num_epochs"] else None
     settings = {"transform": _transform(protocol, report), "sampler": sampler, "num_epochs": more_epochs}
@@ -76,7 +77,7 @@ def fine_tuning_settings(protocol: dict[str, Any], report: "CheckReport", backbo
     if images is None:
         raise ConfigError(f"--backbone {backbone.name}: the images that it was trained on are not known; write its settings by hand")
     sampler = _sampler(protocol, report)
-    num_batches = -(-report.counts["train"].num_images // sampler["batch_size"])
+    num_batches = -(-_kept_for_training(protocol, report).num_images // sampler["batch_size"])
     return {
         "model": {
             "backbone": backbone.model_dump(exclude_defaults=True),
@@ -103,7 +104,8 @@ def _sampler(protocol: dict[str, Any], report: "CheckReport") -> dict[str, int]:
         ConfigError: a setting of the protocol is invalid.
     """
     planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
-    num_images, num_classes = report.counts["train"].num_images, _num_training_classes(protocol, report)
+    kept = _kept_for_training(protocol, report)
+    num_images, num_classes = kept.num_images, kept.num_classes
     balanced = planned.num_classes_per_batch * planned.num_samples_per_class
     samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
     if num_classes >= planned.num_classes_per_batch:
@@ -149,12 +151,14 @@ def _pretrained_transform(report: "CheckReport", images: TrainedOn) -> dict[str,
     }
 
 
-def _num_training_classes(protocol: dict[str, Any], report: "CheckReport") -> int:
-    """Return the number of classes without those that the protocol holds out for validation (`dml_core.data.store.splits`)."""
-    num_classes = report.counts["train"].num_classes
+def _kept_for_training(protocol: dict[str, Any], report: "CheckReport") -> Counts:
+    """Return the images and classes without the classes that the protocol holds out for validation, which count as of average size."""
+    train = report.counts["train"]
     if protocol.get("validation") is None:
-        return num_classes
-    return max(2, num_classes - num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), num_classes))
+        return train
+    held_out = num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), train.num_classes)
+    num_classes = max(2, train.num_classes - held_out)
+    return Counts(train.num_images * num_classes // train.num_classes, num_classes)
 
 
 def _batch_size(planned: int, num_images: int) -> int:

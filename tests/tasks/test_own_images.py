@@ -199,6 +199,15 @@ def test_the_protocols_own_values_are_kept_where_they_fit() -> None:
     assert fitted_settings(held_out, report(5000, 8))["sampler"]["num_classes_per_batch"] == 4
 
 
+@pytest.mark.parametrize("share", [None, 0.2, 0.5])
+def test_a_batch_repeats_no_image_if_the_protocol_holds_out_classes(share: float | None) -> None:
+    protocol = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"]
+    held_out = protocol | {"validation": share and {"share": share}}
+    fitted = merge(held_out, fitted_settings(held_out, report(40, 10)))
+    assert fitted["sampler"]["num_samples_per_class"] == 4, "of the four images of each class"
+    assert fitted["sampler"]["batch_size"] <= 40 * (1 - (share or 0))
+
+
 @pytest.mark.parametrize(
     ("name", "side", "expected"),
     [
