@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dml_core.config import MAX_FILE_BYTES, check_name, merge, parse, read_value, read_yaml
-from dml_core.data.readers.shared.own import guess_reader
+from dml_core.data.readers.shared.own import guess_reader, is_list_name
 from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors, writing
@@ -67,7 +67,8 @@ def add_images(
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    reader, raw, options = guess_reader(path.resolve(), reader)
+    place = path.parent.resolve() / path.name if is_list_name(path) else path.resolve()  # a list that is a link is read beside the link
+    reader, raw, options = guess_reader(place, reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
     report = _check_images(spec, raw, progress)

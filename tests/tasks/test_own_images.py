@@ -290,6 +290,16 @@ def test_photographs_are_packed_smaller_and_boxes_are_used(project: Project, tmp
     assert load_params(project.params_file).comparison.datasets["boxed"]["transform"]["crop_to_box"]
 
 
+def test_a_list_that_is_a_link_names_images_beside_the_link(project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "birds")
+    (tmp_path / "lists").mkdir()
+    rows = [f"{path.relative_to(raw)},{path.parent.name}" for path in sorted(raw.rglob("*.png"))]
+    (tmp_path / "lists/v3.csv").write_text("\n".join(["path,label", *rows]))
+    (raw / "list.csv").symlink_to(tmp_path / "lists/v3.csv")
+    spec = add_images(project, "birds", raw / "list.csv").spec
+    assert (spec.raw, spec.options) == (str(raw), {"file": "list.csv"})
+
+
 def _add_slowly(project: Project, name: str, raw: Path, barrier: Any) -> None:
     """Add in a process whose reads of params.yaml are slow, so that three of them overlap."""
 
