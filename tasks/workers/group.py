@@ -6,6 +6,8 @@ import itertools
 import os
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -213,12 +215,12 @@ class WorkerGroup:
         self._num_workers = self._fitting_size()
         folder = self._folder.absolute()
         on_a_cluster = ray_cluster() is not None
-        num_threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // (self._num_workers * self._placement.num_groups))
+        meeting_file = folder / f"rendezvous-{uuid.uuid4()}"
         trainer = (Trainer if on_a_cluster else LocalTrainer)(
             _serve,
             train_loop_config={
                 "board": self._board,
-                "num_threads": num_threads,
+                "num_threads": self._num_threads(),
                 "gpu_share": self._placement.resources.get("GPU", 0.0),
                 "on_a_cluster": on_a_cluster,
                 "idle_seconds": IDLE_SECONDS,
@@ -228,7 +230,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            backend_config=Rendezvous(self._board, folder=str(folder) if is_one_machine() else None),
+            backend_config=Rendezvous(self._board, meeting_file if is_one_machine() else None),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),
@@ -236,7 +238,7 @@ class WorkerGroup:
             ),
         )
         self._error = None
-        self._thread = threading.Thread(target=self._fit, args=(trainer,), name="worker-group", daemon=True)
+        self._thread = threading.Thread(target=self._fit, args=(trainer, meeting_file), name="worker-group", daemon=True)
         inside = contextvars.copy_context()  # of the flow, for its log
         timed = threading.Thread(target=inside.run, args=(self._time_start, self._board), name=TIMED, daemon=True)
         self._threads = [thread for thread in self._threads if thread.is_alive()] + [self._thread, timed]
@@ -250,11 +252,22 @@ class WorkerGroup:
         with contextlib.suppress(Exception), self._starts.timed(WORKERS):  # an error ends the group, which `run` reports
             ray.get(board.ready.remote())
 
-    def _fit(self, trainer: Any) -> None:
+    def _num_threads(self) -> int:
+        """Return the threads of a worker: its share of all cores, and no more than a machine has."""
+        import ray
+
+        cores = Counter[str]()  # by machine
+        for node in ray.nodes():
+            cores[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+        return max(1, min(cores.total() // (self._num_workers * self._placement.num_groups), max(cores.values())))
+
+    def _fit(self, trainer: Any, meeting_file: Path) -> None:
         try:
             trainer.fit()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - stored, and reported by the job that waits; Ray's end exits its callers
             self._error = error
+        finally:  # not before: NCCL's workers meet there again at their first exchange
+            meeting_file.unlink(missing_ok=True)
 
     def _end(self) -> None:
         """End the rest of the group, including stopped processes, so that its resources are free; if the flow ends, `close` does it."""
@@ -299,9 +312,15 @@ class WorkerGroup:
     # ------------------------------------------------------------ workers that come and go
 
     def _wait_for_room(self) -> None:
-        """Wait until others leave the group room on the cluster, while that is large enough for it, or the group is closed."""
-        while not self._closed and self._num_free(self._placement) < self._num_workers <= self._num_places():
-            time.sleep(1)
+        """Wait until the cluster, if it is large enough, has room, or the group is closed. An autoscaler sees the request."""
+        from ray.util import placement_group, remove_placement_group
+
+        request = placement_group([self._placement.resources] * self._num_workers)
+        try:
+            while not self._closed and self._num_workers <= self._num_places() and not request.wait(timeout_seconds=1):
+                pass
+        finally:
+            remove_placement_group(request)
 
     def _found_no_room(self) -> bool:
         """Return whether the group ended because others have what it needs of a cluster that is large enough for it."""

@@ -6,7 +6,6 @@ Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface o
 of a local stack included, a file replaces it. Workers of several machines share no files and use Ray Train's rendezvous.
 """
 
-import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,11 +29,11 @@ class Rendezvous(BackendConfig):  # type: ignore[misc]
 
     Attributes:
         board: receives the group's controller and its placement group.
-        folder: folder of the rendezvous files for workers of one machine; None for workers of several.
+        meeting_file: where workers of one machine meet, as long as the group lives; None for workers of several machines.
     """
 
     board: Any
-    folder: str | None
+    meeting_file: Path | None
 
     @property
     def backend_cls(self) -> type:
@@ -46,24 +45,20 @@ class _Backend(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True  # as Ray Train's own for torch
 
     def on_start(self, worker_group: Any, backend_config: Rendezvous) -> None:
-        """Join all workers; each start of a group has its own rendezvous file."""
+        """Join all workers."""
         placement_group = worker_group.execute_single(0, ray.util.get_current_placement_group)
         ray.get(backend_config.board.hold.remote(ray.get_runtime_context().current_actor, placement_group))
         worker_group.execute(heed_sigterm)
-        if backend_config.folder is None:
+        meeting_file = backend_config.meeting_file
+        if meeting_file is None:
             from ray.train.torch.config import TorchConfig, _TorchBackend
 
             _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=TIMEOUT_SECONDS))
             return
         backend = "nccl" if worker_group.get_resources_per_worker().get("GPU", 0) > 0 else "gloo"
-        folder = Path(backend_config.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        meeting_file = folder / f"rendezvous-{uuid.uuid4()}"
+        meeting_file.parent.mkdir(parents=True, exist_ok=True)
         size = len(worker_group)
-        try:
-            ray.get([worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, size) for rank in range(size)])
-        finally:
-            meeting_file.unlink(missing_ok=True)
+        ray.get([worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, size) for rank in range(size)])
 
     def on_shutdown(self, worker_group: Any, backend_config: Rendezvous) -> None:
         """Do nothing: the processes end with the group, and a shutdown would wait for one that hangs."""

@@ -288,11 +288,19 @@ def test_an_elastic_run_grows_only_where_its_workers_fit(
     assert workers._placement.num_cores == num_cores
 
 
-@pytest.mark.parametrize(("last_node", "is_one_machine"), [("10.0.0.2", False), ("127.0.0.1", True)])
-def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(
-    last_node: str, is_one_machine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("nodes", "scale", "num_threads", "is_one_machine"),
+    [
+        (["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"], ScaleSpec(num_workers=2, concurrent_runs=2), 2, False),
+        (["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"], ScaleSpec(), 2, False),
+        (["127.0.0.1"] * 4, ScaleSpec(num_workers=2, concurrent_runs=2), 2, True),
+        (["127.0.0.1"] * 4, ScaleSpec(), 8, True),
+    ],
+)
+def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head_and_none_has_more_threads_than_its_machine_cores(
+    nodes: list[str], scale: ScaleSpec, num_threads: int, is_one_machine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head of 64 cores gave each of four workers 16 threads on nodes of two cores. They share files if all nodes are on one machine."""
+    """A head of 64 cores gave each of four workers 16 threads on nodes of two cores. They share a file if all nodes are on one machine."""
     configs: list[dict[str, Any]] = []
     rendezvous: list[Any] = []
     monkeypatch.setattr("tasks.workers.board.Board", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None)))
@@ -303,19 +311,18 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head(
             configs.append(train_loop_config) or rendezvous.append(backend_config) or SimpleNamespace(fit=lambda: None)
         ),
     )
-    addresses = {"127.0.0.1": True, last_node: True, "10.0.0.3": False}
-    monkeypatch.setattr("ray.nodes", lambda: [{"NodeManagerAddress": address, "Alive": alive} for address, alive in addresses.items()])
+    all_nodes = [("127.0.0.1", 0.0, True), *((node, 2.0, True) for node in nodes), ("10.0.0.9", 64.0, False)]
+    told = [{"NodeManagerAddress": node, "Resources": {"CPU": cpus}, "Alive": is_alive} for node, cpus, is_alive in all_nodes]
+    monkeypatch.setattr("ray.nodes", lambda: told)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
-    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     for module in (group, connection):
         monkeypatch.setattr(module, "ray_cluster", lambda: "127.0.0.1:6379")
-    scale = ScaleSpec(num_workers=2, concurrent_runs=2)
-    nodes = [{"CPU": 2.0}] * 4
-    workers = group.WorkerGroup(choose(scale, nodes), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+    placement = choose(scale, [{"CPU": 2.0}] * 4)
+    workers = group.WorkerGroup(placement, scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
     workers.start()
-    assert [config["num_threads"] for config in configs] == [2]
-    assert [entry.folder for entry in rendezvous] == [str(tmp_path) if is_one_machine else None]
+    assert [config["num_threads"] for config in configs] == [num_threads]
+    assert [entry.meeting_file is not None for entry in rendezvous] == [is_one_machine]
 
 
 def test_a_head_with_gpus_and_no_cpus_takes_no_loader_from_the_nodes() -> None:

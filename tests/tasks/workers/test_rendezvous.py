@@ -2,14 +2,17 @@
 
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tasks.runs.specs import ScaleSpec
+from tasks.start_times import StartTimes
 from tasks.workers import rendezvous
+from tasks.workers.group import WorkerGroup
+from tasks.workers.placement import Placement
 from tasks.workers.rendezvous import _join
 
 
@@ -36,18 +39,25 @@ def test_two_workers_meet_at_any_path(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_workers_that_do_not_meet_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, ray = MagicMock(), MagicMock()
-    group.__len__.return_value = 1
-    group.get_resources_per_worker.return_value = {"CPU": 1}
+@pytest.mark.parametrize("error", [None, RuntimeError("a worker died")])
+def test_the_file_stays_until_the_group_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    """NCCL's workers meet there a second time, at their first exchange: without the file they waited until the flow gave up the run."""
+    workers, there = MagicMock(), list[bool]()
+    workers.__len__.return_value = 1
+    workers.get_resources_per_worker.return_value = {"CPU": 1, "GPU": 1}
+    workers.execute_single_async = lambda rank, join, backend, meeting_file, *_: meeting_file.touch()
+    monkeypatch.setattr(rendezvous, "ray", MagicMock())
 
-    def fail(answers: Any) -> None:
-        if isinstance(answers, list):
-            group.execute_single_async.call_args.args[3].touch()
-            raise RuntimeError("a worker died")
+    class Trainer:
+        def fit(self) -> None:
+            rendezvous._Backend().on_start(workers, rendezvous.Rendezvous(MagicMock(), meeting_file))
+            there.append(meeting_file.exists())
+            if error is not None:
+                raise error
 
-    monkeypatch.setattr(rendezvous, "ray", ray)
-    ray.get = fail
-    with pytest.raises(RuntimeError, match="a worker died"):
-        rendezvous._Backend().on_start(group, rendezvous.Rendezvous(MagicMock(), str(tmp_path)))
-    assert [*tmp_path.iterdir()] == []
+    meeting_file = tmp_path / "workers" / "rendezvous"
+    group = WorkerGroup(Placement("cuda", 1, 1), ScaleSpec(), tmp_path, print, StartTimes(tmp_path, print))
+    group._fit(Trainer(), meeting_file)
+    assert there == [True]
+    assert group._error is error
+    assert [*meeting_file.parent.iterdir()] == []
