@@ -53,7 +53,7 @@ class TrainingConfig(Config):
             (`training.parallel.grad_cache`): same gradients for one more forward pass. None holds all. Networks whose BatchNorm uses batch
             statistics are rejected.
         compile: True compiles network and loss for training (torch.compile), not for embedding and scoring; weights differ in their last
-            bits. None does not compile.
+            bits. Workers need a C++ compiler, on GPUs also Python's headers, which the container image lacks. None does not compile.
         cross_batch_memory: compare a batch also with earlier ones (`training.parallel.cross_batch`), for losses that compare samples.
         shard_classes: True shards the loss's classes over the workers, with their centres, gradients and optimiser state, for more classes
             than one device holds (`training.parallel`); weights differ in their last bits. None keeps all centres on every worker.
