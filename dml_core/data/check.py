@@ -120,6 +120,7 @@ def check_dataset(
         **{change: [image.row.path for image in images if change in image.changes] for change in _CHANGES},
         **_changed_by_views(images, transforms, stored_size),
         "same pixels in two classes": _in_two_classes(images),
+        "same pixels as another scored image of the class, so that one always finds the other": _found_by_a_copy(images),
         "classes whose names differ only in case, white space or Unicode form, one image of each": _alike_names(rows),
         **dataset.notes(raw),
     }
@@ -205,6 +206,17 @@ def _in_two_classes(images: list[_Image]) -> list[str]:
     for image in images:
         labels[image.pixels_sha256, image.size].add(image.row.label)
     return [image.row.path for image in images if len(labels[image.pixels_sha256, image.size]) > 1]
+
+
+def _found_by_a_copy(images: list[_Image]) -> list[str]:
+    """Return the images of a class with equal pixels that are searched for among each other: of `test`, or of `query` and `gallery`."""
+    groups: dict[tuple[str, tuple[int, int], int], list[Row]] = defaultdict(list)
+    for image in images:
+        if image.row.role != "train":
+            groups[image.pixels_sha256, image.size, image.row.label].append(image.row)
+    return [
+        row.path for rows in groups.values() if len(rows) > 1 and {row.role for row in rows} not in ({"query"}, {"gallery"}) for row in rows
+    ]
 
 
 def _alike_names(rows: list[Row]) -> list[str]:

@@ -73,6 +73,35 @@ def test_the_same_pixels_in_two_classes_are_noted_whatever_their_bytes(raw: Path
     assert notes["same pixels in two classes"] == ("Species_1_0001.jpg", "Species_2_0001.jpg")
 
 
+@pytest.mark.parametrize(
+    ("roles", "copies", "noted"),
+    [
+        (("train", "train", "test", "test"), ("c/1.png", "c/2.png"), True),
+        (("train", "train", "test", "test"), ("a/1.png", "a/2.png"), False),
+        (("train", "train", "query", "gallery"), ("c/1.png", "d/1.png"), True),
+        (("train", "train", "query", "gallery"), ("d/1.png", "d/2.png"), False),
+    ],
+)
+def test_images_that_find_their_own_copies_are_noted(tmp_path: Path, roles: tuple[str, ...], copies: tuple[str, str], noted: bool) -> None:
+    """They raise Recall@1. A copy among training images, or two in the gallery, are no query's own."""
+    lines = ["path,label,role"]
+    for folder, role in zip("abcd", roles, strict=True):
+        for number in (1, 2, 3):
+            path = tmp_path / folder / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (12, 12), (ord(folder), number, 0)).save(path)
+            label = "c" if role == "gallery" else folder
+            lines.append(f"{folder}/{number}.png,{label},{role}")
+    with Image.open(tmp_path / copies[0]) as picture:
+        picture.save(tmp_path / copies[1], compress_level=1)
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    report = check_dataset("manifest", tmp_path, {})
+    notes = {note.what: note.examples for note in report.notes}
+    assert report.violations == []
+    found = notes.get("same pixels as another scored image of the class, so that one always finds the other")
+    assert found == (copies if noted else None)
+
+
 def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
     with Image.open(image(raw, 1, 1)) as picture:
         picture.convert("CMYK").save(image(raw, 1, 1))
