@@ -232,6 +232,7 @@ def test_what_may_take_long_without_a_beat_is_marked(packed: Path, tmp_path: Pat
 
 NUM_WORKERS, NUM_STEPS = 3, 4
 
+
 def fit_on_several(rank: int, packed: Path, folder: Path, kill_after: int | None, stop_after: int | None) -> None:
     writing.LOOK_SECONDS = 0.0
     steps = [0]
