@@ -96,9 +96,9 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     with alone(project.state / "prepare" / f"{name}.lock"):
         before = hash_of_states([raw])
         prepare(spec.reader, raw, project.packed(name), spec.options, progress)
-        if before is None or hash_of_states([raw]) != before:
+        if hash_of_states([raw]) != before:
             raise DataError(f"{raw}: files changed while they were packed; run the command again when all of them are there")
-        write_whole(_packed_from(project, name), before)
+        write_whole(_packed_from(project, name), str(before))
     return read_dataset(project, name)
 
 
