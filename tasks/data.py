@@ -87,13 +87,15 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     """Pack a dataset's raw files; the prepare stage of `dvc.yaml` runs this.
 
     Raises:
-        DataError: raw files are missing or damaged, or changed meanwhile; the stage then fails, and DVC does not record them as packed.
+        DataError: raw files are missing or damaged, DVC would refuse them, or they changed meanwhile: DVC does not record them as packed.
         StoreError: the packed data cannot be written.
     """
     from dml_core.data.prepare import prepare
 
     raw = project.root / spec.raw
     with alone(project.state / "prepare" / f"{name}.lock"):
+        if raw.is_dir():
+            check_files(raw)
         before = hash_of_states([raw])
         prepare(spec.reader, raw, project.packed(name), spec.options, progress)
         if hash_of_states([raw]) != before:
