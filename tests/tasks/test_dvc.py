@@ -217,6 +217,8 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     assert changed_datasets(project, load_params(project.params_file), ["birds"]) == []
     for name, text in texts.items():
         (root / name).write_text(text)
+    for folder in (root / "birds", project.packed("birds")):
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
