@@ -10,7 +10,6 @@ reused, which is how an interrupted search resumes.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from statistics import stdev
 
@@ -106,10 +105,12 @@ def tune(
     tuned: list[Tuned] = []
     failed: dict[str, DmlError] = {}
     with closing(Services(project, params.scale)) as services:
-        prepared = cache(partial(prepare, project))
+        prepared = _prepared(searches, project)
         for search in searches:
             try:
-                tuned.append(_tune(search, prepared(search.dataset), num_trials, params, services))
+                if isinstance(dataset := prepared[search.dataset], DataError):
+                    raise dataset
+                tuned.append(_tune(search, dataset, num_trials, params, services))
             except (ConfigError, DataError, TrainingError) as error:
                 if len(searches) == 1 or isinstance(error, RayGoneError) or services.stopping.is_set():
                     raise
@@ -118,6 +119,17 @@ def tune(
     if failed:
         raise SearchesFailedError(failed, tuned)
     return tuned
+
+
+def _prepared(searches: Sequence[Search], project: Project) -> dict[str, DatasetRecord | DataError]:
+    """Return the searches' datasets, or why one cannot be prepared."""
+    prepared: dict[str, DatasetRecord | DataError] = {}
+    for name in dict.fromkeys(search.dataset for search in searches):
+        try:
+            prepared[name] = prepare(project, name)
+        except DataError as error:
+            prepared[name] = error
+    return prepared
 
 
 def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Params, services: Services) -> Tuned:

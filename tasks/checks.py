@@ -103,9 +103,9 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
     for run in to_build:
         with located(run.where):
             backbone = run.training.model.backbone
-            file = PUBLISHED.get(backbone.name) if backbone.weights == "imagenet" and ray_cluster() is None else None
+            file = PUBLISHED.get(backbone.name) if backbone.weights == "imagenet" else None
             if file is not None and file.address is None:
-                fetch_published(backbone.name)  # made by hand: it is there, or this raises
+                fetch_published(backbone.name)  # made by hand: it is here, where its hash identifies runs, or this raises
             num_classes = ENOUGH_CLASSES if packed is None else read_sizes(packed, run).num_classes
             _build(run.training, min(num_classes, ENOUGH_CLASSES))
 

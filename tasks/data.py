@@ -192,10 +192,9 @@ def _packed_from(project: Project, name: str) -> Path:
     return project.state / "prepare" / f"{name}.packed_from"
 
 
-def _changed_since_packed(project: Project, name: str) -> bool:
+def _changed_since_packed(project: Project, name: str, params: Params) -> bool:
     """Return whether raw files changed between their packing and DVC's record of them, with which DVC compares."""
-    packed_from = _packed_from(project, name)
-    raw = project.root / dataset_spec(load_params(project.params_file), name).raw
+    packed_from, raw = _packed_from(project, name), project.root / dataset_spec(params, name).raw
     return packed_from.is_file() and raw.exists() and packed_from.read_bytes() != str(hash_of_states([raw])).encode()
 
 
@@ -207,7 +206,7 @@ def _repro(project: Project, name: str) -> None:
     allow_missing = ["--allow-missing"] if written.is_file() else []
     try:
         run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
-        if _changed_since_packed(project, name):
+        if _changed_since_packed(project, name, load_params(project.params_file)):
             run_dvc(project, "--wait-for-lock", "repro", "--force", "--single-item", f"prepare@{name}")
     except DataError as error:  # a comparison that DVC runs (`make results`) reads the dataset, which then nothing may write
         if " is busy, " not in str(error) or changed_datasets(project, load_params(project.params_file), [name]):
@@ -261,7 +260,7 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
     for name in here:
         check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
-    return [name for name in here if f"prepare@{name}" in status or _changed_since_packed(project, name)]
+    return [name for name in here if f"prepare@{name}" in status or _changed_since_packed(project, name, params)]
 
 
 def dvc_digest(project: Project, name: str) -> str | None:

@@ -82,7 +82,7 @@ def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, i
 def _check_own(project: Project) -> None:
     may_be_shared = f"{project.store}: may have other users, whose tables are unknown here"
     if open_store(project).is_remote:
-        raise ConfigError(f"{may_be_shared}; a lifecycle rule for this prefix alone deletes by age, also what tables use")
+        raise ConfigError(f"{may_be_shared}; set a lifecycle rule for this prefix alone, which deletes by age, also what tables use")
     if not Path(os.path.normpath(project.store)).is_relative_to(os.path.normpath(project.state)):
         link = project.state / "store"
         raise ConfigError(f"{may_be_shared}; if only this project uses it, unset DML_STORE and make {link} a link to it")

@@ -16,8 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 import psutil
 
 GO_ON = "rerun the command to resume from the last checkpoint"
+GO_ON_FORCED = "rerun it without --force to complete the runs that it had begun; force the others with --variant and --seed"
 KILL_SECONDS = 5.0
 _ending = threading.Lock()  # held by the thread that ends this process
+
+
+def go_on() -> str:
+    """Return the advice to the user of a flow that was interrupted; the same `--force` would begin again from the initial weights."""
+    return GO_ON_FORCED if "--force" in sys.argv else GO_ON
 
 
 def watch_children(names: Mapping[str, str]) -> Callable[[], None]:
@@ -58,5 +64,5 @@ def _watch(process: int, name: str, over: threading.Event) -> None:
     poll.poll()
     os.close(process)
     if not over.is_set() and _ending.acquire(blocking=False):
-        print(f"error: {name} died; {GO_ON}", file=sys.stderr, flush=True)
+        print(f"error: {name} died; {go_on()}", file=sys.stderr, flush=True)
         os._exit(2)

@@ -120,7 +120,7 @@ def check_dataset(
         **{change: [image.row.path for image in images if change in image.changes] for change in _CHANGES},
         **_changed_by_views(images, transforms, stored_size),
         "same pixels in two classes": _in_two_classes(images),
-        "same pixels as another scored image of the class, so that one always finds the other": _found_by_a_copy(images),
+        "copies (same pixels) in a scored class: each finds the other first, which raises Recall@1": _found_by_a_copy(images),
         "classes whose names differ only in case, white space or Unicode form, one image of each": _alike_names(rows),
         **dataset.notes(raw),
     }

@@ -140,7 +140,7 @@ class _Run:
             # A timm network has layers after its features, and a loss of pytorch-metric-learning may use no parameter of it in a step.
             is_foreign = any(type(module).__module__.startswith(("timm.", "pytorch_metric_learning.")) for module in self.system.modules())
             # Otherwise the first step arranges the gradients anew, and Gloo's order of more than two summands depends on their place: a
-            # resumed run would differ in the last bits.
+            # resumed run would differ in the last bits. torch then reports no parameter without a gradient.
             keeps_places = self.device.type == "cpu" and world_size() > 2
             # Without `device_ids`, which would move labels that a loss needs on the CPU.
             self.parallel = DistributedDataParallel(

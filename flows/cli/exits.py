@@ -21,7 +21,6 @@ from tasks.environment import find_project, open_project, prefect_server, ray_fo
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
-GO_ON_FORCED = "rerun it without --force to complete the runs that it had begun; those that it had not begun keep their earlier results"
 FULL_BYTES = 1 << 20  # of a disk on which databases cannot write any more
 FEWER_IMAGES = "embed fewer images at a time (dml embed --batch-size, dml serve --batch), or end other programs on the GPU"
 EXTRAS = {  # module -> the extra of pyproject.toml that installs it
@@ -68,7 +67,7 @@ def _end_at_once(codes: list[int]) -> None:
 def _supervised() -> Path | None:
     """Continue in a supervised process and return its log file; None outside a project, an error that the command itself reports."""
     from flows.cli.supervisor import supervise
-    from tasks.processes import GO_ON
+    from tasks.processes import go_on
 
     try:
         state = open_project().state
@@ -78,8 +77,7 @@ def _supervised() -> Path | None:
     try:
         if sys.argv[1] == "serve":
             return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again", ray)
-        go_on = GO_ON_FORCED if "--force" in sys.argv else GO_ON
-        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, go_on, ray)
+        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0, go_on(), ray)
     except OSError as error:
         if ray is not None:
             ray.rmdir()

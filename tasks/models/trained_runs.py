@@ -50,13 +50,14 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
-    """Return the trained runs in a table's result, with today's settings, by column and row: of all variants, epochs and seeds.
+    """Return the measured runs in a table's result, with today's settings, by column and row: of all variants, epochs and seeds.
 
     Raises:
         ConfigError: there is no such table.
     """
     table, params = load_table(name), load_params(project.params_file)
-    runs = trained_among(project, runs_today(project, params, load_result(project, name)))
+    measured = load_result(project, name).model_copy(update={"failed": ()})
+    runs = trained_among(project, runs_today(project, params, measured))
     return sorted(runs, key=lambda run: (table.datasets.index(str(run.spec.column)), [*table.rows].index(str(run.spec.row))))
 
 

@@ -101,7 +101,7 @@ def _without_repeated(line: ShownLine) -> ShownLine:
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
-    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there, unless on the common track."""
+    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there. The common track does not count."""
     entry = table.rows[row]
     measured = {run.dataset for run in result.of_paper_track.runs if run.row == row}
     return [] if entry.kind == "quoted" else [name for name in table.datasets if belongs(table, entry, name) and name not in measured]

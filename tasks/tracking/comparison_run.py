@@ -136,7 +136,7 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     name = registered_name(report.dataset, report.role)
     version = register_best(client, name, client.get_run(run_id), str(best))
     if version is None:
-        return f"Model: MLflow has none of the {best}. To publish it again, delete that run in MLflow, then `dml reproduce`"
+        return f"Model: MLflow has no model of the {best}. To publish it again, delete that run in MLflow, then `dml reproduce`"
     link = f"#/models/{name}/versions/{version}?{page_query()}"
     best_says = said_best(validation)
     return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {best_says[0].upper()}{best_says[1:]}"

@@ -372,9 +372,21 @@ def intact_model(client: MlflowClient, run: Any) -> str | None:
     Raises:
         MlflowException: MLflow cannot be queried.
     """
-    while (model_id := find_model(client, run)) is not None:
-        files = {PurePosixPath(file.path).name for file in client.list_logged_model_artifacts(model_id, NETWORK)}
-        if files >= {DESCRIPTION_FILE, WEIGHTS_FILE}:
-            break
+    while (model_id := find_model(client, run)) is not None and not _has_network(client, model_id):
         client.delete_logged_model(model_id)
     return model_id
+
+
+def has_intact_model(client: MlflowClient, run: Any) -> bool:
+    """Return whether MLflow has a run's model with its network's files; deletes nothing.
+
+    Raises:
+        MlflowException: MLflow cannot be queried.
+    """
+    model_id = find_model(client, run)
+    return model_id is not None and _has_network(client, model_id)
+
+
+def _has_network(client: MlflowClient, model_id: str) -> bool:
+    files = {PurePosixPath(file.path).name for file in client.list_logged_model_artifacts(model_id, NETWORK)}
+    return files >= {DESCRIPTION_FILE, WEIGHTS_FILE}

@@ -174,9 +174,10 @@ class Tracker:
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
-            if Tag.PUBLISHED in run.data.tags:
-                self._client.delete_tag(run_id, Tag.PUBLISHED)  # if this is interrupted, the next publication completes it
             report = self._checked(report)
+            if Tag.PUBLISHED in run.data.tags:
+                check_unchanged(report.dataset)  # or the run stays as it is
+                self._client.delete_tag(run_id, Tag.PUBLISHED)  # if this is interrupted, the next publication completes it
             history = read_history(self._store.folder(report.checkpoint.key))
             self._log_facts(run, report)
             # The model comes first: MLflow reads all points that a run has when it logs a model.
@@ -224,9 +225,9 @@ class Tracker:
 
     def _has_files(self, run: Run, report: RunReport) -> bool:
         """Return whether MLflow has all files and the model of a published run: a user or a bucket's rule may have deleted some."""
-        from tasks.tracking.registered import intact_model
+        from tasks.tracking.registered import has_intact_model
 
-        has_model = report.scores_only or intact_model(self._client, run) is not None
+        has_model = report.scores_only or has_intact_model(self._client, run)
         files = {path for _, _, path in child_run.artifact_files(report)}
         folders = {path.rpartition("/")[0] for path in files}
         logged = {entry.path for folder in folders for entry in self._client.list_artifacts(run.info.run_id, folder or None)}
@@ -251,9 +252,8 @@ class Tracker:
         """
         source = child_run.dataset_input(report)["source"]
         place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
-        for other in runs_in(self._client, [run.info.experiment_id], place):
-            if other.info.run_id == run.info.run_id:
-                continue
+        published = runs_in(self._client, [run.info.experiment_id], place)
+        for other in (entry for entry in published if entry.info.run_id != run.info.run_id):
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
             if not self._has_warned and {entry.dataset.source for entry in other.inputs.dataset_inputs} - {source}:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
 from tasks.environment import ray_cluster
-from tasks.processes import GO_ON
+from tasks.processes import go_on
 from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
@@ -197,7 +197,7 @@ class WorkerGroup:
         except ray.exceptions.RayActorError as error:
             raise _GroupEndedError(f"the process that hands out jobs (ray::Board) died ({type(error).__name__})") from error
         except (ray.exceptions.RayError, ConnectionError) as error:
-            raise RayGoneError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
+            raise RayGoneError(f"Ray does not answer ({type(error).__name__}); {go_on()}") from error
 
     def _start_fit(self) -> None:
         import ray

@@ -1,8 +1,8 @@
 """Assign the runs of a flow to Ray's machines: GPUs or CPUs, the number of worker groups, and the workers in each.
 
-Nothing here changes a result, so a lack of resources is no error: `num_workers` and `concurrent_runs` are upper limits, and smaller
-machines run fewer. Only an explicit device is required: `device: cuda` without a GPU is an error, while `device: auto` then uses CPUs. The
-choice is printed at the start.
+Nothing here changes a result in more than its last bits, except `precision: auto`, so a lack of resources is no error: `num_workers` and
+`concurrent_runs` are upper limits, and smaller machines run fewer. Only an explicit device is required: `device: cuda` without a GPU is an
+error, while `device: auto` then uses CPUs. The choice is printed at the start.
 """
 
 import sys

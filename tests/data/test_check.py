@@ -98,7 +98,7 @@ def test_images_that_find_their_own_copies_are_noted(tmp_path: Path, roles: tupl
     report = check_dataset("manifest", tmp_path, {})
     notes = {note.what: note.examples for note in report.notes}
     assert report.violations == []
-    found = notes.get("same pixels as another scored image of the class, so that one always finds the other")
+    found = notes.get("copies (same pixels) in a scored class: each finds the other first, which raises Recall@1")
     assert found == (copies if noted else None)
 
 

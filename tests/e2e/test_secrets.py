@@ -43,7 +43,7 @@ class Watcher:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.commands: set[str] = set()
-        self.listening: dict[str, str] = {}
+        self.listening: set[tuple[str, str]] = set()  # address and command
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class Watcher:
                     is_ours = any(part in command for part in ("flows.cli", "tasks.doctor", "import logging, ray"))
                     if is_ours or ("ray::" in command and process.cwd() == str(self._root)):
                         found = [entry for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN]
-                        self.listening |= {entry.laddr.ip: command for entry in found}
+                        self.listening |= {(entry.laddr.ip, command) for entry in found}
 
     def end(self) -> None:
         self._over.set()
@@ -154,7 +154,8 @@ def test_no_command_line_has_a_secret_and_nothing_listens_beyond_this_machine(st
     for part in ("mlflow server", "prefect server", "gcs_server", "flows.cli run", "flows.cli doctor", "RayTrainWorker"):
         assert any(part in command for command in watcher.commands), part
     assert [command for command in watcher.commands if story.has_secret(command)] == []
-    assert set(watcher.listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, watcher.listening
+    assert {address for address, _ in watcher.listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, watcher.listening
+    assert [command for _, command in watcher.listening if "ray::" in command], "no port of Ray's workers was seen"
 
 
 def test_no_file_has_a_secret_but_those_that_keep_them(story: Story) -> None:

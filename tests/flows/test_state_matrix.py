@@ -324,7 +324,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Use a state's records as Prefect's, and skip computing the runs of the current tables, which takes seconds."""
-    monkeypatch.setattr(gc, "_of_today", lambda project: set())
+    monkeypatch.setattr(gc, "_of_today", lambda project, results: set())
     return lambda state: monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(state / "kept"))
 
 

@@ -96,7 +96,7 @@ def test_validation_scores_on_the_device_of_training(packed: Path, monkeypatch: 
     random = np.random.default_rng(0)
     points, labels = random.standard_normal((40, 8)).astype(np.float32), np.repeat(np.arange(8), 5)
     with pretended_gpu() as gpu:
-        found = watch._recall(points, labels, points, labels)
+        found = watch._recall(as_points(points, "cosine"), labels, as_points(points, "cosine"), labels)
     assert found == evaluate(points, labels)["recall@1"]
     assert devices == [gpu]
 

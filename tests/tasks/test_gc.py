@@ -272,7 +272,7 @@ def test_a_result_of_a_newer_version_stops_it(project: Project) -> None:
 
 def test_a_bucket_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
-    with pytest.raises(ConfigError, match=r"s3://bucket/prefix: may have other users, .*; a lifecycle rule for this prefix alone"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/prefix: may have other users, .*; set a lifecycle rule for this prefix alone"):
         find_unused(find_project(), 7.0)
 
 

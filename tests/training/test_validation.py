@@ -163,9 +163,9 @@ def test_workers_share_the_scoring_and_agree_with_the_evaluator(packed: Path, tm
     assert [number for worker in seen for number in worker] == [len(images) // 3] * 3
 
 
-@pytest.mark.parametrize("value", [float("nan"), 0.0])
+@pytest.mark.parametrize("value", [float("nan"), 0.0, 1e9])
 def test_what_cannot_be_scored_is_left_out(packed: Path, value: float) -> None:
-    """Infinite weights after a last step are reported by the next step, with the loss's message; zero embeddings may pass."""
+    """Infinite weights after a last step are reported by the next step, with the loss's message; zero and huge ones may pass."""
     model = build_system(CONFIG, 4, 0, CPU).model
     for parameter in model.parameters():
         parameter.data.fill_(value)

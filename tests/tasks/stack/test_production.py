@@ -29,7 +29,7 @@ NAMED = {(entry["kind"], entry["metadata"]["name"]): entry for entry in OBJECTS}
 CLUSTER = NAMED["RayCluster", "dml"]["spec"]
 GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
 # Options that differ on a single machine: addresses, ports, files, the small size of a test's stack, one log monitor for all nodes.
-OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-cpus|name|allowed-hosts|log-monitor")
+OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-[cg]pus|name|allowed-hosts|log-monitor")
 # KubeRay checks the head and submits jobs through the dashboard, and starts the autoscaler next to the head itself; the image's
 # environment disables usage statistics.
 OF_KUBERAY = {"--head", "--block", "--include-dashboard", "--no-monitor", "--disable-usage-stats"}

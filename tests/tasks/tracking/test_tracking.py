@@ -480,7 +480,7 @@ def test_what_is_lost_of_a_published_run_is_published_again_after_the_run_is_del
     if lost == "the model":
         client.delete_logged_model(model_id)
         assert tracker.publish(comparison()) is not None, "the comparison is published without it"
-        assert "Model: MLflow has none of the best run: softtriple, seed 0" in parent_of(tracker).data.tags[Tag.NOTE]
+        assert "Model: MLflow has no model of the best run: softtriple, seed 0" in parent_of(tracker).data.tags[Tag.NOTE]
     else:
         (model,) = (tmp_path / "mlartifacts/d").glob(f"**/{model_id}")
         embedding = next((tmp_path / f"mlartifacts/d/{run_id}/artifacts/steps/embed").glob("*.npy"))

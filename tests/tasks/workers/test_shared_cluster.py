@@ -1,5 +1,6 @@
 """Workers on a cluster of this machine, as in the local stack: who can reach them, and what they do if other work has its CPUs."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers import group
+from tasks.workers.board import STOP, Board
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
@@ -32,6 +34,15 @@ def cluster(ray_settings: pytest.MonkeyPatch) -> Iterator[psutil.Process]:
         ray_settings.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as SETTINGS say; Ray may have been imported before
         yield process
         stop_ray()
+
+
+def test_idle_workers_end_only_if_no_job_waits_for_them_and_take_none_afterwards(tmp_path: Path) -> None:
+    board, waits = Board.__ray_metadata__.modified_class(), job(tmp_path, tmp_path, "trained")  # type: ignore[attr-defined]
+    assert board.submit(waits)
+    assert board.close_if_idle() is None
+    assert asyncio.run(board.next()) is waits
+    assert board.close_if_idle() == STOP
+    assert not board.submit(waits)
 
 
 def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, starts: StartTimes, many_images: Path, tmp_path: Path) -> None:
