@@ -64,7 +64,7 @@ REASONS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": QUIET_MLFLOW,
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "MLflow would print the address with its user and password.",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "A missing server costs seconds; `dml sync` delivers the records later.",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "Seconds in which a server has to store a file, in each of three attempts. Increase it for larger checkpoints.",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "Seconds for a server to store a file, in each of three attempts. Increase it for larger checkpoints.",
     "DVC_NO_ANALYTICS": NOTHING_IS_SENT,
     "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "Libraries load state dicts as weights only.",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": ONE_FLOW,
