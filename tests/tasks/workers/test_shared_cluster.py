@@ -18,7 +18,7 @@ from tasks.workers.board import STOP, Board
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
-from tests.tasks.workers.conftest import Disturbance, job
+from tests.tasks.workers.conftest import job
 
 pytestmark = pytest.mark.slow
 SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=0)
@@ -45,10 +45,10 @@ def test_idle_workers_end_only_if_no_job_waits_for_them_and_take_none_afterwards
     assert not board.submit(waits)
 
 
-def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, starts: StartTimes, many_images: Path, tmp_path: Path) -> None:
+def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, starts: StartTimes, packed: Path, tmp_path: Path) -> None:
     workers = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
     found: dict[str, set[str]] = {}
-    facts = workers.run(job(many_images, tmp_path, "trained"), Disturbance(lambda: found.update(listening(cluster))))
+    facts = workers.run(job(packed, tmp_path, "trained", num_epochs=1), lambda message: found.update(listening(cluster)))
     workers.close()
     assert facts["num_workers"] == 2
     assert any("RayTrainWorker" in name and places for name, places in found.items()), found  # an empty list proves nothing
