@@ -1,4 +1,4 @@
-"""A Ray cluster whose node has a loopback address, as in the local stack, in processes of its own."""
+"""A Ray cluster in other processes, whose node has a loopback address as those of the local stack have."""
 
 import os
 import subprocess

@@ -139,8 +139,8 @@ class _Run:
             leave_to_their_worker(self.parallel, self.system)
             # A timm network has layers after its features, and a loss of pytorch-metric-learning may use no parameter of it in a step.
             is_foreign = any(type(module).__module__.startswith(("timm.", "pytorch_metric_learning.")) for module in self.system.modules())
-            # Otherwise the first step arranges the gradients anew, and Gloo's order of more than two summands depends on their place: a
-            # resumed run would differ in the last bits. torch then reports no parameter without a gradient.
+            # Without it torch reorders the gradients after the first step. Gloo adds three or more in an order that depends on their
+            # place, so a resumed run would differ in its last bits. With it torch reports no parameter that lacks a gradient.
             keeps_places = self.device.type == "cpu" and world_size() > 2
             # Without `device_ids`, which would move labels that a loss needs on the CPU.
             self.parallel = DistributedDataParallel(
@@ -248,7 +248,9 @@ def fit(
 def _derived_identity(config: TrainingConfig, dataset: PackedDataset, seed: int) -> str:
     """Return a hash of all that the result depends on but the images' pixels, which would take long to read."""
     settings = config.model_dump(mode="json", exclude={"checkpoint_every_epochs"})
-    parts = [settings, seed, dataset.class_names, dataset.labels.tolist(), unnamed_weights(config.model.backbone)]
+    parts = [settings, seed, dataset.class_names, dataset.labels.tolist()]
+    if (sha256 := unnamed_weights(config.model.backbone)) is not None:
+        parts.append(sha256)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -67,7 +67,7 @@ def add_images(
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    place = path.parent.resolve() / path.name if is_list_name(path) else path.resolve()  # a list that is a link is read beside the link
+    place = path.parent.resolve() / path.name if is_list_name(path) else path.resolve()  # paths in a list are relative to the link
     reader, raw, options = guess_reader(place, reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})

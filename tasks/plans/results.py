@@ -83,7 +83,7 @@ def add_runs(
 
 
 def runs_today(project: Project, params: Params, result: TableResult) -> Iterator[tuple[RunSpec, DatasetRecord]]:
-    """Yield the run with today's settings in the place of each measured or failed run of a result, and its dataset, if that is prepared.
+    """Yield, for each measured or failed run of a result, the run with today's settings and its dataset; none on one that is not prepared.
 
     Raises:
         ConfigError: there is no such table.

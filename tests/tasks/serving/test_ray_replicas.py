@@ -95,7 +95,8 @@ def test_every_replica_finds_a_part_of_a_gpu_and_no_more_threads_than_its_node_h
     CLASS = SimpleNamespace(bind=lambda *given: threads.append(given[3]))
     monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(ray_replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": float(num_gpus)})
-    monkeypatch.setattr(ray_replicas.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}] * 4)
+    nodes = [{"NodeManagerAddress": machine, "Alive": True, "Resources": {"CPU": 1.0}} for machine in "aabbccdd"]
+    monkeypatch.setattr(ray_replicas.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray_replicas, "serve", SimpleNamespace(deployment=deployment, start=lambda **_: None, run=lambda *_, **__: None))
     for num_replicas in range(1, 13):
         ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local", "test")
