@@ -91,10 +91,10 @@ def start_replicas(
         resources = ray.cluster_resources()
         num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         num_replicas = num_replicas or max(1, num_gpus)
-        cores = Counter[str]()  # by machine, which may be several nodes
+        on_machine = Counter[str]()  # cores; it may have several nodes
         for node in ray.nodes():
-            cores[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
-        num_threads = max(1, min(num_cpus // num_replicas, max(cores.values())))
+            on_machine[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+        num_threads = max(1, min(num_cpus // num_replicas, max(on_machine.values())))
         # Ray would set OpenMP to one core, and a program can change that only for its calling thread.
         environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
         deployment = serve.deployment(RayReplica).options(
