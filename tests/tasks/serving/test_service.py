@@ -169,6 +169,7 @@ def test_nothing_listens_but_on_loopback(request: pytest.FixtureRequest, kind: s
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_replicas_on_a_cluster_with_a_loopback_address_listen_there_alone(made: Made, start: Callable[..., Service]) -> None:
     """As on the local stack: Serve opens a port in each replica, at which anyone who reaches it could run code."""
     with loopback_cluster(2) as (address, cluster):
