@@ -224,9 +224,10 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
     """
     if own_s3 is not None and not re.fullmatch(r"https?://[^/@\s]+/?", own_s3):
         raise ConfigError(f"--s3 {shown(own_s3)}: expected an address as http://host:9000; its login is in AWS_ACCESS_KEY_ID")
+    own_s3 = own_s3 and own_s3.rstrip("/")  # which would have other records
     names = [name for service in file.services.values() for name in service.ports]
     if chosen := _chosen_before(path):
-        if own_s3 not in (None, chosen["s3"]["address"]):
+        if own_s3 not in (None, chosen["s3"]["address"].rstrip("/")):
             raise ConfigError(f"the stack was started with S3 at {chosen['s3']['address']}; dml stack down first")
         if not chosen["ports"].keys() >= {*names}:
             raise ConfigError(f"{path}: of a stack of another version, with other servers; take that down: dml stack down")

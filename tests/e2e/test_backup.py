@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tasks import environment
 from tasks.environment import stack_environment
+from tasks.stack.settings import load_stack
 from tests.e2e.conftest import ROOT, Project, make_project, steps_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PAGE = (ROOT / "docs/how-to/nightly-runs.md").read_text()
 BLOCKS = dict(re.findall(r"^```sh\n# ((?:back up|restore): [\w ]+)\n(.*?)^```$", PAGE, re.M | re.S))
 
@@ -35,6 +36,28 @@ def test_the_page_has_the_four_blocks() -> None:
     assert set(BLOCKS) == {"back up: one machine", "restore: one machine", "back up: servers", "restore: servers"}
 
 
+@pytest.mark.parametrize("own_s3", [None, "http://s3.example.invalid:9000"])
+def test_the_records_of_either_kind_of_stack_and_the_verifications_are_kept(
+    own_s3: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret of theirs")
+    shutil.copytree(ROOT / "infra", tmp_path / "infra")
+    stack = load_stack(environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "state" / "store"), ""), own_s3)
+    records = Path(stack.file.clients["PREFECT_LOCAL_STORAGE_PATH"])
+    files = {str(records.relative_to(tmp_path) / "record"), "state/verifications/one.json", "state/alarms.json"}
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "backup").mkdir()
+    command = BLOCKS["back up: servers"][BLOCKS["back up: servers"].index("tar --create") :]  # the others ask servers
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True)
+    kept = subprocess.run(["tar", "--list", "--file=backup/state.tar"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert files == {line for line in kept.stdout.splitlines() if not line.endswith("/")}
+
+
+@pytest.mark.slow
+@pytest.mark.proof
 def test_one_machine(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", ("softtriple",))
     project.run("dml", "reproduce")
@@ -57,6 +80,8 @@ def servers(project: Project) -> dict[str, str]:
     return database | stack_environment(project.root / "state")
 
 
+@pytest.mark.slow
+@pytest.mark.proof
 def test_servers(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", ("softtriple",))
     shutil.copytree(ROOT / "infra", project.root / "infra")

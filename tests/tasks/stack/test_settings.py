@@ -166,10 +166,11 @@ def test_records_of_steps_whose_files_are_in_one_server_are_not_taken_for_those_
 ) -> None:
     logged_in(monkeypatch)
     kept = []
-    for own in (None, OWN, f"{OWN}1"):
+    for own in (None, OWN, f"{OWN}/", f"{OWN}1"):
         kept.append(load_stack(project, own).file.clients["PREFECT_LOCAL_STORAGE_PATH"])
         (project.state / "stack" / "chosen.json").unlink()  # as `down` does
     assert len(set(kept)) == 3
+    assert kept[1] == kept[2], "a slash at the end names no other server"
 
 
 @pytest.mark.parametrize("address", ["host:9000", "http://", "s3://bucket", "http://ann:planted-secret@host:9000"])
