@@ -165,7 +165,7 @@ def run_folder(state: Path) -> Path:
     """Return a folder with a short path for sockets, and for what PostgreSQL's user must reach: that of the first `up`, whatever TMPDIR is.
 
     Raises:
-        ConfigError: another user has made it, whose supervisor the stack would be controlled by; or the stack's settings are damaged.
+        ConfigError: another user has made it, whose supervisor the stack would be controlled by; or as `_chosen_before`.
     """
     chosen, name = state / "stack" / CHOSEN, f"dml-stack-{_short_digest(str(state))}"
     folder = Path(_chosen_before(chosen).get("run") or f"{tempfile.gettempdir()}/{name}")
@@ -201,7 +201,7 @@ def _chosen_before(path: Path) -> dict[str, Any]:
     """Return what the first `up` chose; empty before it.
 
     Raises:
-        ConfigError: the file is damaged, or another user's.
+        ConfigError: the file is damaged, another user's, or of a stack on another machine, which works in the same folder.
     """
     try:
         if not path.is_file():
@@ -213,6 +213,10 @@ def _chosen_before(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read; only the user who started the stack can use it") from None
     except (OSError, ValueError, TypeError):
         raise ConfigError(f"{path}: damaged; remove it, then: dml stack down") from None
+    here, machine = socket.gethostname(), chosen.get("machine")  # which earlier versions did not record
+    if machine not in (None, here):
+        renamed = f'if {here} is its new name, write that as "machine" into {path}'
+        raise ConfigError(f"the stack of this project belongs to the machine {machine}; run dml stack there, or {renamed}")
     return chosen
 
 
@@ -241,7 +245,7 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
                 raise ConfigError(f"{variable} is not set; an external S3 server needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         user, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
         s3 = {"address": own_s3, "user": user, "secret": secret, "is_stacks": False}
-    write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3, "run": str(run)}))
+    write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3, "run": str(run), "machine": socket.gethostname()}))
     return ports, words, s3
 
 

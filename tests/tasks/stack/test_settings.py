@@ -17,6 +17,7 @@ from requests.utils import should_bypass_proxies
 from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.stack import settings
+from tasks.stack.lifecycle import down, status, up
 from tasks.stack.settings import load_stack, run_folder
 from tests.conftest import ROOT
 
@@ -76,6 +77,22 @@ def test_the_settings_of_another_user_are_not_called_damaged(project: Project, m
     monkeypatch.setattr(Path, "read_bytes", refuses)
     with pytest.raises(ConfigError, match=r"chosen\.json: cannot be read; only the user who started the stack can use it"):
         load_stack(project)
+
+
+def test_another_machine_with_the_same_folder_neither_starts_nor_deletes_the_stack(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over NFS: a second PostgreSQL would write the files of the first."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "first")
+    chosen = load_stack(project).folder / "chosen.json"
+    before = chosen.read_bytes()
+    monkeypatch.setattr(socket, "gethostname", lambda: "second")
+    for command in (lambda: up(project, print), lambda: down(project), lambda: status(project)):
+        with pytest.raises(ConfigError, match="belongs to the machine first; run dml stack there, or if second is its new name"):
+            command()
+    assert chosen.read_bytes() == before
+    chosen.write_text(json.dumps({key: value for key, value in json.loads(before).items() if key != "machine"}))
+    assert load_stack(project).ports == json.loads(before)["ports"], "an earlier version's file is read"
 
 
 def test_a_stack_with_other_servers_than_today_s_is_taken_down_first(project: Project) -> None:
