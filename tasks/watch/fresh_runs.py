@@ -6,6 +6,7 @@ store is a prefix in it, because machines of a cluster share no folder.
 """
 
 import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 from dml_core.config import merge, read_yaml
+from dml_core.errors import StoreError
 from tasks.environment import Project
 from tasks.locks import FileLock, alone
 from tasks.plans.results import load_result
@@ -37,6 +39,7 @@ COPIED = ("params.yaml", "dvc.yaml", "dvc.lock")
 DROPPED = ("PREFECT_", "MLFLOW_", "DML_STATE", "DML_STORE")  # prefixes of variables that name the project's own places
 PR_SET_PDEATHSIG = 1
 END_SECONDS = 30.0  # for a supervisor to end its processes
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -181,13 +184,17 @@ def _store_address(project: Project, root: Path) -> str:
 
 
 def _remove_ended(root: Path, address: str) -> None:
-    """Remove a copy and its store, unless a verification uses it."""
+    """Remove a copy and its store, unless a verification uses it; the next one removes what cannot be removed from a bucket now."""
     lock = FileLock(root / LOCK)
     if not lock.acquire(wait=False):
         return
     lock.release()
     store = Store(address, root / "state" / "cache")
     if store.is_remote:
-        for key in ("train", "embed", "evaluate", "data"):
-            store.clear(key)
+        try:
+            for key in ("train", "embed", "evaluate", "data"):
+                store.clear(key)
+        except StoreError as error:  # the verdicts are more important
+            logger.warning("%s; the next verification removes the files of %s", error, root)
+            return
     shutil.rmtree(root, ignore_errors=True)

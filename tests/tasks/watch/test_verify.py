@@ -26,7 +26,7 @@ from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import accepting, evidence, verdicts, verifying
+from tasks.watch import accepting, evidence, fresh_runs, verdicts, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
@@ -46,6 +46,27 @@ def test_a_run_that_nothing_changed_is_identical_and_all_it_wrote_is_removed(acc
     assert [line.split()[0] for line in row.changed] == ["commit"]
     assert open_alarms(accepted.state) == []
     assert [path for path in (accepted.state / "verify").iterdir() if path.is_dir()] == []
+
+
+def test_a_bucket_that_fails_while_it_is_cleaned_up_costs_no_verdict(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreachable:
+        is_remote = True
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def clear(self, key: str) -> None:
+            raise StoreError(f"{key}: 503")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh_runs, "Store", Unreachable)
+        assert verified(accepted).verdict is Verdict.IDENTICAL
+    (left,) = (path for path in (accepted.state / "verify").iterdir() if path.is_dir())
+    assert f"train: 503; the next verification removes the files of {left}" in caplog.text
+    verified(accepted)
+    assert not left.exists()
 
 
 def test_the_reference_names_who_why_and_the_commit_and_every_seed(accepted: Project) -> None:
