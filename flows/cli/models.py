@@ -20,7 +20,9 @@ from tasks.wording import counted
 
 models_app = new_group("models", cls=FirstByDefault)
 
-RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its network.")]
+RUN = Annotated[
+    str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, the identity of its network, or models:/name/version.")
+]
 
 
 @models_app.command("list", epilog=examples("dml models synthetic --all", "dml models project/finetuned"))

@@ -114,7 +114,8 @@ def find_run(project: Project, text: str) -> TrainedRun:
 def network_of(project: Project, identity: str) -> Path:
     """Return the folder of the network with this identity, or of the epoch that a training's run scores.
 
-    A network that is no longer a run's, because its images or settings have changed, is in `state/models` or fetched from MLflow.
+    A network that is no longer a run's, because its images or settings have changed, is in `state/models` or fetched from MLflow. One that
+    MLflow no longer has under its identity, as that of a former champion whose run was superseded, may be there by another name.
 
     Raises:
         ConfigError: no run here has it.
@@ -131,9 +132,21 @@ def network_of(project: Project, identity: str) -> Path:
         from tasks.tracking.registered import Registry
 
         fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
+    fetched = fetched or _fetched_by_address(project.state / "models", identity)
     if fetched is None:
         raise ConfigError(f"{identity}: no trained run has this identity; `dml models` lists all of them")
     return fetched
+
+
+def _fetched_by_address(cache: Path, identity: str) -> Path | None:
+    """Return the folder of a network with this identity that was fetched as `models:/...`, the last one; None if there is none."""
+    from tasks.tracking.versions import FETCHED
+
+    for folder in sorted(cache.glob(f"{FETCHED}*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        description = intact_description(folder)
+        if description is not None and description.identity == identity:
+            return folder
+    return None
 
 
 def package(project: Project, run: TrainedRun) -> Path:

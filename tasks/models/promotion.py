@@ -36,7 +36,7 @@ from tasks.runs.identity import NETWORK_IDENTITY
 from tasks.runs.specs import FROZEN, load_params
 from tasks.tracking.registered import BEST, LoggedNetwork, Registry
 from tasks.tracking.tags import Tag
-from tasks.tracking.versions import Version, registered_name
+from tasks.tracking.versions import REGISTRY_PREFIX, Version, registered_name
 from tasks.wording import significant
 
 CHAMPION = "champion"
@@ -74,7 +74,8 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
 
     Args:
         project: project of the run, which must be published in MLflow.
-        text: the run, as `tasks.models.lookup.find_run` takes it, or the identity of its training or network.
+        text: the run, as `tasks.models.lookup.find_run` takes it, the identity of its training or network, or a version's address
+            `models:/name/version`, as of a former champion.
         forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:
@@ -197,7 +198,9 @@ def _compared(
 
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
-    if NETWORK_IDENTITY.fullmatch(text):
+    if text.startswith(REGISTRY_PREFIX):
+        network = registry.of_address(text)
+    elif NETWORK_IDENTITY.fullmatch(text):
         network = registry.logged(Tag.TRAINED, text)
     else:
         run = find_run(project, text)

@@ -34,7 +34,7 @@ from tasks.runs.best import RULE
 from tasks.runs.specs import FROZEN
 from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 from tasks.tracking.tags import Tag
-from tasks.tracking.versions import LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
+from tasks.tracking.versions import FETCHED, LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 BEST = "best"
@@ -101,7 +101,7 @@ class Registry:
             TrackingError: MLflow cannot be queried, or has no network of this project there.
         """
         with one_line_errors(self.uri):
-            return self._fetch(self._model_id(address), cache)
+            return self._fetch(self._model_and_run(address)[0], cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
         """Return the folder, in `cache`, of a network from any comparison or table; None if MLflow has no run of it (`_of_network`)."""
@@ -109,7 +109,7 @@ class Registry:
             model_id = next(filter(None, (find_model(self._client, run) for run in self._of_network(identity))), None)
             return self._fetch(model_id, cache) if model_id is not None else None
 
-    def _model_id(self, address: str) -> str:
+    def _model_and_run(self, address: str) -> tuple[str, str | None]:
         name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
         try:
             if at:
@@ -118,15 +118,15 @@ class Registry:
                 name, _, number = name.partition("/")
                 version = self._client.get_model_version(name, number)
             else:
-                return str(self._client.get_logged_model(name).model_id)
+                return name, self._client.get_logged_model(name).source_run_id
         except MlflowException as error:
             if error.error_code not in _UNKNOWN:
                 raise
             raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists all") from None
-        return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))
+        return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX)), version.run_id
 
     def _fetch(self, model_id: str, cache: Path) -> Path:
-        folder = cache / f"mlflow-{model_id}"
+        folder = cache / f"{FETCHED}{model_id}"
         with alone(cache / ".lock"):
             if intact_description(folder) is None:
                 model = self._client.get_logged_model(model_id)
@@ -177,9 +177,14 @@ class Registry:
 
     def of_version(self, version: Version) -> LoggedNetwork | None:
         """Return the run behind a version; None if it is gone."""
+        return self.of_address(f"{REGISTRY_PREFIX}{version.name}/{version.number}")
+
+    def of_address(self, address: str) -> LoggedNetwork | None:
+        """Return the run behind an address as in `fetch`, also a superseded one; None if it is gone."""
         with one_line_errors(self.uri):
-            run = _if_exists(self._client.get_run, version.run_id) if version.run_id else None  # `mlflow gc` removes runs
-            return self._logged(run, version.model_id) if run is not None else None
+            model_id, run_id = self._model_and_run(address)
+            run = _if_exists(self._client.get_run, run_id) if run_id else None  # `mlflow gc` removes runs
+            return self._logged(run, model_id) if run is not None else None
 
     def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
         """Download a run's embeddings of its test images into a folder."""

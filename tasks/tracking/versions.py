@@ -10,6 +10,7 @@ from tasks.tracking.queries import available_way, query_database, query_server
 from tasks.tracking.tags import Tag
 
 REGISTRY_PREFIX = "models:/"
+FETCHED = "mlflow-"  # prefix of the folders of fetched networks, before the model's id
 MODEL_PREFIX = "dml-"  # of this project's registered models
 LOCK_SUFFIX = ".promotion"  # of the registered models that are locks (`Registry.promoting`)
 DATABASE_VERSIONS = """

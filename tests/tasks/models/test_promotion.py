@@ -40,7 +40,7 @@ from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
 from tasks.tracking.registered import Registry
 from tasks.tracking.tags import Tag
-from tasks.tracking.tracker import Tracker
+from tasks.tracking.tracker import SUPERSEDED, Tracker
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import make_run
 
@@ -256,6 +256,28 @@ def test_the_identity_of_a_training_is_its_last_epoch_s_network(project: Project
         promote(fresh, f"{trained}-oracle", alias="other")
     promote(fresh, f"{trained}-oracle", alias="other", forced_because="a trial")
     assert load_model(resolve_model(f"models:/{NAME}@other", fresh)).identity == f"{trained}-oracle"
+
+
+def test_a_replaced_champion_is_still_found_for_its_index_and_promoted_again(fresh: Project, tmp_path: Path) -> None:
+    """Its run was superseded: its settings or images have changed."""
+    first = promote(fresh, "own/good/0").version
+    fetched = resolve_model(f"models:/{NAME}@champion", fresh)
+    identity = load_model(fetched).identity
+    promote(fresh, "own/good/1", forced_because="newer images")
+    client = MlflowClient(fresh.tracking_uri)
+    client.set_tag(first.run_id, Tag.PUBLISHED, SUPERSEDED)
+    client.delete_run(first.run_id)
+    (tmp_path / "changed").mkdir()
+    (tmp_path / "changed" / "params.yaml").write_text(fresh.params_file.read_text())  # its dataset is not prepared
+    changed = Project(tmp_path / "changed", fresh.state, fresh.store, fresh.tracking_uri)
+    assert resolve_model(identity, changed) == fetched
+    with pytest.raises(ConfigError, match="no trained run has this identity"):
+        resolve_model(identity[::-1], changed)
+    again = promote(changed, f"models:/{NAME}/{first.number}", forced_because="rolled back")
+    assert (again.version.number, again.reason) == (first.number, "forced, without comparison: rolled back")
+    assert Registry(fresh.tracking_uri).holder(NAME, "champion") == again.version
+    with pytest.raises(ConfigError, match="not in MLflow's registry"):
+        promote(changed, f"models:/{NAME}/99")
 
 
 def test_a_run_is_registered_under_the_name_of_its_own_dataset(fresh: Project, tmp_path: Path) -> None:
