@@ -1,5 +1,6 @@
 """The HTTP interface of the service: its paths, requests and responses; `pages` has what a browser shows."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Self, TypeVar
@@ -216,13 +217,15 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
         if content_type == "application/json":
             wanted = await run_in_threadpool(kind.model_validate_json, await request.body())
         elif content_type == "multipart/form-data":
-            wanted = kind.model_validate(await _read_form(request), strict=False)  # the fields of a form are text
+            await request.body()
+            fields = await run_in_threadpool(asyncio.run, _read_form(request))  # in memory, it waits for nothing
+            wanted = kind.model_validate(fields, strict=False)  # the fields of a form are text
         else:
             raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
     except ValidationError as error:
         raise _as_refusal(error.errors(include_url=False, include_input=False)) from None
     for number, data in enumerate(wanted.images, 1):
-        limits.check_image(data, f"image {number}")
+        await run_in_threadpool(limits.check_image, data, f"image {number}")
     return wanted
 
 

@@ -11,6 +11,9 @@ from dml_core.errors import printable
 
 IMAGE_BYTES = 20_000_000  # of one encoded image
 PIXELS = 50_000_000  # of one image, read from its header before anything is decoded
+HEADER_READS = (
+    50_000  # calls of Pillow to find an image's size: some for every segment of a JPEG and every chunk of a PNG before its pixels
+)
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
 IMAGES = 64  # per request
 NEIGHBOURS = 1000  # the largest k
@@ -35,6 +38,23 @@ def refusal(error: HTTPException) -> JSONResponse:
     return JSONResponse({"error": line}, error.status_code, {**(error.headers or {}), **headers})
 
 
+class _FewReads(io.BytesIO):
+    """An image that Pillow gives up after `HEADER_READS` pieces: it would read any number of segments one by one, for seconds."""
+
+    num_left = HEADER_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes.
+
+        Raises:
+            ValueError: there were `HEADER_READS` calls before.
+        """
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise ValueError("too many segments")
+        return super().read(size)
+
+
 def check_image(data: bytes, name: str) -> None:
     """Refuse an encoded image by its size and header, before it is decoded; the error begins with its name.
 
@@ -48,7 +68,7 @@ def check_image(data: bytes, name: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings on its own, larger limit and on unusual but valid files
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with Image.open(_FewReads(data), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
         raise HTTPException(413, f"{name}: too many pixels; the limit is {PIXELS}") from None

@@ -76,6 +76,23 @@ def test_an_image_is_refused_by_its_header(data: bytes, status: int, says: str) 
     assert "\n" not in refused.value.detail
 
 
+def many_parts(kind: str) -> bytes:
+    """Return an image of a kind, with a million parts without content before its pixels."""
+    data = picture(kind)
+    at, part = (33, b"\0\0\0\0prVt" + struct.pack(">I", zlib.crc32(b"prVt"))) if kind == "PNG" else (2, b"\xff\xfe\0\2")
+    return data[:at] + 1_000_000 * part + data[at:]
+
+
+FILLED = b"\xff\xd8" + 1_000_000 * b"\xff" + picture("JPEG")[2:]
+
+
+@pytest.mark.parametrize("data", [many_parts("JPEG"), many_parts("PNG"), FILLED], ids=["JPEG", "PNG", "fill bytes"])
+def test_a_header_of_a_million_parts_is_not_read(data: bytes) -> None:
+    """Pillow reads one after another, for seconds."""
+    with pytest.raises(HTTPException, match="not an image, or damaged"):
+        limits.check_image(data, "image 1")
+
+
 @dataclass(frozen=True)
 class Bad:
     """A request, and the status of its refusal."""

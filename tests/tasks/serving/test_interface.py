@@ -1,19 +1,25 @@
 """The HTTP interface in process, without a server: `data:` URLs, neighbours of items, the OpenAPI description and its page."""
 
+import asyncio
 import base64
 import io
 import re
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartParser
 from starlette.testclient import TestClient
 
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
+from tasks.serving import limits
 from tasks.serving.application import make_app
 from tasks.serving.guard import Guard
 from tasks.serving.pages import interface_page
@@ -60,6 +66,35 @@ def test_a_large_file_of_a_form_needs_no_disk(client: Callable[..., TestClient],
     assert len(file.getvalue()) > 1_000_000
     monkeypatch.setattr(tempfile, "TemporaryFile", None)  # the disk is full
     assert client().post("/v1/embed", files={"image": ("a.png", file.getvalue())}).status_code == 200
+
+
+@pytest.mark.parametrize("slow", ["the image", "the form"])
+def test_others_are_answered_while_a_request_is_checked(made: Made, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    answered = threading.Event()
+    check, parse = limits.check_image, MultiPartParser.parse
+
+    def check_slowly(data: bytes, name: str) -> None:
+        assert slow != "the image" or answered.wait(20)
+        check(data, name)
+
+    async def parse_slowly(parser: MultiPartParser) -> FormData:
+        assert slow != "the form" or answered.wait(20)
+        return await parse(parser)
+
+    monkeypatch.setattr(limits, "check_image", check_slowly)
+    monkeypatch.setattr(MultiPartParser, "parse", parse_slowly)
+    model = made.load()
+    app = make_app(describe_service(model, None), Replicas(Replica(model, None, 1, 32)), has_token=False)
+
+    async def ask() -> tuple[int, int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as browser:
+            request = asyncio.create_task(browser.post("/v1/embed", files={"image": made.files[0].read_bytes()}))
+            await asyncio.sleep(0.5)
+            health = await browser.get("/v1/health")
+            answered.set()
+            return health.status_code, (await request).status_code
+
+    assert asyncio.run(ask()) == (200, 200)
 
 
 def test_a_request_for_too_many_hits_is_refused(client: Callable[..., TestClient], made: Made) -> None:
