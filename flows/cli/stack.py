@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from tasks.environment import find_project, set_environment
 from tasks.gc import delete as delete_steps
 from tasks.gc import find_unused
 from tasks.stack import lifecycle
+from tasks.stack.settings import Stack
 from tasks.wording import counted
 
 stack_app = new_group("stack", no_args_is_help=True)
@@ -82,8 +84,21 @@ def up(
     ] = None,
 ) -> None:
     """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
+    _start(lambda report: lifecycle.up(find_project(), report, s3))
+
+
+@stack_app.command(epilog=examples("dml stack restart"))
+def restart() -> None:
+    """Stop all servers and start them with the present code and settings, as after an upgrade.
+
+    Keeps databases and records. Needs your own S3 server: the stack's has its objects in memory.
+    """
+    _start(lambda report: lifecycle.restart(find_project(), report))
+
+
+def _start(start: Callable[[Callable[[str], None]], Stack]) -> None:
     begun = time.monotonic()
-    stack = lifecycle.up(find_project(), lambda line: print(line, flush=True), s3)
+    stack = start(lambda line: print(line, flush=True))
     print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
         print(f"{what}: {stack.file.clients[name].removesuffix('/api')}")

@@ -1,7 +1,8 @@
 """Synchronise a Prefect server's automations with a file: `python -m tasks.stack.automations infra/automations.yaml`.
 
 Prefect's own command adds another automation of the same name on each call; this one replaces it. An action `call-webhook` names the
-environment variable with the webhook's address; while that is unset, the automation is left out. The login is that of Prefect's clients
+environment variable with the webhook's address; if that is unset, the address that the server has stays, and without one the automation is
+left out. The login is that of Prefect's clients
 (`PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`).
 """
 
@@ -33,22 +34,23 @@ def replace_automations(url: str, path: Path) -> None:
         for old in response.json():
             session.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
         webhooks = [action for action in automation["actions"] if action["type"] == "call-webhook"]
-        if any(not os.environ.get(action["webhook"]) for action in webhooks):
-            continue
         for action in webhooks:
-            action["block_document_id"] = _webhook_block(session, url, os.environ[action.pop("webhook")])
+            action["block_document_id"] = _webhook_block(session, url, os.environ.get(action.pop("webhook")))
+        if any(action["block_document_id"] is None for action in webhooks):
+            continue
         response = session.post(f"{url}/automations/", json=automation, timeout=SECONDS)
         if not response.ok:
             raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
 
 
-def _webhook_block(session: requests.Session, url: str, address: str) -> str:
-    """Return the id of the server's block with a webhook's address, created or updated."""
+def _webhook_block(session: requests.Session, url: str, address: str | None) -> str | None:
+    """Return the id of the server's block with a webhook's address, created or updated if an address is given; None if there is none."""
     existing = session.get(f"{url}/block_types/slug/webhook/block_documents/name/{WEBHOOK_BLOCK}", timeout=SECONDS)
-    if existing.ok:
+    if existing.ok and address:
         block = f"{url}/block_documents/{existing.json()['id']}"
         session.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
-        return str(existing.json()["id"])
+    if existing.ok or not address:
+        return str(existing.json()["id"]) if existing.ok else None
     block_type = session.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
     block_type.raise_for_status()
     of_type = {"block_schemas": {"block_type_id": {"any_": [block_type.json()["id"]]}}}

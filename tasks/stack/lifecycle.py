@@ -1,6 +1,7 @@
 """Start, check and stop the local stack. supervisor starts, watches and ends the processes; this module defines their order and setup.
 
-`up` is idempotent: services that run and answer stay untouched. `down` leaves no process and no port, and keeps only the logs.
+`up` is idempotent: services that run and answer stay untouched. `restart` keeps their data. `down` leaves no process and no port, and keeps
+only the logs.
 """
 
 import contextlib
@@ -15,17 +16,20 @@ import time
 import xmlrpc.client
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import requests
 
+from dml_core.config import read_yaml
 from dml_core.errors import ConfigError, DmlError
+from dml_core.files import json_sha256
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, stack_text
 from tasks.locks import alone
-from tasks.stack.settings import CHOSEN, DATA, MARK, PASSED, RECORDS, S3, Stack, load_stack, run_folder, write_private
+from tasks.stack.settings import CHOSEN, DATA, MARK, PASSED, RECORDS, S3, Service, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
 UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten times as long as an idle one
@@ -80,6 +84,28 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
     return stack
 
 
+def restart(project: Project, report: Callable[[str], None]) -> Stack:
+    """End all processes of a stack with the user's own S3 server and start them with today's code and settings; databases and records stay.
+
+    Raises:
+        ConfigError: no stack of this project was started, or it has the stack's S3 server; or as `up`.
+        StackError: a process does not end; or as `up`.
+    """
+    with alone(project.state / ".stack.lock"):
+        stack = _started(project)
+        if S3 in stack.file.services:
+            raise ConfigError("a restart would lose the objects of the stack's S3 server, which are in memory; dml stack down, then up")
+        _end(stack.folder, stack.run)
+    return up(project, report)
+
+
+def _started(project: Project) -> Stack:
+    """Return the stack that was started and not stopped since."""
+    if not (project.state / "stack" / CHOSEN).is_file():
+        raise ConfigError("no stack of this project is up; start it: dml stack up")
+    return load_stack(project)
+
+
 def status(project: Project) -> list[Status]:
     """Return the state of each service, without starting any.
 
@@ -87,9 +113,7 @@ def status(project: Project) -> list[Status]:
         ConfigError: no stack of this project was started, or it was stopped.
         StackError: its supervisor was killed, and has left services that nothing restarts.
     """
-    if not (project.state / "stack" / CHOSEN).is_file():
-        raise ConfigError("no stack of this project is up; start it: dml stack up")
-    stack = load_stack(project)
+    stack = _started(project)
     supervisor = _connect(stack.run)
     if supervisor is None and (left := processes_of(stack.folder, stack.run)):
         lost = ", which loses the objects of its S3 server" if S3 in stack.file.services else ""
@@ -115,17 +139,22 @@ def down(project: Project) -> int:
     folder, run = project.state / "stack", run_folder(project.state)
     with alone(project.state / ".stack.lock"):
         (project.state / STACK_ENV).unlink(missing_ok=True)
-        supervisor = _connect(run)
-        if supervisor is not None:
-            process = psutil.Process(supervisor.getPID())
-            supervisor.shutdown()
-            psutil.wait_procs([process], DOWN_SECONDS)
-        num_killed = _kill_left(folder, run)
+        num_killed = _end(folder, run)
         for name in (CHOSEN, "supervisor.conf"):
             (folder / name).unlink(missing_ok=True)
         for place in (folder / RECORDS, folder / DATA, run):
             shutil.rmtree(place, ignore_errors=True)
     return num_killed
+
+
+def _end(folder: Path, run: Path) -> int:
+    """End all processes of the stack, and return the number of those that had to be killed."""
+    supervisor = _connect(run)
+    if supervisor is not None:
+        process = psutil.Process(supervisor.getPID())
+        supervisor.shutdown()
+        psutil.wait_procs([process], DOWN_SECONDS)
+    return _kill_left(folder, run)
 
 
 def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
@@ -276,7 +305,7 @@ def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
 
 
 def _set_up(stack: Stack, name: str) -> None:
-    """Set up a service that answers: the bucket of the S3 server; a service's own commands once for its databases and `PASSED`.
+    """Set up a service that answers: the bucket of the S3 server; its own commands, again after a change of `_setup_mark` or `PASSED`.
 
     Settings that are not given leave what earlier ones have set up, as a later `up` from another shell may lack them.
 
@@ -287,8 +316,9 @@ def _set_up(stack: Stack, name: str) -> None:
         _make_bucket(stack)
     service, done = stack.file.services[name], stack.data / f"{name}.set-up"  # lost with the databases that it is about
     given = "".join(f"{variable}={stack.environment[variable]}\n" for variable in PASSED if stack.environment.get(variable))
-    mark = hashlib.sha256(given.encode()).hexdigest() if given else ""
-    if done.exists() and mark in done.read_text():
+    mark_before, _, given_before = (done.read_text() if done.exists() else "").partition(" ")
+    marks = _setup_mark(stack, service), hashlib.sha256(given.encode()).hexdigest() if given else given_before
+    if marks == (mark_before, given_before):
         return
     for command in service.setup:
         try:
@@ -305,7 +335,19 @@ def _set_up(stack: Stack, name: str) -> None:
         except subprocess.SubprocessError as error:
             what = "failed" if isinstance(error, subprocess.CalledProcessError) else f"took longer than {SETUP_SECONDS} s"
             raise StackError(f"{name}: '{command}' {what}; see {stack.log(name)}, then rerun dml stack up") from None
-    done.write_text(mark)
+    done.write_text(" ".join(marks))
+
+
+def _setup_mark(stack: Stack, service: Service) -> str:
+    """Return a hash of what a service's setup commands read: the files that they name, the flows, and the names that their forms list."""
+    named = [stack.root / word for command in service.setup for word in shlex.split(command)[1:]]
+    flows = [path for path in sorted((stack.root / "flows").rglob("*")) if path.suffix in (".py", ".yaml")]
+    files = {str(path): path.read_text() for path in (*named, *flows) if path.is_file()}
+    names: list[list[str]] = []
+    with contextlib.suppress(ConfigError, KeyError, TypeError):  # as in the forms, which list none then
+        params = read_yaml(stack.root / "params.yaml")
+        names = [[*part] for part in (params["datasets"], params["comparison"]["datasets"], params["comparison"]["variants"])]
+    return json_sha256([service.setup, version("prefect"), files, names])
 
 
 def _make_bucket(stack: Stack) -> None:

@@ -192,6 +192,7 @@ ELSEWHERE = {
     "tune": "tests/e2e/test_tune.py: two at once are one search",
     "stack up": "tests/e2e/test_stack.py: a second up changes nothing; one lock is held by up and down",
     "stack down": "tests/e2e/test_stack.py",
+    "stack restart": "down without deleting, then up; one lock is held by each",
     "serve": "writes logs alone",
     "ui": "is MLflow's server",
     "verify": "tests/e2e/test_verify.py: two at once",

@@ -44,6 +44,7 @@ ARGUMENTS = {
     "serve": ["index"],
     "stack down": [],
     "stack logs": ["mlflow"],
+    "stack restart": [],
     "stack status": [],
     "stack up": [],
     "sync": [],

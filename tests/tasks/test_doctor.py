@@ -223,6 +223,38 @@ def test_automations_are_loaded_with_the_login_and_after_the_database_was_locked
     assert refused == []
 
 
+def test_automations_that_are_loaded_without_a_webhook_keep_the_server_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by an upgrade from another shell."""
+    sent: dict[str, dict[str, object]] = {}
+
+    class Prefect(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/api/automations/":
+                sent[body["name"]] = body["actions"][0]
+            self.answer(b"[]")
+
+        def do_GET(self) -> None:
+            assert self.path == "/api/block_types/slug/webhook/block_documents/name/dml-webhook"
+            self.answer(b'{"id": "of an earlier up"}')
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.delenv("DML_WEBHOOK", raising=False)
+    with HTTPServer(("127.0.0.1", 0), Prefect) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        replace_automations(f"http://127.0.0.1:{server.server_port}/api", ROOT / "infra/automations.yaml")
+        server.shutdown()
+    assert sent["report-alarms"]["block_document_id"] == "of an earlier up"
+    assert len(sent) == 5
+
+
 @pytest.mark.parametrize(
     ("code", "workers", "status", "result"),
     [

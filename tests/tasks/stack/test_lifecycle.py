@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 from dml_core.errors import ConfigError
 from tasks.environment import Project, stack_environment
 from tasks.stack import lifecycle
-from tasks.stack.lifecycle import StackError, Status, down, processes_of, status, up
+from tasks.stack.lifecycle import StackError, Status, down, processes_of, restart, status, up
 from tasks.stack.settings import load_stack, run_folder
 from tests.conftest import ROOT
 
@@ -165,6 +165,61 @@ def test_a_webhook_that_is_given_later_is_set_up_and_stays(project: Project, mon
         up(project, print)
         counts.append(states(project)["web"].log.read_text().count("set up"))
     assert counts == [1, 2, 2, 2, 3]
+
+
+def test_what_the_setup_reads_is_set_up_again_after_a_change(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade; the webhook of an earlier shell stays."""
+    file, params, flow = project.root / "infra/deployed.yaml", project.root / "params.yaml", project.root / "flows/reproduce.py"
+    web = STACK["services"]["web"] | {"setup": ["{python} -c 'print(\"set up\")' infra/deployed.yaml"]}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": STACK["services"] | {"web": web}}))
+    flow.parent.mkdir()
+    flow.touch()
+    monkeypatch.setenv("DML_WEBHOOK", "https://a.example")
+
+    def upgrade(version: str) -> None:
+        monkeypatch.setattr(lifecycle, "version", lambda package: version)
+
+    steps: dict[str, Callable[[], object]] = {
+        "first": lambda: file.write_text("deployments"),
+        "deployments": lambda: file.write_text("other deployments"),
+        "parameters of flows": lambda: flow.write_text("other"),
+        "a dataset of the forms": lambda: params.write_text("{datasets: {birds: {}}, comparison: {datasets: {}, variants: {}}}"),
+        "Prefect": lambda: upgrade("99"),
+        "nothing": lambda: monkeypatch.delenv("DML_WEBHOOK"),
+    }
+    counts = []
+    for change in steps.values():
+        change()
+        up(project, print)
+        counts.append(states(project)["web"].log.read_text().count("set up"))
+    assert counts == [1, 2, 3, 4, 5, 5], [*steps]
+
+
+def test_a_restart_runs_new_commands_and_keeps_the_data(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no stack of this project is up"):
+        restart(project, print)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret of theirs")
+    stack, before = up(project, print, "http://s3.example.invalid:9000"), states(project)["web"]
+    (stack.data / "database").touch()
+    web = STACK["services"]["web"] | {"command": f"{SERVER} --directory infra {{ports[web]}}"}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": STACK["services"] | {"web": web}}))
+    lines: list[str] = []
+    assert restart(project, lines.append).file.clients == stack.file.clients
+    after = states(project)["web"]
+    assert lines == [f"web: up at {after.address}"]
+    assert (after.state, after.address) == ("up", before.address)
+    assert after.pid is not None
+    assert "infra" in psutil.Process(after.pid).cmdline()
+    assert (stack.data / "database").exists()
+
+
+def test_a_restart_that_would_lose_objects_is_refused(project: Project) -> None:
+    up(project, print)
+    before = states(project)
+    with pytest.raises(ConfigError, match="would lose the objects of the stack's S3 server"):
+        restart(project, print)
+    assert states(project) == before
 
 
 @pytest.mark.parametrize(("command", "message"), [("{python} -c 1", "web ended .*web/log"), ("/nowhere", "web cannot be started .NO_FILE")])
