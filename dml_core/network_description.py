@@ -32,11 +32,13 @@ class GraphFile(Config):
         format: runtime of the graph.
         name: file name, in the description's folder.
         precision: precision of weights and arithmetic.
+        weights_sha256: hash of the weights from which it was made; None in exports of before 30 November 2026.
     """
 
     format: Literal["onnx", "torch-export"]
     name: str = Field(pattern=r"^\w[\w.-]*$")
     precision: Precision
+    weights_sha256: str | None = None
 
 
 class NetworkDescription(Config):

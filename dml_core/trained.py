@@ -64,14 +64,14 @@ class TrainedModel:
         num_dimensions: embedding dimension D.
         metric: metric with which the run compares embeddings.
         title: display name.
-        weights_sha256: SHA-256 of the file with the weights; None for an exported graph.
+        weights_sha256: SHA-256 of the file with the weights, for an export of those that it was made from; None if that is not known.
     """
 
     def __init__(self, description: NetworkDescription, identity: str, forward: Forward) -> None:
         self.description = description
         self.identity = identity
         self.num_dimensions, self.metric, self.title = description.embedding_dim, description.metric, description.title
-        self.weights_sha256 = description.file_sha256 if description.graph is None else None
+        self.weights_sha256 = description.file_sha256 if description.graph is None else description.graph.weights_sha256
         self._forward = forward
 
     def embed(

@@ -76,7 +76,12 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         raise ConfigError(
             f"{text}: no run of the standing comparison with test images on this machine, so an export's effect cannot be measured"
         )
-    graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
+    graph = GraphFile(
+        format=graph_format,  # type: ignore[arg-type]
+        name=FILES[graph_format],
+        precision=precision,  # type: ignore[arg-type]
+        weights_sha256=own.weights_sha256,
+    )
     out = out.absolute()
 
     def write(folder: Path) -> None:

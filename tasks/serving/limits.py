@@ -11,9 +11,7 @@ from dml_core.errors import printable
 
 IMAGE_BYTES = 20_000_000  # of one encoded image
 PIXELS = 50_000_000  # of one image, read from its header before anything is decoded
-HEADER_READS = (
-    50_000  # calls of Pillow to find an image's size: some for every segment of a JPEG and every chunk of a PNG before its pixels
-)
+HEADER_READS = 50_000  # of Pillow for an image's size: some for each segment of a JPEG and each chunk of a PNG
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
 IMAGES = 64  # per request
 NEIGHBOURS = 1000  # the largest k

@@ -31,7 +31,7 @@ class RayReplica(Replica):
     """A replica in a process of Ray, which opens network and index itself, from their folders.
 
     Args:
-        versions: identity of the network, hash of its weights and version of the index that the service was started with.
+        versions: identity of the network, hash of its file and version of the index that the service was started with.
 
     Raises:
         ConfigError: a folder has another network or version now; its answers would not fit those of the other replicas.
@@ -40,7 +40,7 @@ class RayReplica(Replica):
     def __init__(self, model: str, index: str | None, versions: tuple[str | None, ...], num_threads: int, max_batch: int) -> None:
         _listen_on_the_node_s_address()
         network, opened = load_model(model), Index.open(Path(index)) if index is not None else None
-        found = (network.identity, network.weights_sha256, opened and opened.info.version)
+        found = (network.identity, network.description.file_sha256, opened and opened.info.version)
         if found != versions:
             raise ConfigError(f"{model if found[:2] != versions[:2] else index}: changed since the service started; start it again")
         super().__init__(network, opened, num_threads, max_batch)
@@ -110,7 +110,7 @@ def start_replicas(
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )
         index_folder, version = (str(index.folder.absolute()), index.info.version) if index is not None else (None, None)
-        versions = (model.identity, model.weights_sha256, version)
+        versions = (model.identity, model.description.file_sha256, version)
         application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch)
         serve.start(proxy_location="Disabled")
         return RayReplicas(serve.run(application, name=name, route_prefix=None))

@@ -115,6 +115,18 @@ def test_an_index_and_its_queries_are_of_one_precision(
                     add_items(index.folder, added, queries.identity)
 
 
+def test_an_export_is_refused_where_its_network_was_trained_again(project: Project, exported: Exported, tmp_path: Path) -> None:
+    image = PackedDataset(project.packed("own"), "test").raw_bytes(0)
+    own = load_model(resolve_model("own/good/1", project), "cpu")
+    for precision in ("fp32", "int8"):
+        model = load_model(exported("onnx", precision)[1])
+        assert model.weights_sha256 == own.weights_sha256
+        batch = Batch(model.embed(image), [Item("0.jpg", None, None)])
+        index = build_index(tmp_path / precision, [batch], model.identity, weights_sha256="0" * 64)
+        with pytest.raises(ConfigError, match="it was trained again since"):
+            open_index_model(index, str(exported("onnx", precision)[1]))
+
+
 def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="expected onnx or torch-export, and fp32, fp16 or int8"):
         export(project, "own/good", "tflite", "fp32", tmp_path / "out")

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.index.writing import remove_items
+from dml_core.network_description import GraphFile
+from dml_core.trained import TrainedModel
 from tasks.serving import ray_replicas
 from tasks.serving.ray_replicas import NUM_ATTEMPTS, RayReplica, RayReplicas
 from tasks.serving.replicas import ServiceError
@@ -54,6 +56,16 @@ def test_a_replica_does_not_start_on_what_was_replaced_since(made: Made, tmp_pat
     for identity, of_training in (("f" * 32, weights), (IDENTITY, "0" * 64)):  # trained again, a network has other weights
         with pytest.raises(ConfigError, match=r"model: changed since the service started; start it again"):
             RayReplica(str(made.model), None, (identity, of_training, None), 1, 32)
+
+
+def test_a_replica_does_not_start_on_another_export_of_its_network(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = GraphFile(format="onnx", name="network.onnx", precision="int8")
+    description = made.load().description.model_copy(update={"graph": graph, "file_sha256": "1" * 64})
+    monkeypatch.setattr(
+        ray_replicas, "load_model", lambda folder: TrainedModel(description, IDENTITY, lambda views: np.zeros((len(views), 4)))
+    )
+    with pytest.raises(ConfigError, match="export: changed since the service started; start it again"):
+        RayReplica("export", None, (IDENTITY, "0" * 64, None), 1, 32)
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, NUM_ATTEMPTS - 1])
