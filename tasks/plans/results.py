@@ -131,8 +131,8 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
 def import_result(project: Project, path: Path) -> str:
     """Add the runs that another project exported to this project's result of their table; return their number, in words.
 
-    Runs measured here are kept. So are runs imported earlier, if they have the present data and settings and those in their places have
-    not. Which of the runs means and comparisons use is decided by `tasks.runs.comparable.select`.
+    A run with the present data and settings replaces one that has others. Otherwise runs measured here are kept, and those imported earlier
+    are replaced, unless only they have the present data and settings. `tasks.runs.comparable.select` decides which runs means use.
 
     Raises:
         ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
@@ -154,27 +154,36 @@ def import_result(project: Project, path: Path) -> str:
     with alone(_lock(project)):
         result = _read_or_rebuild(project, exported.name)
         here = {run.place for run in result.runs if not run.is_imported}
-        new = [run.model_copy(update={"is_imported": True}) for run in exported.runs if run.place not in here]
-        added = _not_outdated(project, params, table, result, new)
-        result = result.updated(added, (), result.made or exported.made)
+        added = _replacing(project, params, table, result, exported.runs)
+        result = result.updated([run.model_copy(update={"is_imported": True}) for run in added], (), result.made or exported.made)
         imported = tuple(run for run in result.runs if run.is_imported)
         write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported))
         save_result(project, result)
-    kept = f"; {counted(len(exported.runs) - len(new), 'run')} measured here kept" if len(new) < len(exported.runs) else ""
-    if num_outdated := len(new) - len(added):
-        kept += f"; {counted(num_outdated, 'run')} with former data or settings skipped, imported ones with the present kept"
-    return f"{exported.name}: {counted(len(added), 'run')} imported{kept}; show them with: dml tables show {exported.name}"
+    num_replaced = sum(run.place in here for run in added)
+    num_kept = sum(run.place in here for run in exported.runs) - num_replaced
+    num_skipped = len(exported.runs) - len(added) - num_kept
+    says = [f"{exported.name}: {counted(len(added), 'run')} imported"]
+    says += [f"{counted(num_replaced, 'outdated run')} measured here replaced"] * bool(num_replaced)
+    says += [f"{counted(num_kept, 'run')} measured here kept"] * bool(num_kept)
+    says += [f"{counted(num_skipped, 'run')} with former data or settings skipped, imported ones with the present kept"] * bool(num_skipped)
+    return "; ".join([*says, f"show them with: dml tables show {exported.name}"])
 
 
-def _not_outdated(project: Project, params: Params, table: TableFile, result: TableResult, new: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """Return the new runs without those whose place has a run with the present data and settings while they have others."""
+def _replacing(project: Project, params: Params, table: TableFile, result: TableResult, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Return those of another project's runs that take their place in a result, as `import_result` describes."""
     in_place = {run.place: run for run in result.runs}
     digests = table_today(project, params, result.name, table, result).digests
 
     def is_present(run: MeasuredRun) -> bool:
         return has_present_settings(params, result.name, table, run, digests.get(run.dataset, run.digest))
 
-    return [run for run in new if run.place not in in_place or is_present(run) or not is_present(in_place[run.place])]
+    def replaces(run: MeasuredRun) -> bool:
+        other = in_place.get(run.place)
+        if other is None:
+            return True
+        return is_present(run) >= is_present(other) if other.is_imported else is_present(run) > is_present(other)
+
+    return [run for run in runs if replaces(run)]
 
 
 @dataclass(frozen=True)

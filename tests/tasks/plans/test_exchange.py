@@ -86,6 +86,23 @@ def test_means_are_over_the_seeds_of_both_projects_and_runs_measured_here_are_ke
     assert values(project) == expected, "importing twice changes nothing"
 
 
+@pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
+def test_outdated_runs_measured_here_are_replaced_by_those_with_the_present_settings_and_images(
+    project: Project, theirs: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    own = changed(project, 0, 0.1, changes)
+    add_runs(project, TABLE, [own], (), "ours")
+    others = (changed(project, 0, 0.9, changes),)
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=others))
+    assert ": 0 runs imported; 1 run measured here kept; " in import_result(project, tmp_path / "given.json")
+    imported = import_result(project, theirs)
+    assert imported == f"{TABLE}: 3 runs imported; 1 outdated run measured here replaced; show them with: dml tables show {TABLE}"
+    assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
+    assert shown(project).left_out == ()
+    add_runs(project, TABLE, [own], (), "ours")  # as the next flow with the former settings or images does, which reuses its steps
+    assert next(run for run in load_result(project, TABLE).runs if run.seed == 0).scores == own.scores
+
+
 def test_a_run_measured_here_later_replaces_the_imported_one(project: Project, theirs: Path) -> None:
     import_result(project, theirs)
     add_runs(project, TABLE, [measured(project, 1, 0.9)], (), "ours")
