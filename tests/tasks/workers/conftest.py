@@ -21,7 +21,7 @@ from tasks.workers.jobs import Job
 from tests.conftest import small_training
 
 OPTIONS = {"num_classes": 8, "images_per_class": 320, "image_size": 24, "num_modes": 2}
-EPOCHS, STEPS = 3, 320  # 1,280 training images in batches of 4: over a second per epoch, so that its middle can be detected
+EPOCHS, STEPS = 2, 320  # 1,280 training images in batches of 4: over a second per epoch, so that the middle of the second can be detected
 TRAINING = parse(
     TrainingConfig,
     merge(
