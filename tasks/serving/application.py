@@ -127,9 +127,9 @@ def make_app(served: Health, replicas: Replicas, has_token: bool) -> FastAPI:
 
     @app.get("/v1/health")
     async def health() -> Health:
-        """Check that a replica answers."""
+        """Check that a replica answers and can compute."""
         if not await replicas.check():
-            raise HTTPException(503, "no replica answers")
+            raise HTTPException(503, "no replica answers, or its computations fail; see the service's log")
         return served
 
     @app.post("/v1/embed", openapi_extra=_body_schema(EmbedRequest), dependencies=token)

@@ -20,11 +20,10 @@ from dml_core.trained import TrainedModel, load_model
 from tasks.environment import answers, num_cores, shown
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer, Replica
-from tasks.serving.replicas import Replicas, ServiceError
+from tasks.serving.replicas import CHECK_SECONDS, Replicas, ServiceError
 
 NUM_ATTEMPTS = 5
 AGAIN_SECONDS = 0.2
-CHECK_SECONDS = 5.0
 
 
 class RayReplica(Replica):
@@ -45,16 +44,17 @@ class RayReplica(Replica):
             raise ConfigError(f"{model if found[:2] != versions[:2] else index}: changed since the service started; start it again")
         super().__init__(network, opened, num_threads, max_batch)
 
-    async def check(self) -> bool:
-        """Return True, as a sign of life."""
-        return True
+    async def check_health(self) -> None:
+        """Raise an error if the replica cannot compute: Serve, which calls this by its name, then replaces it."""
+        if not await self.check():
+            raise RuntimeError("computations fail")
 
 
 class RayReplicas(Replicas):
     """Replicas that are called through Serve's handle. A request whose replica dies is sent to another, as requests change nothing."""
 
     async def check(self) -> bool:
-        """Return whether a replica answers."""
+        """Return whether a replica answers and can compute."""
         try:
             return bool(await asyncio.wait_for(self._replica.check.remote(), CHECK_SECONDS))
         except (TimeoutError, RayActorError, BackPressureError, DeploymentUnavailableError):

@@ -9,10 +9,11 @@ Shapes: N images, D embedding dimensions, k neighbours.
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from torch import Tensor
 from dml_core.errors import DataError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,16 @@ class Replica:
         self._max_batch = max_batch
         self._waiting: list[tuple[_Query, asyncio.Future[_Result]]] = []
         self._working: asyncio.Task[None] | None = None
-        self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
+        self._has_failed = False  # the last computation
+        self._trial = [_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)]
+        self._compute(self._trial)  # warm-up
+
+    async def check(self) -> bool:
+        """Return whether the replica can compute: after one that failed, as on a GPU with an error that stays, another one is tried."""
+        if self._has_failed:
+            with suppress(Exception):
+                await self._computed(self._compute, self._trial)
+        return not self._has_failed
 
     async def answer(self, images: Sequence[bytes], k: int, with_thumbnails: bool) -> Answer:
         """Embed a request's encoded images, which are checked against the limits, or with k > 0 find each one's k nearest neighbours."""
@@ -113,8 +125,7 @@ class Replica:
         """Find the k neighbours (fewer in a smaller index) of the index's item at a position, without the item, by its stored vector."""
         assert self._index is not None
         vectors_1D = self._index.vectors_ND[position : position + 1]
-        loop = asyncio.get_running_loop()
-        scores_1K, positions_1K = await loop.run_in_executor(self._computer, self._index.search, vectors_1D, k + 1)
+        scores_1K, positions_1K = await self._computed(self._index.search, vectors_1D, k + 1)
         scores_K, positions_K = scores_1K[0], positions_1K[0]
         others = np.flatnonzero(positions_K != position)[:k]
         return Answer(hits=(self._hits(scores_K[others], positions_K[others], with_thumbnails),))
@@ -130,11 +141,10 @@ class Replica:
 
     async def _work(self) -> None:
         """Compute batches until no image waits."""
-        loop = asyncio.get_running_loop()
         while waiting := [entry for entry in self._waiting if not entry[1].done()]:  # without those of abandoned requests
             batch, self._waiting = waiting[: self._max_batch], waiting[self._max_batch :]
             try:
-                results = await loop.run_in_executor(self._computer, self._compute, [query for query, _ in batch])
+                results = await self._computed(self._compute, [query for query, _ in batch])
             except Exception as error:  # noqa: BLE001 - the waiting requests get the error; the next batch has other images
                 for _, future in batch:
                     if not future.done():
@@ -144,6 +154,16 @@ class Replica:
                 if not future.done():
                     future.set_result(result)
         self._waiting, self._working = [], None
+
+    async def _computed(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Return what a function of network or index gives in the thread of computations, one at a time."""
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._computer, function, *arguments)
+        except Exception:
+            self._has_failed = True
+            raise
+        self._has_failed = False
+        return result
 
     def _compute(self, queries: list[_Query]) -> list[_Result]:
         """Embed a whole batch at once, and search for those images that want neighbours."""

@@ -9,6 +9,8 @@ from dml_core.errors import DmlError
 from tasks.serving import limits, metrics
 from tasks.serving.replica import Answer
 
+CHECK_SECONDS = 5.0
+
 
 class ServiceError(DmlError):
     """The service cannot be started."""
@@ -43,8 +45,11 @@ class Replicas:
         return await self._in_time("neighbours", position, k, with_thumbnails)
 
     async def check(self) -> bool:
-        """Return whether a replica answers; one in this process lives as long as the server."""
-        return True
+        """Return whether a replica answers and can compute."""
+        try:
+            return bool(await asyncio.wait_for(self._replica.check(), CHECK_SECONDS))
+        except TimeoutError:
+            return False
 
     async def _call(self, method: str, *arguments: Any) -> Answer:
         """Call a method of one of the replicas.

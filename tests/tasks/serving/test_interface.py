@@ -23,6 +23,7 @@ from tasks.serving import limits
 from tasks.serving.application import make_app
 from tasks.serving.guard import Guard
 from tasks.serving.pages import interface_page
+from tasks.serving.ray_replicas import RayReplica
 from tasks.serving.replica import Replica
 from tasks.serving.replicas import Replicas
 from tasks.serving.service import describe_service
@@ -95,6 +96,32 @@ def test_others_are_answered_while_a_request_is_checked(made: Made, monkeypatch:
             return health.status_code, (await request).status_code
 
     assert asyncio.run(ask()) == (200, 200)
+
+
+@pytest.mark.parametrize("path", ["/v1/embed", "/v1/neighbours"])
+def test_a_service_that_cannot_compute_is_not_healthy_until_it_can(made: Made, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    model, index = made.load(), Index.open(made.index)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    replica = RayReplica(str(made.model), str(made.index), (model.identity, model.weights_sha256, index.info.version), 1, 32)
+    app = TestClient(make_app(describe_service(model, index), Replicas(replica), has_token=False), raise_server_exceptions=False)
+
+    def ask() -> int:
+        if path == "/v1/neighbours":
+            return app.get(path, params={"position": 0}).status_code
+        return app.post(path, files={"image": made.files[0].read_bytes()}).status_code
+
+    assert (ask(), app.get("/v1/health").status_code) == (200, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(replica._model, "try_views", broken)
+        patch.setattr(replica._index, "search", broken)
+        assert [ask(), app.get("/v1/health").status_code, app.get("/v1/health").status_code] == [500, 503, 503]
+        with pytest.raises(RuntimeError, match="computations fail"):
+            asyncio.run(replica.check_health())
+    assert (app.get("/v1/health").status_code, ask()) == (200, 200)
+    asyncio.run(replica.check_health())
 
 
 def test_a_request_for_too_many_hits_is_refused(client: Callable[..., TestClient], made: Made) -> None:
