@@ -149,7 +149,7 @@ _ADDRESSES = ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RAY_ADDRES
 
 def _alarms(project: Project) -> Finding:
     """Report alarms that last, and a night without a verification if there was one before."""
-    where, last = str(project.state / ALARMS_FILE), last_verification(project.state)
+    where, last = str(project.state / ALARMS_FILE), last_verification(project)
     try:
         lasting = open_alarms(project.state)
     except StoreError as error:
@@ -158,7 +158,7 @@ def _alarms(project: Project) -> Finding:
     if lasting:
         return Finding("verification", where, "note", f"{counted(len(lasting), 'alarm')}; the first: {lasting[0].text}", lasting[0].remedy)
     if last is None:
-        return Finding("verification", where, "ok", "no verification yet")
+        return Finding("verification", where, "ok", "no verification of accepted results yet")
     if datetime.now(UTC) - last > NIGHT:
         hours = (datetime.now(UTC) - last).total_seconds() / 3600
         return Finding("verification", where, "note", f"the last one began {hours:.0f} hours ago", "look at the schedule, or: dml verify")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime
 
+from tasks.environment import Project
 from tasks.runs.records import Record
 from tasks.sealed import DamagedError, read_sealed
 
@@ -55,10 +56,11 @@ def open_alarms(state: Path) -> list[Alarm]:
     return sorted((alarm for alarm in read_alarms(state).values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
 
 
-def last_verification(state: Path) -> datetime | None:
-    """Return when the newest verification began, by the names of their files; None if there was none.
+def last_verification(project: Project) -> datetime | None:
+    """Return when the newest verification of accepted results began, by the names of their files; None if there was none.
 
     Those of the future are omitted, which began while the clock was wrong: they would hide missed nights until then.
     """
-    stamps = [path.name.partition("-")[0] for path in (state / "verifications").glob("[0-9]*T[0-9]*Z-*.json")]
+    names = [path.name.split("-", 1) for path in (project.state / "verifications").glob("[0-9]*T[0-9]*Z-*.json")]
+    stamps = [stamp for stamp, name in names if (project.root / "results" / "accepted" / name).is_file()]
     return max((time for time in map(datetime.fromisoformat, stamps) if time <= datetime.now(UTC)), default=None)

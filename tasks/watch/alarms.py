@@ -5,7 +5,7 @@ the same event, and Prefect's server acts once on an id. `infra/automations.yaml
 
 | event | resource | when |
 |---|---|---|
-| `dml.verified` | `dml.verification.<name>` | a verification has ended; a night without one is found by its absence |
+| `dml.verified` | `dml.verification.<name>` | an accepted name was verified; a night without one is found by its absence |
 | `dml.alarm` | `dml.alarm.<cause>` | a cause is new |
 | `dml.recovered` | `dml.alarm.<cause>` | it is over |
 """
@@ -51,14 +51,17 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
     Raises:
         NewerFormatError, StoreError: the file of alarms cannot be read or written, or a reference is damaged.
     """
-    accepted = {(name, one.row) for name, reference in read_references(project).items() for one in reference.evidence}
+    references = read_references(project)
+    accepted = {(name, one.row) for name, reference in references.items() for one in reference.evidence}
     path = project.state / ALARMS_FILE
     with alone(path.with_name(f".{ALARMS_FILE}.lock")):
         before = read_or_set_aside(path, ALARMS) or {}
         alarms = _updated(before, verifications, accepted)
         write_sealed(path, alarms)
         server = prefect_server()
-        if server and _send(server, [*map(_verified, verifications), *map(_event, (alarm for alarm in alarms.values() if alarm.event))]):
+        events = [_verified(verification) for verification in verifications if verification.name in references]
+        events += [_event(alarm) for alarm in alarms.values() if alarm.event]
+        if server and (not events or _send(server, events)):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}
         alarms = {cause: alarm for cause, alarm in alarms.items() if alarm.ended is None or (alarm.event is not None and server)}
         write_sealed(path, alarms)
@@ -144,7 +147,9 @@ def _event(alarm: Alarm) -> dict[str, Any]:
 
 def _verified(verification: Verification) -> dict[str, Any]:
     identity = _event_id(verification.name, verification.started_at, "verified")
-    return _as_event(identity, "dml.verified", f"dml.verification.{verification.name}", {"commit": verification.commit})
+    return _as_event(
+        identity, "dml.verified", f"dml.verification.{verification.name}", {"name": verification.name, "commit": verification.commit}
+    )
 
 
 def _as_event(identity: str, event: str, resource: str, payload: dict[str, str]) -> dict[str, Any]:

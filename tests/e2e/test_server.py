@@ -245,5 +245,6 @@ def test_the_webhook_gets_one_alarm_one_recovery_and_one_message_of_a_missed_nig
         wait_for_posts(3)
         time.sleep(3)  # for a message that must not come
     assert [entry["event"] for entry in posted] == ["dml.alarm", "dml.recovered", "dml.missed"]
+    assert posted[2]["text"] == "no verification of synthetic for 26 hours"
     assert "recall@1 0.30 is below its band" in posted[0]["text"]
     assert "dml accept synthetic" in posted[0]["remedy"]

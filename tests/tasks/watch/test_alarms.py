@@ -165,6 +165,18 @@ def test_a_server_with_a_password_takes_the_events(
     assert [[event["event"] for event in events] for events in posted] == [["dml.verified", "dml.alarm"]]
 
 
+def test_a_name_that_is_not_accepted_is_not_missed(
+    project: Project, received: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, posted = received
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:password")
+    notify(project, night(0, a=SAME), night(0, b=Verdict.NEW).model_copy(update={"name": "other"}))
+    notify(project, night(1, b=Verdict.NEW).model_copy(update={"name": "other"}))
+    ((event,),) = posted
+    assert (event["event"], event["payload"]["name"]) == ("dml.verified", "synthetic")
+
+
 def test_one_seed_that_drifts_keeps_the_alarm(project: Project) -> None:
     notify(project, night(0, a=DRIFT))
     rows = night(1, a=SAME).rows
@@ -248,8 +260,11 @@ def test_doctor_reports_alarms_and_a_night_that_did_not_happen(project: Project)
         found = doctor._alarms(project)
         return found.status, found.result
 
-    assert finding() == ("ok", "no verification yet")
-    now = datetime.now(UTC)
+    now, none_yet = datetime.now(UTC), ("ok", "no verification of accepted results yet")
+    assert finding() == none_yet
+    other = night(0, a=SAME).model_copy(update={"name": "not-accepted", "started_at": now - timedelta(hours=40)})
+    write_verification(project.state, other)
+    assert finding() == none_yet, "nobody promised to verify it again"
     for hours in (30, 54, -9000):  # the last one while the clock was wrong
         write_verification(project.state, night(0, a=SAME).model_copy(update={"started_at": now - timedelta(hours=hours)}))
     assert finding() == ("note", "the last one began 30 hours ago")
