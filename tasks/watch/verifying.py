@@ -79,7 +79,8 @@ def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt 
     the request has no names then. The project's environment must be set; `say` receives progress, a line at a time.
 
     Raises:
-        ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget.
+        ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget and no other verdict
+            raises an alarm.
     """
     return _Verifier(project, request, say, receipt).run()
 
@@ -176,10 +177,13 @@ class _Verifier:
         return Verified(verifications, self.references, folder)
 
     def _keeps_files(self) -> bool:
-        return self.request.keep or any(row.is_bad for rows in self.verdicts.values() for row in rows)
+        return self.request.keep or self._is_bad()
+
+    def _is_bad(self) -> bool:
+        return any(row.is_bad for rows in self.verdicts.values() for row in rows)
 
     def _plan(self) -> Night:
-        """Choose the runs, at least one of any rows."""
+        """Choose the runs, at least one of any rows unless a verdict is bad already."""
         past = [one for one in read_verifications(self.project.state) if one.started_at <= self.started_at]  # a clock may have been wrong
         turns = turns_of(self.accepted, past)
         if self.request.seeds:
@@ -188,8 +192,11 @@ class _Verifier:
         budget, correction = None if minutes is None else 60 * minutes, correction_of(past, self.num_parallel)
         night = plan_night(turns, self.request.share, budget, self.num_parallel, correction)
         if turns and not night.turns:
-            raise ConfigError(f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes")
-        if turns:
+            problem = f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes"
+            if not self._is_bad():  # whose alarms are raised all the same
+                raise ConfigError(problem)
+            self.say(problem)
+        elif turns:
             num_seeds = 1 if self.request.seeds else max(len(seeds) for rows in self.accepted.values() for seeds in rows.values())
             self.say(night.line(num_seeds))
         return night

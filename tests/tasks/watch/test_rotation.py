@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
+from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.runs.specs import load_params
+from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.evidence import settings_hash
 from tasks.watch.records import RowVerdict, Verdict, Verification
@@ -89,6 +91,22 @@ def test_a_row_that_the_budget_never_fits_is_named_and_keeps_its_turn_for_a_long
     assert first_sentence(verification, None) == "own: reproduced: 1 identical; longer than the budget: own/long."
     turns = turns_of({"own": {row: {0: ACCEPTED} for row in ("own/good", "own/long")}}, [verification])
     assert [turn.row for turn in turns] == ["own/long", "own/good"]
+
+
+def test_a_row_that_vanished_raises_its_alarm_although_no_other_fits_the_budget(
+    accepted: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = VerifyRequest(("own",), budget_minutes=0.01)
+    with pytest.raises(ConfigError, match=r"--budget 0\.01m: no row fits; the shortest needs about 2 minutes"):
+        verify(accepted, short, say)
+    reference = read_reference(accepted, "own")
+    assert reference is not None
+    write_reference(accepted, reference.model_copy(update={"evidence": (*reference.evidence, evidence("own/gone"))}))
+    (verification,) = verify(accepted, short, say).verifications
+    assert [(row.row, row.verdict) for row in verification.rows] == [("own/gone", Verdict.VANISHED)]
+    assert verification.too_long == ("own/good",)
+    assert "--budget 0.01m: no row fits" in capsys.readouterr().out
+    assert [alarm.row for alarm in open_alarms(accepted.state)] == ["own/gone"]
 
 
 def test_a_run_that_is_longer_than_the_budget_is_named(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
