@@ -36,7 +36,11 @@ VERIFICATIONS = "verifications"  # in the state folder
 
 def reference_path(project: Project, name: str) -> Path:
     """Return the file of a reference."""
-    return project.root / ACCEPTED / f"{name.replace('/', '~')}.json"
+    return project.root / ACCEPTED / _file_name(name)
+
+
+def _file_name(name: str) -> str:
+    return f"{name.replace('/', '~')}.json"
 
 
 def read_reference(project: Project, name: str) -> Reference | None:
@@ -117,7 +121,7 @@ def write_verification(state: Path, verification: Verification) -> Path:
         StoreError: it cannot be written.
     """
     time = f"{verification.started_at:%Y%m%dT%H%M%S.%fZ}"
-    path = state / VERIFICATIONS / f"{time}-{verification.name.replace('/', '~')}.json"
+    path = state / VERIFICATIONS / f"{time}-{_file_name(verification.name)}"
     write_sealed(path, verification)
     return path
 
@@ -128,9 +132,9 @@ def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verificat
     Raises:
         NewerFormatError: a newer version of the program wrote one.
     """
-    wanted = set(names)
-    read = (read_or_set_aside(path, Verification) for path in sorted((state / VERIFICATIONS).glob("*.json")))
-    verifications = [one for one in read if one is not None and (not wanted or one.name in wanted)]
+    wanted = {_file_name(name) for name in names}
+    paths = [path for path in sorted((state / VERIFICATIONS).glob("*.json")) if not wanted or path.name.partition("-")[2] in wanted]
+    verifications = [one for path in paths if (one := read_or_set_aside(path, Verification)) is not None]
     return sorted(verifications, key=lambda verification: verification.started_at)
 
 

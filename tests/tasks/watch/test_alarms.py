@@ -18,7 +18,7 @@ from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.storage import write_reference, write_verification
+from tasks.watch.storage import read_verifications, write_reference, write_verification
 from tests.tasks.watch.conftest import reference
 from tests.webhook import webhook_receiver
 
@@ -163,6 +163,19 @@ def test_a_server_with_a_password_takes_the_events(
     notify(project, night(1, a=DRIFT))
     assert [alarm.event is None for alarm in read_alarms(project.state).values()] == [True]
     assert [[event["event"] for event in events] for events in posted] == [["dml.verified", "dml.alarm"]]
+
+
+def test_only_verifications_of_the_wanted_names_are_read(project: Project) -> None:
+    """Years of nights are many files."""
+    table = night(1, a=SAME).model_copy(update={"name": "softtriple/table1"})
+    for one in (night(0, a=SAME), table):
+        write_verification(project.state, one)
+    (unreadable,) = (project.state / "verifications").glob("*-synthetic.json")
+    unreadable.write_text("{")
+    assert read_verifications(project.state, ["softtriple/table1"]) == [table]
+    assert unreadable.exists(), "it was not read, and therefore not set aside"
+    assert read_verifications(project.state) == [table]
+    assert not unreadable.exists()
 
 
 def test_a_name_that_is_not_accepted_is_not_missed(
