@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -53,18 +54,17 @@ def build(
     check_folder(output)
     _, trained = open_model(model)
     say(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions")
-    bad: list[str] | None = [] if skip_bad else None
-    identity, weights, batches = _batches(source, partial(check_names, output), lambda: trained, images, thumbnail, bad)
-    if identity != trained.identity:
-        raise ConfigError(
-            f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
-        )
-    if None not in (weights, trained.weights_sha256) and weights != trained.weights_sha256:
-        raise ConfigError(
-            f"{source}: embeddings of model {identity} with other weights: it was trained again since; embed the images again"
-        )
-    index = build_index(output, batches, identity, trained.metric, approximate, model, force, weights)
-    _tell_bad(bad)
+    with _told_bad(skip_bad) as bad:
+        identity, weights, batches = _batches(source, partial(check_names, output), lambda: trained, images, thumbnail, bad)
+        if identity != trained.identity:
+            raise ConfigError(
+                f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
+            )
+        if None not in (weights, trained.weights_sha256) and weights != trained.weights_sha256:
+            raise ConfigError(
+                f"{source}: embeddings of model {identity} with other weights: it was trained again since; embed the images again"
+            )
+        index = build_index(output, batches, identity, trained.metric, approximate, model, force, weights)
     _print_index(index)
 
 
@@ -79,11 +79,10 @@ def add(
 ) -> None:
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
-    bad: list[str] | None = [] if skip_bad else None
     check = partial(check_names, folder, present=frozenset(index.names()))
-    identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
-    changed = add_items(folder, batches, identity, weights)
-    _tell_bad(bad)
+    with _told_bad(skip_bad) as bad:
+        identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
+        changed = add_items(folder, batches, identity, weights)
     _print_index(changed)
 
 
@@ -166,9 +165,15 @@ def _batches(
     return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)
 
 
-def _tell_bad(bad: list[str] | None) -> None:
-    for line in bad or []:
-        say(f"skipped: {line}")
+@contextmanager
+def _told_bad(skip_bad: bool) -> Iterator[list[str] | None]:
+    """Give a list for skipped images, which is printed at the end, also of a body that fails as all were; None if none is to be skipped."""
+    bad: list[str] = []
+    try:
+        yield bad if skip_bad else None
+    finally:
+        for line in bad:
+            say(f"skipped: {line}")
 
 
 def open_index_model(index: Index, named: str | None, device: str | None = None) -> "tuple[Path, TrainedModel]":

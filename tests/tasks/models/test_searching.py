@@ -104,6 +104,19 @@ def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedMode
     assert [line.partition(":")[0] for line in bad] == ["bad.jpg", "gone.jpg"]
 
 
+def test_the_reasons_are_printed_also_where_all_images_are_damaged(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    (tmp_path / "images").mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / "images" / name).write_bytes(b"\xff\xd8 cut off")
+    arguments = ["index", "own/good/0", str(tmp_path / "images"), "-o", str(tmp_path / "index"), "--skip-bad"]
+    failed = CliRunner().invoke(app, arguments)
+    assert isinstance(failed.exception, ConfigError)
+    assert re.findall(r"^skipped: (\w\.jpg): ", failed.stderr, re.MULTILINE) == ["a.jpg", "b.jpg"]
+
+
 # ---------------------------------------------------------------- embeddings
 
 
