@@ -144,6 +144,7 @@ def check_place(folder: Path, replace: bool) -> None:
     if (folder / INFO_FILE).exists() and not replace:
         raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
     strange = {path.name for path in folder.iterdir()} - {INFO_FILE, LOCK_FILE, *(path.name for path in _index_files(folder))}
+    strange = {name for name in strange if not name.startswith(".nfs")}  # NFS keeps deleted files that a process has open
     if strange:
         raise ConfigError(f"{folder}: not empty ({min(strange)}); name a separate folder for the index")
 
@@ -158,9 +159,9 @@ def changing(folder: Path) -> Iterator[str]:
         StoreError: the folder cannot be written.
         OSError: as the caller's batches raised it (`from_caller`).
     """
-    version = uuid4().hex[:12]
+    version, if_taken = uuid4().hex[:12], f"{folder}: another process changes this index; this one waits for it"
     try:
-        with write_errors(f"{folder}: the index", "free or change the place"), alone(folder / LOCK_FILE):
+        with write_errors(f"{folder}: the index", "free or change the place"), alone(folder / LOCK_FILE, if_taken):
             try:
                 yield version
             except BaseException:

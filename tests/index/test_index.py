@@ -247,6 +247,8 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has an index already"):
         built(tmp_path / "index", rows(30))
     assert build_index(tmp_path / "index", batches(rows(30)), MODEL, replace=True).num_items == 30
+    (tmp_path / "index" / ".nfs00000000012345670000001a").touch()  # on NFS, a former version's file that a service has open
+    assert build_index(tmp_path / "index", batches(rows(20)), MODEL, replace=True).num_items == 20
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"not empty \(thesis.tex\)"):
@@ -429,6 +431,32 @@ def test_two_that_add_at_once_both_have_added(tmp_path: Path) -> None:
         time.sleep(0.001)
     assert Index.open(folder).num_items == 450
     assert set(sizes) <= {300, 350, 400, 450}
+
+
+def test_a_change_that_waits_for_another_one_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "index"
+    built(folder, rows(30))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Batch]:
+        begun.set()
+        go_on.wait(60)
+        yield from batches(rows(5, seed=1), first=1000)
+
+    adding = threading.Thread(target=add_items, args=(folder, slow(), MODEL))
+    adding.start()
+    assert begun.wait(60)
+    assert not caplog.messages
+    removing = threading.Thread(target=remove_items, args=(folder, ["1000.png"]))  # which the other one adds
+    removing.start()
+    said = f"{folder}: another process changes this index; this one waits for it"
+    while said not in caplog.messages:
+        assert removing.is_alive()
+        time.sleep(0.01)
+    go_on.set()
+    for thread in (adding, removing):
+        thread.join()
+    assert (caplog.messages, Index.open(folder).num_items) == ([said], 34)
 
 
 def test_opening_holds_no_vectors_in_memory(tmp_path: Path) -> None:
