@@ -163,7 +163,7 @@ async def serve_http(app: ASGIApp, listener: socket.socket, report: Callable[[st
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=75,  # longer than proxies keep unused connections, often 60 s: one that closes first costs them a request
         timeout_graceful_shutdown=limits.DRAIN_SECONDS,
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
