@@ -21,7 +21,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
-from flows.outcomes import Failure, Outcome
+from flows.outcomes import Add, Failure, Outcome
 from flows.reuse.planned import PlannedStep, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
@@ -128,8 +128,10 @@ class Chain:
             return error
 
 
-def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
-    """Submit the chain of every run, of any comparison on any of the prepared datasets, and wait for all.
+def run_chains(
+    runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services, add: Add = lambda *_: None
+) -> tuple[list[Outcome], list[Failure]]:
+    """Submit the chain of every run, of any comparison on any of the prepared datasets, and wait for all (`finish`).
 
     Raises:
         ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
@@ -137,13 +139,13 @@ def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], s
     prepare_machine(runs_to_train(runs, prepared, services), services.scale, services.display.say)
     chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
-    return finish(chains, services)
+    return finish(chains, services, add)
 
 
-def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], list[Failure]]:
-    """Wait for every run, and show each as it ends; if the flow is to fail fast, a failure prevents further steps from starting.
+def finish(chains: Sequence[Chain], services: Services, add: Add = lambda *_: None) -> tuple[list[Outcome], list[Failure]]:
+    """Wait for every run, show each as it ends, and `add` those that have ended, together if others end meanwhile.
 
-    The network of smoke runs is deleted after its last use: a hundred networks would fill a disk.
+    With `fail_fast`, none starts after a failure. The network of smoke runs is deleted after its last use: a hundred would fill a disk.
     """
     outcomes: dict[int, Outcome] = {}
     failures: list[Failure] = []
@@ -151,9 +153,9 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
     ended: SimpleQueue[int] = SimpleQueue()  # the numbers of the runs, in the order in which they end
     for number, chain in enumerate(chains):
         chain.when_ended(partial(ended.put, number))
+    added = 0, 0
     for _ in chains:
-        number = ended.get()
-        chain = chains[number]
+        chain = chains[number := ended.get()]
         result = chain.wait()
         if isinstance(result, Outcome):
             outcomes[number] = result
@@ -167,8 +169,10 @@ def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], 
             services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
             if services.fail_fast:
                 services.stop()
-    reused = sum(not any(outcome.ran.values()) for outcome in outcomes.values())
-    if reused:
+        if ended.empty():
+            add([*outcomes.values()][added[0] :], failures[added[1] :])
+            added = len(outcomes), len(failures)
+    if reused := sum(not any(outcome.ran.values()) for outcome in outcomes.values()):
         services.display.say(f"{reused} of {counted(len(chains), 'run')} reused")
     return [outcomes[number] for number in sorted(outcomes)], failures
 
@@ -199,9 +203,8 @@ def prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, Da
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:
     """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
-    if (finished_records() / step.identity).is_file():
-        return True
-    return services.code == "keep" and len(finished_identities(services.project.state, step)) > 1
+    has_record = (finished_records() / step.identity).is_file()
+    return has_record or (services.code == "keep" and len(finished_identities(services.project.state, step)) > 1)
 
 
 # ---------------------------------------------------------------- the steps

@@ -1,6 +1,6 @@
 """Results of runs: their outcomes, and their failures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,9 @@ class Failure:
     def line(self) -> str:
         """The failed run as one line."""
         return f"{self.spec.title}: FAILED: {self.reason}"
+
+
+Add = Callable[[Sequence[Outcome], Sequence[Failure]], None]
 
 
 class RunsFailedError(TrainingError):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from tasks.tables.file import load_table
 from tasks.tables.present import table_today
 from tasks.tables.result import FailedRun, MeasuredRun
 from tasks.wording import counted
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,9 @@ def write_reports(
         runs: the requested runs, all of tables or all of the standing comparison.
         params: parameters of the project, with the overrides of the runs.
     """
+    _add_results(outcomes, failures, backends)
     if runs[0].table is not None:
         return _report_tables(runs, outcomes, failures, params, backends)
-    if not runs[0].overrides:
-        _add_results(STANDING, outcomes, failures, backends)
     reports = []
     for dataset in dict.fromkeys(spec.dataset for spec in runs):
         ran = [outcome for outcome in outcomes if outcome.spec.dataset == dataset]
@@ -103,8 +105,6 @@ def _report_tables(
     if runs[0].is_smoke:
         pages = {name: _with_failures(smoke_page(name, ran[name]), failed[name]) for name in names}
     else:
-        for name in names:
-            _add_results(name, ran[name], failed[name], backends)
         pages = {}
         for name, written in zip(names, write_site(backends.project, params, names), strict=True):
             pages[name] = written.markdown  # with the failures
@@ -135,16 +135,33 @@ def _with_failures(page: str, failures: Sequence[Failure]) -> str:
     return page if not failures else "\n".join([page, "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
 
 
-def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
-    """Add runs to the result of their table, from which its pages are written. Those of which no step ran keep their commits."""
+def add_ended(outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
+    """Add runs that have ended to the results of their tables while others run. An error is logged, and `write_reports` adds them again."""
+    try:
+        _add_results(outcomes, failures, backends)
+    except Exception as error:  # noqa: BLE001 - the other runs continue
+        logger.warning("results not added to their tables before the end of the flow: %s", error)
+
+
+def _add_results(outcomes: Sequence[Outcome], failures: Sequence[Failure], backends: Backends) -> None:
+    """Add runs to the results of their tables, from which pages are written. Those of which no step ran keep their commits."""
     commit = backends.tags.get("git_commit")
-    runs = [
-        MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code, outcome.costs, commit)
-        for outcome in outcomes
-    ]
-    reused = {run.place for run, outcome in zip(runs, outcomes, strict=True) if not any(outcome.ran.values())}
-    failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures]
-    add_runs(backends.project, table, runs, failed, commit, reused)
+    specs = [outcome.spec for outcome in outcomes] + [failure.spec for failure in failures]
+    for table in dict.fromkeys(map(_table_of, specs)):
+        if table is None:
+            continue
+        ran = [outcome for outcome in outcomes if _table_of(outcome.spec) == table]
+        runs = [MeasuredRun.of(one.spec, one.scores, one.digest, one.training_seconds, one.older_code, one.costs, commit) for one in ran]
+        reused = {run.place for run, outcome in zip(runs, ran, strict=True) if not any(outcome.ran.values())}
+        failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures if _table_of(failure.spec) == table]
+        add_runs(backends.project, table, runs, failed, commit, reused)
+
+
+def _table_of(spec: RunSpec) -> str | None:
+    """Return the table that a run's result is added to; none has smoke runs, and runs of the standing comparison with other settings."""
+    if spec.is_smoke or (spec.table is None and spec.overrides):
+        return None
+    return spec.table or STANDING
 
 
 def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, backends: Backends) -> int:

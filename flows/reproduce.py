@@ -18,7 +18,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from dml_core.errors import DataError
 from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
 from flows.outcomes import Failure, Outcome, RunsFailedError
-from flows.reports import Report, write_reports
+from flows.reports import Report, add_ended, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
 from flows.reuse.step_cache import forget_failure
@@ -127,8 +127,9 @@ def _compared(params: Params, runs: Sequence[RunSpec], spec: RunSpec) -> tuple[s
 def _run_prepared(
     runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], unprepared: Mapping[str, DataError], services: Services
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Run those of the runs whose dataset is prepared (`run_chains`); the others have failed."""
-    outcomes, failures = run_chains([spec for spec in runs if spec.dataset not in unprepared], prepared, services)
+    """Run those of the runs whose dataset is prepared (`run_chains`), and add each to its table as it ends; the others have failed."""
+    add = partial(add_ended, backends=services)
+    outcomes, failures = run_chains([spec for spec in runs if spec.dataset not in unprepared], prepared, services, add)
     return outcomes, [Failure.of(spec, unprepared[spec.dataset]) for spec in runs if spec.dataset in unprepared] + failures
 
 

@@ -82,6 +82,22 @@ def test_each_run_is_shown_when_it_ends_and_returned_in_its_place() -> None:
     assert not failures
 
 
+def test_runs_are_added_to_their_tables_as_they_end_and_finished_ones_all_at_once() -> None:
+    added: list[list[str]] = []
+    later: list[Callable[[], object]] = []
+    running = Submitted(RUNS[2])
+    running.when_ended = later.append  # type: ignore[method-assign]
+
+    def add(outcomes: Any, failures: Any) -> None:
+        added.append([one.spec.title for one in (*outcomes, *failures)])
+        if later:
+            later.pop()()
+
+    shown: Any = Shown()
+    finish([Submitted(RUNS[0], ran=False), running, Submitted(RUNS[1], FAILED)], shown, add)
+    assert added == [[RUNS[0].title, RUNS[1].title], [RUNS[2].title]]
+
+
 def test_fail_fast_begins_nothing_more() -> None:
     shown: Any = Shown(fail_fast=True)
     outcomes, failures = finish([Submitted(RUNS[1], FAILED), Submitted(RUNS[2], TrainingError("not run"))], shown)

@@ -258,7 +258,7 @@ def test_a_dataset_that_cannot_be_prepared_is_reported_as_its_failed_runs(
         "Services": lambda *_: NoServices(project, None),
         "requested_runs": lambda project, request, say: (PARAMS, runs),
         "_prepare_all": prepare_all,
-        "run_chains": lambda runs, prepared, services: ([outcome(spec) for spec in runs], []),
+        "run_chains": lambda runs, *_: ([outcome(spec) for spec in runs], []),
         "write_reports": lambda runs, outcomes, failures, *_: reported.extend((outcomes, failures)) or [],
         "record_reports": lambda *_: None,
     }.items():
@@ -273,6 +273,37 @@ def test_a_dataset_that_cannot_be_prepared_is_reported_as_its_failed_runs(
     outcomes, failures = reported
     assert [one.spec for one in outcomes] == runs[2:]
     assert [failure.spec for failure in failures] == runs[:2]
+
+
+def test_a_table_shows_the_runs_that_ended_before_the_flow_does(
+    project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does an error end the flow then."""
+    name = "project/glyphs"
+    runs = runs_of(name, load_table(name), Choice(("softmax",), ("glyphs-2000",), seeds=(0, 1, 2, 3)))["glyphs-2000"]
+    failure = Failure(runs[2], "no memory")
+
+    def run_chains(runs: Any, prepared: Any, services: Any, add: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(flows.reports, "add_runs", lambda *given: 1 / 0)
+            add([outcome(runs[3])], ())
+        add([outcome(spec) for spec in (*runs[:2], runs[3].model_copy(update={"is_smoke": True}))], [failure])
+        raise KeyboardInterrupt
+
+    for replaced, stand_in in {
+        "open_project": lambda: project,
+        "Services": lambda *_: NoServices(project, None),
+        "requested_runs": lambda project, request, say: (PARAMS, runs),
+        "_prepare_all": lambda *_: {},
+        "run_chains": run_chains,
+    }.items():
+        monkeypatch.setattr(flows.reproduce, replaced, stand_in)
+    with pytest.raises(KeyboardInterrupt):
+        flows.reproduce.reproduce.fn(Request(tables=(name,)))
+    assert "results not added to their tables before the end of the flow: division by zero" in caplog.text
+    result = load_result(project, name)
+    assert [run.seed for run in result.runs] == [0, 1]
+    assert [(run.seed, run.reason) for run in result.failed] == [(2, "no memory")]
 
 
 def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_other_result(
