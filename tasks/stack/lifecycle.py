@@ -80,6 +80,8 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
                 _set_up(stack, name)
             for name in fresh:
                 report(f"{name}: up at {stack.address(name)}")
+                if name == S3 and any((stack.folder / RECORDS).glob("*")):
+                    report(f"note: {S3}: its objects were in memory and are gone; finished steps run again")
         write_private(stack.environment_file, stack_text(stack.file.clients))
     return stack
 

@@ -91,6 +91,19 @@ def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_log
         status(project)
 
 
+def test_an_s3_server_that_starts_empty_beside_the_records_of_its_objects_says_so(project: Project) -> None:
+    lines: list[str] = []
+    up(project, lines.append)
+    record = load_stack(project).folder / "records/one"
+    record.parent.mkdir()
+    record.touch()
+    up(project, lines.append)
+    assert not [line for line in lines if line.startswith("note:")], "it runs and has them"
+    os.kill(int((run_folder(project.state) / "supervisor.pid").read_text()), signal.SIGKILL)  # as a machine that starts again
+    up(project, lines.append)
+    assert lines[-2] == "note: s3: its objects were in memory and are gone; finished steps run again"
+
+
 def test_a_server_whose_parent_is_killed_is_restarted(project: Project) -> None:
     """As those of MLflow and Ray: the child continues and keeps the port."""
     child = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
