@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, cast
 
 from dml_core.errors import ConfigError
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
-from dml_core.index.layout import Kind
+from dml_core.index.layout import IndexInfo, Kind
 
 EXACT_BYTES = 2**28  # size of the vectors: about 25 ms a query
 WHOLE_BYTES = 2**33
@@ -48,6 +48,18 @@ def choose(requested: str | None, num_items: int, num_dimensions: int) -> Chosen
         num_code_bytes=next(number for number in range(most, 0, -1) if num_dimensions % number == 0),
     )
     return Chosen(kind, approximation, reason)
+
+
+def outgrown(info: IndexInfo) -> list[str]:
+    """Return how an index of this number of items would be built now, where it is another way: as another kind, or with other lists."""
+    lines, now = [], choose("auto", info.num_items, info.num_dimensions)
+    if now.kind != info.kind and info.reason is None:  # otherwise the reason says so
+        lines.append(f"--approximate auto would choose {now.kind} for them: {now.reason}")
+    if info.kind in ("ivf", "pq") and info.approximation is not None:
+        same = choose(info.kind, info.num_items, info.num_dimensions).approximation
+        if same is not None and same.num_lists != info.approximation.num_lists:
+            lines.append(f"it has {info.approximation.num_lists} lists; built again with --force it would have {same.num_lists}")
+    return lines
 
 
 def _by_size(num_items: int, num_dimensions: int) -> tuple[Kind, str]:

@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from dml_core.data.readers.shared.own import is_list_name
 from dml_core.data.store.rows import Box
 from dml_core.files import read_regular
+from dml_core.index.choosing import outgrown
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.thumbnails import picture_size
@@ -98,7 +99,7 @@ def describe(index: Index) -> list[str]:
     ]
     if info.reason:
         lines.append(f"chosen by size: {info.reason}")
-    return [*lines, kind_line(index)]
+    return [*lines, *outgrown(info), kind_line(index)]
 
 
 def kind_line(index: Index) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.config import Metric
 from dml_core.index import choosing, layout, writing
-from dml_core.index.choosing import choose
+from dml_core.index.choosing import choose, outgrown
 from dml_core.index.index import Index
 from dml_core.index.items import Item, as_table
 from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, commit
@@ -357,6 +357,26 @@ def test_the_reason_for_a_kind_is_of_the_present_number_of_items(tmp_path: Path,
     assert (fewer.info.reason or "").startswith("30 items of 16 dimensions are ")
     built(tmp_path / "requested", rows(30))
     assert remove_items(tmp_path / "requested", ["0.png"]).info.reason is None
+
+
+def test_what_an_index_has_outgrown_is_reported_whoever_chose_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later index gets about the square root of its number of items as lists, and one that grew keeps those that it had."""
+    index = built(tmp_path / "ivf", rows(100), "ivf")
+    (line,) = outgrown(index.info)
+    assert line.startswith("--approximate auto would choose exact for them: 100 items of 16 dimensions are ")
+    monkeypatch.setattr(choosing, "EXACT_BYTES", 4 * 16 * 60)
+    assert outgrown(index.info) == []
+    grown = add_items(tmp_path / "ivf", batches(rows(900, seed=1), first=100), MODEL)
+    lists = built(tmp_path / "anew", rows(1000), "ivf").info.approximation
+    assert lists is not None
+    assert grown.info.approximation is not None
+    assert outgrown(grown.info) == [
+        f"it has {grown.info.approximation.num_lists} lists; built again with --force it would have {lists.num_lists}"
+    ]
+    exact = built(tmp_path / "exact", rows(50))
+    assert outgrown(exact.info) == []
+    (line,) = outgrown(add_items(tmp_path / "exact", batches(rows(50, seed=1), first=50), MODEL).info)
+    assert line.startswith("--approximate auto would choose ivf for them: 100 items of 16 dimensions are ")
 
 
 # ---------------------------------------------------------------- interruptions and concurrency

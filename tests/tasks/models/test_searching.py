@@ -245,6 +245,9 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert built.exit_code == 0, built.output
     assert f"{NUM_IMAGES} items of " in built.stdout
     assert "nothing need be missed" in built.stdout
+    assert "--approximate auto would choose" not in built.stdout
+    in_lists = dml("index", "own/good/0", images, "-o", tmp_path / "in lists", "--approximate", "ivf")
+    assert f"--approximate auto would choose exact for them: {NUM_IMAGES} items of " in in_lists.stdout
     assert isinstance(dml("index", "own/good/0", images, "-o", folder).exception, ConfigError)
     query = next(path for path in images.rglob("*.jpg") if path.name != SCRIPT and "/." not in str(path))
     found = dml("search", folder, query, "-k", 3, "--html", page, "--json")
