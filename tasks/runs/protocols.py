@@ -3,7 +3,8 @@
 A configuration is the protocol's `training`, overridden by the dataset's part, the variant's, and the variant's part for the dataset.
 """
 
-from functools import cache
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +74,26 @@ def protocol_names() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Return a paper's protocol, or the common track's, without checking the configurations that its parts give. Each file is read once.
+    """Return a paper's protocol, or the common track's, without checking the configurations that its parts give.
 
     Raises:
         ConfigError: the protocol does not exist or has an error.
     """
-    return _read(name, TABLES)
+    path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
+    return _parsed_protocol(name, path, content_of(path))
 
 
-@cache
-def _read(name: str, tables: Path) -> Protocol:
+def content_of(path: Path) -> bytes:
+    """Return a file's content, by which parsed settings are cached: it may be edited during a flow. Empty if it cannot be read."""
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+@lru_cache(maxsize=256)
+def _parsed_protocol(name: str, path: Path, content: bytes) -> Protocol:
     check_known("protocol", name, protocol_names())
-    path = tables / f"{name}.yaml" if name == COMMON else tables / name / "protocol.yaml"
-    protocol = parse(Protocol, read_yaml(path), path.relative_to(tables).as_posix())
+    protocol = parse(Protocol, read_yaml(path), path.relative_to(TABLES).as_posix())
     if protocol.prints not in protocol.epochs:
         raise ConfigError(f"{path.name}: prints: epoch '{protocol.prints}' is not among the epochs that are scored")
     if protocol.paper != name:

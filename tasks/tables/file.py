@@ -20,7 +20,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import HEADLINES
 from dml_core.search_space import Search
 from tasks.environment import find_project
-from tasks.runs.protocols import TABLES, Variant
+from tasks.runs.protocols import TABLES, Variant, content_of
 from tasks.runs.specs import Params, load_params, row_name, variants_on
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
@@ -364,7 +364,7 @@ def load_table(name: str) -> TableFile:
     if name == STANDING:
         return standing_table(load_params(find_project().params_file))
     path = TABLES / f"{name}.yaml"
-    return _parsed_table(name, path, path.read_bytes() if path.is_file() else b"")
+    return _parsed_table(name, path, content_of(path))
 
 
 @lru_cache(maxsize=256)

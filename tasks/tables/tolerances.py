@@ -1,6 +1,6 @@
 """Tolerances within which a mean equals a published value: `flows/tables/tolerances.yaml`, by metric and dataset."""
 
-from functools import cache
+from functools import lru_cache
 from math import sqrt
 from pathlib import Path
 from typing import Literal
@@ -48,9 +48,8 @@ class _ByMetric(Config):
     metrics: dict[str, dict[str, Tolerance]]
 
 
-@cache
-def _read(tables: Path) -> dict[str, dict[str, Tolerance]]:
-    path = tables / "tolerances.yaml"
+@lru_cache(maxsize=8)
+def _parsed(path: Path, content: bytes) -> dict[str, dict[str, Tolerance]]:
     return parse(_ByMetric, {"metrics": read_yaml(path)}, path.name).metrics
 
 
@@ -61,4 +60,5 @@ def metric_family(metric: str) -> str:
 
 def common_tolerance(metric: str, dataset: str) -> Tolerance | None:
     """Return the tolerance of a metric on a dataset for tables without their own; None if nothing is known."""
-    return _read(protocols.TABLES).get(metric_family(metric), {}).get(dataset)
+    path = protocols.TABLES / "tolerances.yaml"
+    return _parsed(path, protocols.content_of(path)).get(metric_family(metric), {}).get(dataset)

@@ -139,6 +139,21 @@ def test_what_is_not_there_is_named(name, dataset, variant, said):
         load_protocol(name).training_config(dataset, variant)
 
 
+def test_a_protocol_edited_meanwhile_is_read_again(tmp_path, monkeypatch):
+    """A page that is written at the end of a flow names runs of the former settings as such."""
+    text = (protocols.TABLES / "sgsl" / "protocol.yaml").read_text()
+    (tmp_path / "sgsl").mkdir()
+    path = tmp_path / "sgsl" / "protocol.yaml"
+    monkeypatch.setattr(protocols, "TABLES", tmp_path)
+    for epochs in (100, 7):
+        path.write_text(text.replace("num_epochs: 100", f"num_epochs: {epochs}", 1))
+        assert load_protocol("sgsl").training["num_epochs"] == epochs
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"protocol.yaml: not a file; write a YAML file there"):
+        load_protocol("sgsl")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

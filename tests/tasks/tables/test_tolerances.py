@@ -1,10 +1,13 @@
 """Tolerances by metric and dataset: worked examples, every cell, and printed differences that they cannot resolve."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
+from tasks.runs import protocols
 from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import TableResult
 from tasks.tables.shown import ShownTable
@@ -24,6 +27,15 @@ def test_the_three_scales_by_hand() -> None:
     for scale, expected in values.items():
         assert Tolerance(value=0.5, scale=scale, reason="r").at(60.0) == pytest.approx(expected)  # type: ignore[arg-type]
     assert Tolerance(value=0.003, scale="binomial", at_least=0.05, reason="r").at(99.0) == 0.05, "half of the last printed digit"
+
+
+def test_tolerances_edited_meanwhile_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocols, "TABLES", tmp_path)
+    for value in (0.5, 0.25):
+        (tmp_path / "tolerances.yaml").write_text(f"nmi: {{cars196: {{value: {value}, reason: r}}}}\n")
+        tolerance = common_tolerance("nmi", "cars196")
+        assert tolerance is not None
+        assert tolerance.at(60.0) == value
 
 
 def test_recall_on_cars_is_twice_the_spread_of_the_released_logs() -> None:
