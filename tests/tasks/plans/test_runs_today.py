@@ -82,7 +82,6 @@ def test_finished_steps_of_failed_runs_are_kept(project: Project, of: str) -> No
     trained = {folder for spec in specs for step, folder in steps_of(project, spec).items() if step == "train"}
     for folder in (*trained, Path(project.store) / "train" / "unused"):
         folder.mkdir(parents=True)
-    assert {step.folder.name for step in find_unused(project, -1.0)[0]} >= {"unused"}
     add_runs(project, TABLE, [], [FailedRun.of(spec.model_copy(update={"column": "cub200"}), "disk full") for spec in specs], None)
     assert [step.folder.name for step in find_unused(project, -1.0)[0]] == ["unused"]
 
