@@ -11,6 +11,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
 from flows.cli.session import open_project, say
+from tasks.environment import ray_cluster, shown
 from tasks.wording import counted, duration, significant
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def plan(
     they need, and what is missing, with what to do about it.
     """
     project = open_project()
+    if address := ray_cluster():
+        say(f"note: planned for this machine, not for the Ray cluster at {shown(address)}")
     from tasks.plans.plan import LocalState, plan_tables
     from tasks.plans.prices import read_prices
     from tasks.plans.resources import resources_of

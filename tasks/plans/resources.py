@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dml_core.data.registry import published_dataset
 from dml_core.data.store.info import read_info
-from tasks.environment import memory_bytes
+from tasks.environment import memory_bytes, ray_cluster
 from tasks.plans.known_memory import KnownMemory, Memory
 from tasks.plans.plan import LocalState, PlannedRun, TablePlan
 from tasks.plans.times import input_size, num_images
@@ -40,7 +40,7 @@ class Resources:
         disk_free: free bytes on the project's disk.
         memory: that of the run that takes most; None if no run trains or none can be computed.
         memory_of: that run, in words.
-        memory_here: bytes that it could use on this machine's device; None if unknown.
+        memory_here: bytes that it could use on this machine's device; None if unknown, as on a cluster.
         device: "cpu" or "cuda".
     """
 
@@ -177,6 +177,8 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
 
 def _memory_here(device: str, num_processes: int) -> int | None:
     """Return the bytes available to a training: a GPU's or this machine's or container's memory, divided by the processes that share it."""
+    if ray_cluster() is not None:
+        return None
     if device == "cpu":
         return memory_bytes() // max(1, num_processes)
     import torch
