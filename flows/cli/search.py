@@ -76,12 +76,14 @@ def add(
     images: Images = None,
     thumbnail: Pixels = THUMBNAIL_PIXELS,
     skip_bad: SkipBad = False,
+    new: Annotated[bool, typer.Option("--new", help="Add only images whose names the index does not have; none is no error.")] = False,
 ) -> None:
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
-    check = partial(check_names, folder, present=frozenset(index.names()))
+    present = frozenset(index.names())
+    check, omitted = partial(check_names, folder, present=present), present if new else None
     with _told_bad(skip_bad) as bad:
-        identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
+        identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad, omitted)
         changed = add_items(folder, batches, identity, weights)
     _print_index(changed)
 
@@ -146,19 +148,26 @@ def _batches(
     images: Path | None,
     pixels: int,
     bad: list[str] | None,
+    omitted: frozenset[str] | None = None,
 ) -> tuple[str, str | None, Iterator[Batch]]:
     """Return the identity of a source's model, the hash of its weights (None if unknown), and the batches.
 
-    If the source holds images, `check` is called with their names before they are embedded; `model` is called only then.
+    If the source holds images, `check` is called with their names before they are embedded; `model` is called only then. Images with names
+    in `omitted` are left out; the command ends if these are all.
     """
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 
     if is_embeddings(Path(source)):
+        if omitted is not None:
+            raise ConfigError(f"--new applies only to images, and {source} contains embeddings; remove the option")
         network, batches = batches_of_embeddings(Path(source), images, pixels)
         return network.model_identity, network.weights_sha256, batches
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
-    paths = find_images(source)
+    paths = find_images(source).without(omitted or ())
+    if not len(paths):
+        say(f"the index has all images of {source}")
+        raise typer.Exit
     check(paths.names)
     trained = model()
     say_boxes(trained, paths)

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -41,6 +41,18 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def without(self, names: Collection[str]) -> "Images":
+        """Return the images with other names."""
+        places = [place for place, name in enumerate(self.names) if name not in names]
+        return Images(
+            [self.names[place] for place in places],
+            None if self.classes is None else [self.classes[place] for place in places],
+            None if self.boxes is None else [self.boxes[place] for place in places],
+            self.root,
+            lambda place: self.read(places[place]),
+            lambda place: self.version(places[place]),
+        )
 
 
 def find_images(source: str) -> Images:

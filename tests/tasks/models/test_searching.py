@@ -104,6 +104,39 @@ def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedMode
     assert [line.partition(":")[0] for line in bad] == ["bad.jpg", "gone.jpg"]
 
 
+def test_of_a_folder_that_grows_the_new_images_are_added(
+    project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    folder, (first, second, third, fourth) = (
+        tmp_path / "grows" / "class",
+        [path for path in sorted(images.rglob("*.jpg")) if path.parent != images][:4],
+    )
+    folder.mkdir(parents=True)
+
+    def dml(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    def add(*options: str) -> Any:
+        return dml("index", "add", tmp_path / "index", folder.parent, *options)
+
+    for path, name in ((second, "2.jpg"), (fourth, "4.jpg")):
+        shutil.copy(path, folder / name)
+    assert dml("index", "own/good/0", folder.parent, "-o", tmp_path / "index").exit_code == 0
+    none = add("--new")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", f"the index has all images of {folder.parent}\n")
+    for path, name in ((first, "1.jpg"), (third, "3.jpg")):
+        shutil.copy(path, folder / name)
+    assert isinstance(add().exception, ConfigError)
+    assert add("--new").exit_code == 0
+    index = Index.open(tmp_path / "index")
+    assert [index.item(place).name for place in range(4)] == [f"class/{number}.jpg" for number in (2, 4, 1, 3)]
+    assert {index.item(place).class_name for place in range(4)} == {"class"}
+    for number in (1, 3):  # each with its own pixels
+        found = json.loads(dml("search", tmp_path / "index", folder / f"{number}.jpg", "-k", 1, "--json").stdout)["answers"][0]["found"][0]
+        assert (found["name"], found["score"]) == (f"class/{number}.jpg", pytest.approx(1, abs=1e-5))
+
+
 def test_the_reasons_are_printed_also_where_all_images_are_damaged(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
