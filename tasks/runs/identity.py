@@ -8,7 +8,8 @@ A step has a second hash, its *settings*: the same without the source files. Ste
 finds what older code made (`tasks.runs.finished`).
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
-are not followed or counted: a run depends on the file of its own entry, not on the other choices.
+are not followed or counted: a run depends on the file of its own entry, not on the other choices. An entry module in another package is an
+error, since an edit of it would go unnoticed.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from dml_core.errors import ConfigError
 from dml_core.losses.registry import loss_modules
 from dml_core.measurements.registry import measurement_module
 from dml_core.models.backbones.registry import backbone_module, unnamed_weights
@@ -136,7 +138,7 @@ def source_digest(modules: tuple[str, ...]) -> str:
     """Return a hash of the names of all source files that `modules` use, and of what each does."""
     digest = hashlib.sha256()
     for name, path in sorted(source_files(modules).items()):
-        digest.update(f"{name}\0{_read(path).normal_form}\0".encode())
+        digest.update(f"{name}\0{_read(name, path).normal_form}\0".encode())
     return digest.hexdigest()
 
 
@@ -144,7 +146,7 @@ def source_digest(modules: tuple[str, ...]) -> str:
 def source_digests(modules: tuple[str, ...]) -> dict[str, str]:
     """Return file (as `dml_core/losses/softtriple.py`) -> hash of what it does, for all source files that `modules` use."""
     files = sorted(source_files(modules).items())
-    return {_file_name(name, path): hashlib.sha256(_read(path).normal_form.encode()).hexdigest() for name, path in files}
+    return {_file_name(name, path): hashlib.sha256(_read(name, path).normal_form.encode()).hexdigest() for name, path in files}
 
 
 def _file_name(module: str, path: Path) -> str:
@@ -152,14 +154,24 @@ def _file_name(module: str, path: Path) -> str:
 
 
 @cache  # most files belong to many steps
-def _read(path: Path) -> SourceCode:
-    return read_source(path.read_text(encoding="utf-8"))
+def _read(name: str, path: Path) -> SourceCode:
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    return read_source(path.read_text(encoding="utf-8"), package)
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
-    """Return name -> file of the project's modules that `modules` import, directly or not, themselves included."""
+    """Return name -> file of the project's modules that `modules` import, directly or not, themselves included.
+
+    Raises:
+        ConfigError: one of `modules`, as of a registry's line, has no file in the project's packages.
+    """
     files: dict[str, Path] = {}
     to_visit = list(modules)
+    for name in to_visit:
+        if _module_file(name) is None:
+            raise ConfigError(
+                f"{name}: no such module in {' or '.join(PACKAGES)}; only their files are part of a run's identity: move it there"
+            )
     while to_visit:
         name = to_visit.pop()
         if name in files or name.rpartition(".")[2] == "registry":
@@ -167,7 +179,7 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
         path = _module_file(name)
         if path is not None:
             files[name] = path
-            to_visit.extend(module for module in _read(path).imports if module.partition(".")[0] in PACKAGES)
+            to_visit.extend(module for module in _read(name, path).imports if module.partition(".")[0] in PACKAGES)
     return files
 
 

@@ -1,7 +1,7 @@
 """Normal form of Python code for a step's identity: what a source file does, independent of how it is written.
 
-It omits docstrings, comments, layout, type annotations, imports from typing modules, and blocks for type checkers. An edited comment does
-not retrain anything; a changed constant, operator, default or order of statements does.
+It omits docstrings, comments, layout, type annotations without a default, imports from typing modules, and blocks for type checkers. An
+edited comment does not retrain anything; a changed constant, operator, default or order of statements does.
 """
 
 import ast
@@ -11,6 +11,7 @@ from typing import Any
 
 TYPING_MODULES = frozenset({"typing", "collections.abc", "__future__"})
 ANNOTATION_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params"})
+DEFAULTS = frozenset({"default", "default_factory"})  # in `Annotated[float, Field(default=0.35)]`
 STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)  # and what contains some
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -21,30 +22,33 @@ class SourceCode:
 
     Attributes:
         normal_form: text that two sources share if and only if they do the same by their syntax.
-        imports: every module named by an executed import statement; `from a import b` counts as both `a` and `a.b`.
+        imports: every module named by an executed import statement, by its full name; `from a import b` counts as both `a` and `a.b`.
     """
 
     normal_form: str
     imports: tuple[str, ...]
 
 
-def read_source(source: str) -> SourceCode:
-    """Parse Python code.
+def read_source(source: str, package: str = "") -> SourceCode:
+    """Parse Python code of a module in `package`, from which its relative imports start.
 
     Raises:
         SyntaxError: the source is not Python.
     """
     tree = ast.parse(source)
-    return SourceCode(repr(_form(tree)), tuple(_imports(tree)))
+    return SourceCode(repr(_form(tree)), tuple(_imports(tree, package)))
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
     for node in _executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module is not None else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _form(value: Any) -> Any:
@@ -53,12 +57,22 @@ def _form(value: Any) -> Any:
         return tuple(_form(item) for item in value if not _is_for_types(item))
     if not isinstance(value, ast.AST):
         return value
-    names = [name for name in value._fields if name not in ANNOTATION_FIELDS]
+    names = [name for name in value._fields if name not in ANNOTATION_FIELDS or _has_default(getattr(value, name, None))]
     counted = {name: _form(_body(value) if name == "body" else getattr(value, name, None)) for name in names}
     kind = "Assign" if isinstance(value, ast.AnnAssign) and value.value is not None else type(value).__name__
     if isinstance(value, ast.AnnAssign):
-        counted = {"targets": (counted["target"],)} | ({"value": counted["value"]} if "value" in counted else {})
+        counted = {"targets": (counted.pop("target"),)} | {name: counted[name] for name in ("value", "annotation") if name in counted}
     return (kind, *((name, field) for name, field in counted.items() if field not in (None, ())))
+
+
+def _has_default(annotation: Any) -> bool:
+    """Return whether an annotation gives a default: as an option of a call, or as the first argument of `Field`."""
+    nodes = ast.walk(annotation) if isinstance(annotation, ast.Subscript) else ()
+    return any(
+        (isinstance(node, ast.keyword) and node.arg in DEFAULTS)
+        or (isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.func).rpartition(".")[2] == "Field")
+        for node in nodes
+    )
 
 
 def _body(node: ast.AST) -> Any:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from dml_core.config import merge, parse
+from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.losses.registry import LOSSES
 from dml_core.models.backbones.published import PUBLISHED
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.training.loop import _derived_identity
@@ -185,6 +187,21 @@ def test_a_combined_loss_s_runs_depend_on_the_files_of_its_terms(monkeypatch: py
 def test_a_package_is_its_own_file() -> None:
     found = identity.source_files(["dml_core", "tasks.runs"])
     assert {name: path.name for name, path in found.items()} == {"dml_core": "__init__.py", "tasks.runs": "__init__.py"}
+
+
+def test_a_helper_that_a_loss_imports_relatively_is_one_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"dml_core.losses.mine": tmp_path / "mine.py", "dml_core.losses.helper": tmp_path / "helper.py"}
+    files["dml_core.losses.mine"].write_text("from .helper import margin\n")
+    files["dml_core.losses.helper"].write_text("margin = 0.35\n")
+    monkeypatch.setattr(identity, "_module_file", files.get)
+    assert identity.source_files(["dml_core.losses.mine"]) == files
+
+
+def test_a_loss_outside_of_the_project_s_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "mine", "mylab.losses:Mine")
+    mine = SPEC.training.model_copy(update={"loss": SPEC.training.loss.model_copy(update={"name": "mine", "options": {}})})
+    with pytest.raises(ConfigError, match=r"^mylab\.losses: no such module in dml_core or tasks; [^\n]+: move it there$"):
+        identity.step_identities(SPEC.model_copy(update={"training": mine}), DATASET)
 
 
 def test_another_file_of_weights_without_a_published_hash_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

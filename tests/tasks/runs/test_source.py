@@ -86,6 +86,25 @@ def test_imports_inside_functions_count_and_those_for_type_checkers_do_not() -> 
     assert read_source(source).imports == ("a.b", "d", "d.e")
 
 
+def test_relative_imports_are_resolved_from_the_module_s_package() -> None:
+    source = "from .helper import f\nfrom . import g\nfrom ..other.part import h\nfrom a import b"
+    names = ["p.q.helper", "p.q.helper.f", "p.q", "p.q.g", "p.other.part", "p.other.part.h", "a", "a.b"]
+    assert read_source(source, "p.q").imports == tuple(names)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class C:\n    margin: Annotated[float, Field(default={})]",
+        "class C:\n    margin: Annotated[float, pydantic.Field({}, gt=0)]",
+        "class C:\n    margin: Annotated[float, Field(default_factory=lambda: {})]",
+        "def f(margin: Annotated[float, Field(default={})]): pass",
+    ],
+)
+def test_a_default_in_an_annotation_counts(source: str) -> None:
+    assert read_source(source.format(0.35)).normal_form != read_source(source.format(0.9)).normal_form
+
+
 def test_imports_in_every_kind_of_block_count() -> None:
     source = """
 if x: import a
