@@ -80,9 +80,7 @@ def plan(
         }
         print(json.dumps(entry, indent=1))
         return
-    if runs:
-        (_print_runs if len(runs) <= MANY_RUNS else _print_tables)(plans)
-    _print_sums(plans, estimate, priced)
+    _print_plans(plans, estimate, priced)
     first_seeds = "--seeds auto: these are the first seeds; how many more are needed depends on their results"
     notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
     of_needs = (f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}" for need in needs)
@@ -90,12 +88,14 @@ def plan(
         print(line)
 
 
-def _print_sums(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
-    """Print what is omitted, and the number of runs with their time and cost."""
+def _print_plans(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
+    """Print the runs, or their tables, what is omitted, and the number of runs with their time and cost."""
+    runs = [run for plan in plans for run in plan.runs]
+    if runs:
+        (_print_runs if len(runs) <= MANY_RUNS else _print_tables)(plans)
     for plan in plans:
         for why in plan.left_out:
             print(f"{plan.name}: omitted: {why}")
-    runs = [run for plan in plans for run in plan.runs]
     num_to_train = sum(run.trains for run in runs)
     print(
         f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}"
