@@ -15,6 +15,7 @@ class Progress:
     """A progress message.
 
     Attributes:
+        metrics: during an epoch the last step's loss on rank 0's images, at its end the epoch's means over all workers.
         note: a line for the user, that a checkpoint is rejected and training begins anew; the other fields of such a message are
             meaningless.
     """
