@@ -1,5 +1,6 @@
 """User errors are refused before training, with a one-line message that names the error and its place."""
 
+import re
 import subprocess
 import sys
 
@@ -164,13 +165,14 @@ BAD_BATCHES = {
 }
 
 
-@pytest.mark.parametrize("batch", BAD_BATCHES)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_batches_that_no_loss_can_take_are_refused_in_one_line(case, batch):
-    embeddings, labels, message = BAD_BATCHES[batch]
-    with pytest.raises(DataError, match=message) as refusal:
-        build(case).float()(embeddings, labels)
-    assert "\n" not in str(refusal.value)
+def test_batches_that_no_loss_can_take_are_refused_in_one_line(case):
+    loss = build(case).float()
+    for batch, (embeddings, labels, message) in BAD_BATCHES.items():
+        with pytest.raises(DataError) as refusal:
+            loss(embeddings, labels)
+        assert re.search(message, str(refusal.value)), batch
+        assert "\n" not in str(refusal.value), batch
 
 
 def test_embeddings_of_another_precision_than_the_centres_are_refused():
