@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -21,7 +20,6 @@ from dml_core.errors import StoreError
 SEAL = "sha256"  # key of the hash of all other values
 SET_ASIDE = ".damaged-"
 LEFTOVER = r"\..+\.[0-9a-f]{32}"  # name of a file that a killed process was writing (`writing`)
-logger = logging.getLogger(__name__)
 
 
 def check_regular(path: Path) -> None:
@@ -77,8 +75,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def alone(lock: Path, if_taken: str | None = None) -> Iterator[None]:
-    """Admit one process at a time; the others wait, and `if_taken` is logged. The system releases the lock, a file, when a process ends.
+def alone(lock: Path) -> Iterator[None]:
+    """Admit one process at a time; the others wait. The system releases the lock, a file, when a process ends.
 
     Raises:
         OSError: the file cannot be created or locked, or is not regular.
@@ -87,12 +85,7 @@ def alone(lock: Path, if_taken: str | None = None) -> Iterator[None]:
     lock.touch()
     check_regular(lock)
     with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if if_taken is not None:
-                logger.warning("%s", if_taken)
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

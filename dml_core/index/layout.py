@@ -10,7 +10,9 @@ is verified by its SHA-256 when the index is opened.
     .lock                       held by the process that changes it
 """
 
+import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +39,7 @@ OWN_NAME = re.compile("|".join([*(file.replace(".", r"\.").format(VERSION) for f
 THUMBNAIL_PIXELS = 160  # longer side
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
 ValueT = TypeVar("ValueT")
+logger = logging.getLogger(__name__)
 
 
 class MeasuredRecall(Config):
@@ -159,9 +162,11 @@ def changing(folder: Path) -> Iterator[str]:
         StoreError: the folder cannot be written.
         OSError: as the caller's batches raised it (`from_caller`).
     """
-    version, if_taken = uuid4().hex[:12], f"{folder}: another process changes this index; this one waits for it"
+    version, lock = uuid4().hex[:12], folder / LOCK_FILE
+    if lock.is_file() and _is_held(lock):
+        logger.warning("%s: another process changes this index; this one waits for it", folder)
     try:
-        with write_errors(f"{folder}: the index", "free or change the place"), alone(folder / LOCK_FILE, if_taken):
+        with write_errors(f"{folder}: the index", "free or change the place"), alone(lock):
             try:
                 yield version
             except BaseException:
@@ -170,6 +175,18 @@ def changing(folder: Path) -> Iterator[str]:
                 raise
     except _CallerError as error:
         raise error.error from None
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether a process holds a lock of `alone`: that is only for a message."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it cannot be opened, which `alone` tells
+        return False
+    return False
 
 
 class _CallerError(Exception):
