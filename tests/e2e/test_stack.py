@@ -8,11 +8,13 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from moto.server import ThreadedMotoServer
 
 from tasks.stack.settings import run_folder
 from tests.e2e.conftest import Project
@@ -316,3 +318,28 @@ def test_down_leaves_no_process_no_port_and_no_secret(stacked: Project) -> None:
     for path in (path for path in (state / "stack").rglob("*") if path.is_file()):
         assert not any(secret in path.read_text(errors="replace") for secret in of["secrets"].values()), path
     assert "no stack of this project is up" in stacked.run("dml", "stack", "status", code=2)
+
+
+def test_an_upgrade_keeps_the_databases_of_a_stack_with_its_user_s_s3_server(tmp_path: Path) -> None:
+    project, s3 = project_with_stack(tmp_path / "project", ("softtriple",)), ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    login = {"AWS_ACCESS_KEY_ID": "team", "AWS_SECRET_ACCESS_KEY": "a secret of theirs"}
+    s3.start()
+    try:
+        project.run("dml", "stack", "up", "--s3", "http://{}:{}".format(*s3.get_host_and_port()), **login)
+        MlflowClient(told(project)["MLFLOW_TRACKING_URI"]).create_experiment("of before")
+        weekly = deployment_of(project, "weekly")
+        for schedule in weekly["schedules"]:
+            ask(project, f"deployments/{weekly['id']}/schedules/{schedule['id']}", {"active": False}, method="PATCH")
+        before = {process.pid for process in processes(project)}
+        assert project.run("dml", "stack", "restart").count(": up at") == 7
+        assert before.isdisjoint(process.pid for process in processes(project))
+        assert MlflowClient(told(project)["MLFLOW_TRACKING_URI"]).get_experiment_by_name("of before") is not None
+        (schedule,) = deployment_of(project, "weekly")["schedules"]
+        assert not schedule["active"], "nothing changed, and nothing was deployed again"
+        file = project.root / "infra/prefect.yaml"
+        file.write_text(file.read_text().replace("- name: weekly\n    description: ", "- name: weekly\n    description: From today on. "))
+        assert ": up at" not in project.run("dml", "stack", "up")
+        assert deployment_of(project, "weekly")["description"].startswith("From today on. ")
+    finally:
+        project.run("dml", "stack", "down")
+        s3.stop()
