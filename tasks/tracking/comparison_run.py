@@ -4,20 +4,25 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Run
+from mlflow.exceptions import MlflowException
 
+from dml_core.config import parse
+from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import TABLE_METRICS
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison, Scores
 from dml_core.evaluation.statistics.over_seeds import Summary
 from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
-from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import comparison_title
+from tasks.runs.identity import identity_in, step_identities
+from tasks.runs.records import ComparisonReport, RunReport
+from tasks.runs.specs import RunSpec, comparison_title
 from tasks.tracking.alarm_marks import ALARM_LETTERS, MOST_LETTERS, with_alarm
 from tasks.tracking.child_run import (
     VIEW,
@@ -28,7 +33,9 @@ from tasks.tracking.child_run import (
     mlflow_tags,
     page_query,
     plain_name,
+    published_tags,
     run_link,
+    split_settings,
     view_link,
 )
 from tasks.tracking.connection import log_metrics, runs_in, set_tags, tag_filter
@@ -45,6 +52,7 @@ from tasks.tracking.tags import Tag
 from tasks.tracking.versions import registered_name
 
 NUM_SEEDS = "num_seeds"
+UNKNOWN_FILES = "files not recorded"  # value of Tag.OLDER_CODE
 NOTE_LETTERS = MOST_LETTERS - ALARM_LETTERS - 100  # of a description: an alarm may come before it
 RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
@@ -82,6 +90,37 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         for tag, value in {Tag.NOTE: note, **experiment_tags(report.comparison)}.items():
             if tags.get(tag) != value:
                 client.set_experiment_tag(experiment, tag, value)
+
+
+def mark_older_code(client: MlflowClient, report: RunReport, runs: Sequence[Run]) -> None:
+    """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by older code.
+
+    They stay in the variant's mean until they run again. A mark of a run that the present code made is removed. Nothing changes if the
+    report itself is of older code.
+    """
+    place = {"dataset": report.dataset.name, "variant": report.variant}
+
+    def identity(seed: int) -> str:
+        spec = parse(RunSpec, {**place, **report.parameters, "seed": seed}, "run")
+        scored = step_identities(spec, report.dataset)["evaluate"]
+        return scored if report.identity == report.scores.identity else identity_in(report.comparison, scored)
+
+    try:
+        is_present = identity(report.seed) == report.identity
+        expected = published_tags(report, "")
+        parameters, _ = split_settings(**place, seed=report.seed, settings=report.parameters)
+    except ConfigError:
+        return  # a report that waited; today's code does not have its settings
+    for run in (entry for entry in runs if is_present and entry.data.tags[Tag.SEED] != str(report.seed)):
+        tags, seed = run.data.tags, run.data.tags[Tag.SEED]
+        has_tags = all(tags.get(tag) == expected[tag] for tag in (Tag.DIGEST, Tag.SETTINGS))
+        is_alike = has_tags and run.data.params == parameters | {"seed": seed}  # settings that change no score, as the device, do not count
+        is_older = tags[Tag.IDENTITY] != identity(int(seed))
+        with suppress(MlflowException):  # another thread or process has superseded it meanwhile
+            if not is_older and Tag.OLDER_CODE in tags:
+                client.delete_tag(run.info.run_id, Tag.OLDER_CODE)
+            elif is_alike and is_older and Tag.OLDER_CODE not in tags:
+                client.set_tag(run.info.run_id, Tag.OLDER_CODE, UNKNOWN_FILES)
 
 
 def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:

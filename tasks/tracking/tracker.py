@@ -34,7 +34,7 @@ from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import PublishedRun, experiment_name
-from tasks.tracking.comparison_run import experiment_tags, publish_comparison
+from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 from tasks.tracking.tags import Tag
@@ -246,14 +246,12 @@ class Tracker:
             return log_model(self.uri, run.info.run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
-        """Keep the last published run of one variant and seed in a comparison; delete the others.
-
-        The first of them that was published from another folder, which may be another project's, is reported.
-        """
+        """Delete the variant's other runs of this seed (the first from another folder is reported); mark older code of other seeds."""
         source = child_run.dataset_input(report)["source"]
-        place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
-        published = runs_in(self._client, [run.info.experiment_id], place)
-        for other in (entry for entry in published if entry.info.run_id != run.info.run_id):
+        of_variant = runs_in(self._client, [run.info.experiment_id], {Tag.PART: report.comparison, Tag.VARIANT: report.variant})
+        mark_older_code(self._client, report, of_variant)
+        others = (entry for entry in of_variant if entry.info.run_id != run.info.run_id)
+        for other in (entry for entry in others if entry.data.tags[Tag.SEED] == str(report.seed)):
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
             if not self._has_warned and {entry.dataset.source for entry in other.inputs.dataset_inputs} - {source}:

@@ -40,6 +40,7 @@ from dml_core.training.loop import fit
 from dml_core.training.validation import ScoredImages, scorers
 from tasks.data import read_packed
 from tasks.environment import answers
+from tasks.runs import identity as identities
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.comparable import UNKNOWN, settings_identity
 from tasks.runs.embeddings import load_embeddings, save_kept_epoch
@@ -65,6 +66,7 @@ from tasks.tracking.published import (
     compare_published,
     current_runs,
     in_order,
+    older_code_lines,
     published_runs,
     search_published,
     standing_comparisons,
@@ -215,6 +217,7 @@ def test_a_published_run_holds_everything_once(
     counted = points(tracker, run_id)
     assert counted["train/loss"] == 15
     assert counted["epoch/loss"] == 3
+    monkeypatch.setattr(Tracker, "_log_files", None)  # nothing is uploaded again
     assert tracker.publish(report) == run_id
     assert points(tracker, run_id) == counted
     assert len(client.search_runs([run.info.experiment_id])) == 2
@@ -505,14 +508,6 @@ def test_what_is_lost_of_a_published_run_is_published_again_after_the_run_is_del
     assert "recall_at_1" in {metric.key for metric in again.metrics}
 
 
-def test_a_published_run_of_which_nothing_is_lost_is_not_uploaded_again(
-    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = tracker.publish(report)
-    monkeypatch.setattr(Tracker, "_log_files", None)
-    assert tracker.publish(report) == run_id
-
-
 def test_a_deleted_run_whose_settings_are_used_again_supersedes_its_successor(tracker: Tracker, report: RunReport) -> None:
     first = report.model_copy(update={"scores_only": True})
     deleted = tracker.publish(first)
@@ -548,6 +543,31 @@ def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, 
     assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
     assert current_identities(tracker) == {report.identity}
     assert points(tracker, run_id) == recorded
+
+
+def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_again(tracker: Tracker, report: RunReport) -> None:
+    """After an edit of a loss and a run of seed 0, the mean had seeds of both codes without a word."""
+
+    def run(seed: int, recall: float) -> RunReport:
+        spec = spec_of(report).model_copy(update={"seed": seed})
+        scored = identities.step_identities(spec, report.dataset)["evaluate"]
+        return other(tracker, report, identities.identity_in(COMPARISON, scored), report.variant, seed, recall)
+
+    def remarks() -> list[str]:
+        return older_code_lines("d", published_runs(tracker.uri, "d", COMPARISON))
+
+    before = [run(seed, 0.5) for seed in range(3)]
+    for one in before:
+        tracker.publish(one)
+    assert remarks() == []
+    with pytest.MonkeyPatch.context() as edit:
+        edit.setattr(identities, "source_digest", lambda modules: "edited")
+        tracker.publish(run(0, 0.9))
+        assert remarks() == ["softtriple on d, seeds 1, 2: made by older code: files not recorded"]
+        tracker.publish(run(1, 0.9))
+        assert remarks() == ["softtriple on d, seed 2: made by older code: files not recorded"]
+    tracker.publish(before[0])  # the edit is undone
+    assert remarks() == ["softtriple on d, seed 1: made by older code: files not recorded"]
 
 
 def test_a_run_that_ran_again_with_other_scores_replaces_the_one_of_before(tracker: Tracker, report: RunReport) -> None:
