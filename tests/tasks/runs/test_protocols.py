@@ -69,7 +69,7 @@ def kinds(value, path=""):
 
 
 def trained():
-    """Return cells that have every kind of setting of all, each one that no other has: the rest differ in numbers, or combine what those train."""
+    """Return cells with every kind of setting of all cells: the others differ in numbers, or combine what these train."""
     of_cell = {cell: set(kinds(tiny(config_of(cell)).model_dump())) for cell in CELLS}
     num_cells = Counter(kind for found in of_cell.values() for kind in found)
     for cell in CELLS[::-1]:
