@@ -253,7 +253,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
                 live(message)
 
             with _of_same_data(dataset, store, key), contextlib.closing(live):
-                facts = group.run(_job("train", spec, dataset, key, "", services), watch, meter.workers)
+                facts = group.run(_job("train", spec, dataset, key, "", services, lock), watch, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
         if spec.training.num_epochs:
@@ -275,8 +275,7 @@ def embed(
         store.clear(key)
         with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.anew, waits=True) as meter:
             with _of_same_data(dataset, store, key):
-                job = _job("embed", spec, dataset, checkpoint.key, key, services)
-                facts = group.run(job, lambda message: None, meter.workers)
+                facts = group.run(_job("embed", spec, dataset, checkpoint.key, key, services, lock), lambda _: None, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
         note_rate(services.project.state, "embed", spec, dataset, facts)
@@ -381,7 +380,7 @@ def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services:
     return step_estimate(step, spec, dataset.counts, read_rates(services.project.state), placement_here(services.scale)).seconds
 
 
-def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
+def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services, lock: StepLock) -> Job:
     packed, dataset_key = Path(dataset.folder), f"data/{dataset.digest}"
     with alone(services.store.locks / f".data-{dataset.digest}"):  # the first of several runs pushes it
         services.store.push(dataset_key, packed)
@@ -397,4 +396,5 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         store=services.store.address,
         cache=str(services.store.cache.absolute()),
         scale=services.scale,
+        sources=lock.of.sources(),
     )

@@ -35,12 +35,13 @@ class StepLock:
         anew: run the step even if it is finished.
 
     Attributes:
+        of: the step.
         taken_over: whether another process had finished the step before this one got the lock.
     """
 
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
-        self._step, self._of, self._title, self._services = step, of, title, services
-        self.anew = anew
+        self._step, self._title, self._services = step, title, services
+        self.of, self.anew = of, anew
         self._lock = FileLock(services.store.step_lock(step.name, of.identity))
         self.taken_over = False
 
@@ -87,10 +88,10 @@ class StepLock:
         try:
             finished: Any = None
             if not self.anew:  # damage was reported when the step was submitted
-                finished = finished_record(self._step.name, self._of.identity, self._services.store, self._title, inputs, warn=False)
+                finished = finished_record(self._step.name, self.of.identity, self._services.store, self._title, inputs, warn=False)
             self.taken_over = finished is not None
             record = work() if finished is None else finished
-            record_provenance(self._services.project.state, self._of)
+            record_provenance(self._services.project.state, self.of)
             return record
         except BaseException:
             self._lock.release()

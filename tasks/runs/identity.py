@@ -15,7 +15,7 @@ error, since an edit of it would go unnoticed.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -146,7 +146,21 @@ def source_digest(modules: tuple[str, ...]) -> str:
 def source_digests(modules: tuple[str, ...]) -> dict[str, str]:
     """Return file (as `dml_core/losses/softtriple.py`) -> hash of what it does, for all source files that `modules` use."""
     files = sorted(source_files(modules).items())
-    return {_file_name(name, path): hashlib.sha256(_read(name, path).normal_form.encode()).hexdigest() for name, path in files}
+    return {_file_name(name, path): _digest(name, path) for name, path in files}
+
+
+def differing_files(sources: Mapping[str, str]) -> list[str]:
+    """Return the files of `sources`, the `source_digests` of another process, that are missing here or do something else.
+
+    A file counts as it was when this process first read it.
+    """
+    modules = {file: file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in sources}
+    paths = {file: _module_file(module) for file, module in modules.items()}
+    return [file for file, path in paths.items() if path is None or _digest(modules[file], path) != sources[file]]
+
+
+def _digest(name: str, path: Path) -> str:
+    return hashlib.sha256(_read(name, path).normal_form.encode()).hexdigest()
 
 
 def _file_name(module: str, path: Path) -> str:

@@ -18,6 +18,7 @@ class Job:
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
         num_loader_workers: image-loading processes of each worker; set by the group that does the job.
+        sources: file -> hash of the step's source files, as the flow read them for the step's identity.
         scale: when the workers write checkpoints, how many images they cache, and whether they compute deterministically.
     """
 
@@ -30,6 +31,7 @@ class Job:
     store: str
     cache: str
     num_loader_workers: int = 0
+    sources: dict[str, str] = field(default_factory=dict)
     scale: ScaleSpec = field(default_factory=ScaleSpec)
 
 

@@ -6,6 +6,7 @@ another with the unfinished job, which resumes from its checkpoint.
 """
 
 import os
+import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from dml_core.deterministic import deterministic_algorithms, fastest_convolutions
-from dml_core.errors import DmlError, first_line
+from dml_core.errors import ConfigError, DmlError, first_line
 from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
+from tasks.runs.identity import STEP_MODULES, differing_files, source_files
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
@@ -39,6 +41,7 @@ def serve(config: dict[str, Any]) -> None:
     """Work through the board's jobs until it is closed; the training function of every worker."""
     enable_s3_weights()
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has its own environment
+    source_files((*STEP_MODULES["train"], *STEP_MODULES["embed"]))  # read as they were imported; compared with each job's
     board = config["board"]
     device = ray.train.torch.get_device()
     torch.set_num_threads(config["num_threads"])
@@ -93,6 +96,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
     try:
+        _check_code(job)
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job), deterministic_algorithms() if job.scale.deterministic else fastest_convolutions():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
@@ -115,6 +119,14 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     if rank() == 0:
         facts = {"device": device.type, "num_workers": world_size(), "seconds": seconds, **step_facts}
         ray.get(board.end.remote(facts=facts))
+
+
+def _check_code(job: Job) -> None:
+    """Raise a ConfigError if this process has other code than the flow: the job's files would count as made by the flow's."""
+    if files := differing_files(job.sources):
+        names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        machine = f"this machine ({socket.gethostname()})"
+        raise ConfigError(f"{machine} has other code than the flow ({names}): bring it to the same commit and rerun")
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -90,6 +90,7 @@ class InProcess:
         self.num_epochs = 0
         self.stop_after: int | None = None
         self.seed: int | None = None
+        self.sources: dict[str, dict[str, str]] = {}  # step -> those of its last job
 
     @contextmanager
     def turn(self, is_to_embed: bool) -> Iterator["InProcess"]:
@@ -104,6 +105,7 @@ class InProcess:
             if message.epoch_ended and message.epoch == self.stop_after:
                 raise DmlError("stopped")
 
+        self.sources[job.step] = job.sources
         if job.step == "train" and self.seed is not None:
             job = replace(job, spec=job.spec.model_copy(update={"seed": self.seed}))
         work.WORK[job.step](job, CPU, tell, 0)
@@ -594,6 +596,9 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
     strict = place.run()
     assert isinstance(strict, Outcome)
     assert (strict.ran, strict.older_code) == (dict.fromkeys(STEPS, True), ())
+    compared = place.workers.sources  # by each worker with its own files
+    assert compared["train"][loop] == "edited"
+    assert "tasks/workers/embedding.py" in compared["embed"]
     assert place.run(code="keep") == place.run() != strict
 
 

@@ -10,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
+from tasks.runs.identity import STEP_MODULES, source_digests
 from tasks.runs.specs import RunSpec
 from tasks.workers import work, worker
 from tasks.workers.jobs import Job
@@ -63,6 +65,27 @@ def test_a_fault_of_a_worker_is_one_line(
     with pytest.raises(type(error)):
         worker._do(replace(job_for(packed, tmp_path), step="train"), CPU, board, MagicMock())
     board.end.remote.assert_called_once_with(fault=said)
+
+
+def test_a_worker_with_other_code_than_the_flow_names_machine_and_files_and_does_not_train(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node without the last `git pull`: its network would be stored as one of the flow's code."""
+    board, done = MagicMock(), MagicMock(return_value={})
+    monkeypatch.setattr(worker, "ray", MagicMock())
+    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-2")
+    monkeypatch.setitem(worker.WORK, "train", done)
+    sources = source_digests((*STEP_MODULES["train"], "tasks.remote_images"))
+    job = replace(job_for(packed, tmp_path), step="train", sources=sources)
+    worker._do(job, CPU, MagicMock(), MagicMock())
+    assert done.call_count == 1
+
+    other = sources | {"dml_core/training/loop.py": "edited", "dml_core/losses/new.py": "missing here"}
+    with pytest.raises(ConfigError):
+        worker._do(replace(job, sources=other), CPU, board, MagicMock())
+    reason = "this machine (node-2) has other code than the flow (dml_core/training/loop.py, dml_core/losses/new.py)"
+    board.end.remote.assert_called_once_with(error=f"d / v / seed 0: {reason}: bring it to the same commit and rerun")
+    assert done.call_count == 1
 
 
 def killed_while_it_saves(job: Job) -> None:
