@@ -51,7 +51,7 @@ class _MadeWayError(_GroupEndedError):
 
 
 class _NoRoomError(_GroupEndedError):
-    """Raised if it did not start because other work has what it needs of the cluster."""
+    """Raised if it did not start because what it needs of the cluster is in use."""
 
 
 class WorkerGroup:
@@ -169,7 +169,7 @@ class WorkerGroup:
                 return state.facts
             if not is_alive:
                 if self._found_no_room():
-                    raise _NoRoomError("other work has the cluster's resources")
+                    raise _NoRoomError("the cluster's resources are in use (by this flow's runs or by other work)")
                 ended = _MadeWayError if state.has_made_way else _GroupEndedError
                 raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
             if state.is_taken and self._held is None:
@@ -323,7 +323,7 @@ class WorkerGroup:
             remove_placement_group(request)
 
     def _found_no_room(self) -> bool:
-        """Return whether the group ended because others have what it needs of a cluster that is large enough for it."""
+        """Return whether the group ended because what it needs of a cluster that is large enough for it is in use."""
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
         is_timeout = isinstance(getattr(self._error, "controller_failure", None), WorkerGroupStartupTimeoutError)
