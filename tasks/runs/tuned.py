@@ -116,7 +116,7 @@ def write_tuned(tuned: TunedFile) -> Path:
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     with write_errors(f"{path}:", "run dml where flows/tables is writable"):
-        write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
+        write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140, default_flow_style=None))
     return path
 
 

@@ -63,6 +63,7 @@ def test_written_and_read_back(tables: Path) -> None:
     assert read_tuned(TABLE, ROW, DATASET) == FOUND
     command = "dml tune project/fashion_mnist/softtriple --dataset fashion-mnist --trials 2 --folds 2 --seed 3 --metric recall@1"
     assert path.read_text().startswith(f"# Made by `{command}`: ")
+    assert "  scores: [0.5, 0.6]\n" in path.read_text(), "lists and innermost mappings are in one line"
     search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
     assert FOUND.says == f"{search}trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
     stays = FOUND.model_copy(update={"training": {}})
