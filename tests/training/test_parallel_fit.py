@@ -27,14 +27,6 @@ NO_TRIPLET = LossChoice(
 BETTER_INIT = LossChoice(name="heated_up_softmax", options={"better_init": True})
 RUNS = {
     "centres, GroupNorm": small_training("softtriple", num_epochs=2, keep_epochs=["oracle"]),
-    "pairs, GroupNorm": small_training(
-        "tuplet_margin",
-        sampler={"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2},
-        optimiser={"learning_rate": 1e-4},
-    ),
-    "mined triplets, GroupNorm": small_training(
-        "triplet_global", sampler={"kind": "mined_triplets"}, optimiser={"learning_rate": 1e-4}, num_epochs=2
-    ),
     "centres, BatchNorm": small_training(model=RESNET, num_epochs=1),
     # A last layer follows the features of this network, and a miner without a triplet leaves the learned boundary without a gradient.
     "a layer without a gradient": small_training(model=MOBILENET, num_epochs=1),
