@@ -218,7 +218,7 @@ RUNS = {
 
 
 def config_of(name: str, sharded: bool) -> TrainingConfig:
-    config = small_training(name, **merge(RUNS[name], {"num_epochs": 2}))
+    config = small_training(name, **merge(RUNS[name], {"num_epochs": 3}))
     return parse(TrainingConfig, config.model_dump() | ({"shard_classes": True} if sharded else {}), "test")
 
 
@@ -249,14 +249,12 @@ def unsharded(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(2, 1), (1, 3), (4, 2)], ids=str)
-def test_a_run_that_goes_on_with_other_workers_ends_in_the_weights_of_one(
-    packed: Path, tmp_path: Path, unsharded: Path, workers: tuple[int, int]
-) -> None:
-    """The runs have 4 classes and stop after the first of 2 epochs."""
-    spawn(fit_all, workers[0], packed, tmp_path, True, 1)
+def test_a_run_that_goes_on_with_other_workers_ends_in_the_weights_of_one(packed: Path, tmp_path: Path, unsharded: Path) -> None:
+    """The runs have 4 classes and 3 epochs: one of 4 workers, one of 1, one of 3."""
+    spawn(fit_all, 4, packed, tmp_path, True, 1)
+    spawn(fit_all, 1, packed, tmp_path, True, 2)
     assert not list(tmp_path.glob("*.pt"))
-    spawn(fit_all, workers[1], packed, tmp_path, True, None)
+    spawn(fit_all, 3, packed, tmp_path, True, None)
     for name in RUNS:
         expected, found = load_checkpoint(unsharded / name), load_checkpoint(tmp_path / name)
         assert expected is not None
@@ -266,7 +264,7 @@ def test_a_run_that_goes_on_with_other_workers_ends_in_the_weights_of_one(
             torch.testing.assert_close(found[part], expected[part], rtol=1e-7, atol=1e-9, msg=lambda m, n=name, p=part: f"{n}: {p}: {m}")
         if RUNS[name].get("keep_epochs"):
             torch.testing.assert_close(weights_of(found, "oracle"), weights_of(expected, "oracle"), rtol=1e-7, atol=1e-9)
-        for rank in range(workers[1]):
+        for rank in range(3):
             torch.testing.assert_close(torch.load(tmp_path / f"{name}-{rank}.pt"), weights_of(expected, "last")[0], rtol=1e-7, atol=1e-9)
         expected_losses = [row["loss"] for row in read_history(unsharded / name)]
         assert [row["loss"] for row in read_history(tmp_path / name)] == pytest.approx(expected_losses, rel=1e-7)
