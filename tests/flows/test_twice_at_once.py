@@ -266,7 +266,7 @@ def test_twice_at_once_is_as_one_after_the_other(whole: Path, processes: Process
     case = (WRITING | MORE)[name]
     root = copied(whole, tmp_path / "at_once", case)
     ended = processes.at_once(root, *case.commands)
-    expected: list[Any] = []
+    found, expected = case.view(root), list[Any]()
     codes: list[int] = []
     hidden_files: set[str] = set()
     for number, order in enumerate((case.commands, case.commands[::-1])[: 1 + (case.first != case.second)]):
@@ -274,8 +274,10 @@ def test_twice_at_once_is_as_one_after_the_other(whole: Path, processes: Process
         codes = sorted(command.code for command in processes.one_by_one(one, *order))
         expected.append(case.view(one))
         hidden_files |= hidden(one)
+        if found == expected[-1]:
+            break  # the other order would be another result that is right
     said = "\n".join(one.printed for one in ended)
-    assert case.view(root) in expected, said
+    assert found in expected, said
     assert sorted(one.code for one in ended) == codes or ("error: " in said and "another dml" in said), said
     for one in ended:
         assert one.code in (0, 2), said
