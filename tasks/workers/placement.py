@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dml_core.errors import TrainingError
-from tasks.runs.specs import ScaleSpec
+from tasks.runs.specs import MOST_CONCURRENT_RUNS, ScaleSpec
 from tasks.wording import counted
 
 DEVICES = Path("/dev")
@@ -30,6 +30,7 @@ class Placement:
         num_loaders: image-loading processes of each worker.
         num_cores: CPUs that Ray reserves for each worker, its loaders included.
         runs_per_gpu: workers that share a GPU.
+        num_unused: GPUs that further runs of the flow would use if `concurrent_runs` were higher.
     """
 
     device: str
@@ -39,11 +40,17 @@ class Placement:
     num_loaders: int = 0
     num_cores: int = 1
     runs_per_gpu: int = 1
+    num_unused: int = 0
 
     @property
     def resources(self) -> dict[str, float]:
         """Resources requested from Ray for each worker; a part of a GPU in the four decimals that Ray counts, so that all parts fit."""
         return {"CPU": self.num_cores} | ({"GPU": 10_000 // self.runs_per_gpu / 10_000} if self.device == "cuda" else {})
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs or CPUs that the flow uses."""
+        return -(-self.num_workers * self.num_groups // self.runs_per_gpu)
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of workers that fit on machines with these resources."""
@@ -55,15 +62,15 @@ class Placement:
 
     def describe(self, scale: ScaleSpec) -> str:
         """Return the placement as one line, with the limits by which it was chosen: `training on 1 GPU: 1 worker a run (2 allowed)`."""
-        num_devices = -(-self.num_workers * self.num_groups // self.runs_per_gpu)
-        devices = counted(num_devices, {"cuda": "GPU", "cpu": "CPU"}[self.device]) + (f" ({self.model})" if self.model else "")
+        devices = counted(self.num_devices, {"cuda": "GPU", "cpu": "CPU"}[self.device]) + (f" ({self.model})" if self.model else "")
         fewer = f" ({scale.most_workers} allowed)" if self.num_workers < scale.most_workers else ""
         loaders = f", {counted(self.num_loaders, 'loader')} each" if self.num_loaders else ""
         line = f"training on {devices}: {counted(self.num_workers, 'worker')} a run{fewer}{loaders}"
+        unused = f"; this flow leaves {counted(self.num_unused, 'GPU')} unused: raise scale.concurrent_runs" if self.num_unused else ""
         if scale.concurrent_runs == 1:
-            return line
+            return f"{line}{unused}"
         fewer = f" ({scale.concurrent_runs} allowed)" if self.num_groups < scale.concurrent_runs else ""
-        return f"{line}, {counted(self.num_groups, 'run')} at a time{fewer}"
+        return f"{line}, {counted(self.num_groups, 'run')} at a time{fewer}{unused}"
 
 
 def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int | None = None) -> Placement:
@@ -93,6 +100,9 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
     models = {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:") and device == "cuda"}
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     placement = Placement(device, num_workers, num_groups, ", ".join(sorted(models)), runs_per_gpu=runs_per_gpu)
+    most_groups = min(MOST_CONCURRENT_RUNS, num_devices // scale.fewest_workers)
+    if device == "cuda" and num_runs is not None and num_groups < min(num_runs, most_groups):
+        placement = replace(placement, num_unused=num_gpus - placement.num_devices)
     requested = scale.num_loader_workers
     wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
     fitting = (number for number in range(1 + wanted, 0, -1) if replace(placement, num_cores=number).num_places(nodes) >= num_placed)

@@ -141,6 +141,27 @@ def test_the_choice_is_said_in_one_line() -> None:
     assert beside.describe(scale) == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
 
 
+@pytest.mark.parametrize(
+    ("scale", "num_runs", "says"),
+    [
+        ({"concurrent_runs": 8}, 40, ", 8 runs at a time; this flow leaves 8 GPUs unused: raise scale.concurrent_runs"),
+        ({}, 2, "training on 1 GPU: 1 worker a run, 15 loaders each; this flow leaves 15 GPUs unused: raise scale.concurrent_runs"),
+        ({"concurrent_runs": 8, "runs_per_gpu": 4}, 40, "; this flow leaves 14 GPUs unused: raise scale.concurrent_runs"),
+        ({"concurrent_runs": 15, "num_workers": (2, 2)}, 40, ", 8 runs at a time (15 allowed)"),
+        ({"concurrent_runs": 8}, 8, ", 8 runs at a time"),  # no run waits
+        ({"concurrent_runs": 8}, None, ", 8 runs at a time"),  # as in an estimate
+        ({"concurrent_runs": 8, "num_workers": 2}, 40, "training on 16 GPUs: 2 workers a run, 15 loaders each, 8 runs at a time"),
+        ({"concurrent_runs": 16}, 40, ", 16 runs at a time"),
+        ({"concurrent_runs": 8, "device": "cpu"}, 40, ", 8 runs at a time"),  # a run's threads use the other cores
+    ],
+)
+def test_gpus_that_waiting_runs_could_use_are_named(scale: dict[str, Any], num_runs: int | None, says: str) -> None:
+    spec, two_nodes = ScaleSpec(**scale), [{"CPU": 128.0, "GPU": 8.0}] * 2
+    text = choose(spec, two_nodes, num_runs).describe(spec)
+    assert text.endswith(says)
+    assert ("unused" in text) == ("unused" in says)
+
+
 def test_only_what_was_asked_for_by_name_is_refused() -> None:
     with pytest.raises(TrainingError, match="device is cuda and Ray has no GPU"):
         choose(ScaleSpec(device="cuda"), [{"CPU": 16.0}])
