@@ -122,10 +122,3 @@ def test_an_option_with_a_fixed_set_of_values_is_a_choice() -> None:
 def test_choices_are_those_of_the_code(words: tuple[str, ...], name: str, values: tuple[str, ...]) -> None:
     assert values
     assert tuple(options()[words][name].type_descriptor.choices) == values
-
-
-def test_another_value_is_refused_with_the_choices() -> None:
-    ran = CliRunner().invoke(app, ["models", "export", "a/b", "-o", "x", "--format", "onx"])
-    assert ran.exit_code == 2
-    assert "'onx'" in ran.stderr
-    assert "'onnx', 'torch-export'" in ran.stderr

@@ -124,12 +124,6 @@ def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, 
     assert ("1 record waits for MLflow" in capsys.readouterr().out) is not is_in_mlflow
 
 
-@pytest.mark.parametrize("error", [ValueError(), ValueError("")])
-def test_an_error_without_words_is_named_by_its_kind(error: Exception) -> None:
-    _, failures = finish([Submitted(RUNS[0], error)], Shown())  # type: ignore[arg-type]
-    assert failures[0].reason == "ValueError"
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

@@ -170,12 +170,11 @@ OPTIMISERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("options", OPTIMISERS, ids=str)
-def test_no_optimiser_or_average_waits(options: dict[str, Any], average: bool) -> None:
+def test_no_optimiser_or_average_waits(options: dict[str, Any]) -> None:
     system = system_of()
     optimiser = build_optimiser(OptimiserConfig(**options, fused=False), system)  # torch has no fused kernels for the meta device
-    averaged = WeightAverage(system, AverageConfig(decay=0.9)) if average else None
+    averaged = WeightAverage(system, AverageConfig(decay=0.9))
     there_N = labels_for(system.loss, LABELS)
 
     def step() -> None:
@@ -183,8 +182,7 @@ def test_no_optimiser_or_average_waits(options: dict[str, Any], average: bool) -
         set_learning_rates(optimiser, 0.5)
         system(images(), there_N, [NUM_IMAGES]).total.backward()
         optimiser.step()
-        if averaged is not None:
-            averaged.update()
+        averaged.update()
 
     step()  # the first step makes the optimiser's state
     assert waits_of(step) == {}
