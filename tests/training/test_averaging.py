@@ -87,13 +87,13 @@ def test_the_training_itself_is_the_same_and_what_is_returned_is_the_average(pac
     assert_equal(weights_of(state_of(tmp_path / "plain"), "last")[0], plain[-1])
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 4, 5])
-def test_a_run_that_was_interrupted_comes_to_the_same_average(packed: Path, tmp_path: Path, stop_after: int) -> None:
+def test_a_run_that_was_interrupted_after_every_epoch_comes_to_the_same_average(packed: Path, tmp_path: Path) -> None:
     config = config_of(average={"decay": DECAY})
     train(config, packed, tmp_path / "whole")
-    with pytest.raises(StoppedError):
-        train(config, packed, tmp_path / "cut", stop_after)
-    train(config, packed, tmp_path / "cut")
+    for _ in range(5):
+        with pytest.raises(StoppedError):
+            train(config, packed, tmp_path / "cut", stop_after=1)
+    assert len(train(config, packed, tmp_path / "cut")) == 1
     for epoch_weights in ("averaged", "system"):
         assert_equal(state_of(tmp_path / "whole")[epoch_weights], state_of(tmp_path / "cut")[epoch_weights])
 

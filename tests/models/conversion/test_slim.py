@@ -1,6 +1,7 @@
 """TF-slim's Inception v1: names, shapes and layouts of its checkpoint, and features equal to TensorFlow's."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -125,11 +126,13 @@ def test_a_file_that_cannot_be_read_is_one_line(damage, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_the_command_ends_with_2_and_one_line(tmp_path):
-    command = [sys.executable, "-m", "dml_core.models.conversion", "slim", str(tmp_path / "none.npz"), str(tmp_path / "out.pth")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"error: {tmp_path}/none.npz: no such file\n"
+def test_the_command_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["conversion", "slim", str(tmp_path / "none.npz"), str(tmp_path / "out.pth")])
+    monkeypatch.delitem(sys.modules, "dml_core.models.conversion.__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("dml_core.models.conversion", run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", f"error: {tmp_path}/none.npz: no such file\n")
     assert list(tmp_path.iterdir()) == []
 
 
