@@ -19,7 +19,7 @@ from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
-from tasks.wording import counted
+from tasks.wording import Say, counted
 from tasks.workers.group import WorkerGroup
 from tasks.workers.pool import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
@@ -51,9 +51,9 @@ class Services(Backends):
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.earlier_figures = EarlierFigures(project.state, self.store)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)  # scoring uses this process's memory and cores
-        if prefect_server() is not None:
-            ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.display = ProgressDisplay()
+        if prefect_server() is not None:
+            ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs, self.display.say)
         self.meter = Meter(project.state)
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
@@ -128,8 +128,8 @@ def slots(num_workers: int) -> AbstractContextManager[Any]:
     return concurrency(WORKERS_LIMIT, num_workers, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
 
 
-def ensure_limit(num_workers: int, capacity: int) -> None:
-    """Create the server's limit on workers if it has none; an administrator's limit is kept.
+def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:
+    """Create the server's limit on workers if it has none; an administrator's limit is kept, and said if it allows fewer runs at a time.
 
     Raises:
         ConfigError: the limit is below the number one run needs, so that no run could ever start.
@@ -141,11 +141,11 @@ def ensure_limit(num_workers: int, capacity: int) -> None:
             with suppress(ObjectAlreadyExists):  # another flow creates it at the same time
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
             limit = client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).limit
+    remedy = f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
     if limit < num_workers:
-        raise ConfigError(
-            f"Prefect's limit '{WORKERS_LIMIT}' is {limit}, but a run needs {num_workers} workers; "
-            f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
-        )
+        raise ConfigError(f"Prefect's limit '{WORKERS_LIMIT}' is {limit}, but a run needs {num_workers} workers; {remedy}")
+    if limit < capacity:
+        say(f"Prefect's limit '{WORKERS_LIMIT}' is {limit}: at most {counted(limit // num_workers, 'run')} at a time; {remedy}")
 
 
 def _log_to_prefect() -> None:

@@ -198,7 +198,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(home))
         with utilities.prefect_test_harness(server_startup_timeout=120):
-            ensure_limit(1, 1)
+            ensure_limit(1, 1, print)
             yield
 
 
@@ -206,9 +206,16 @@ def test_flows_that_start_at_once_on_a_new_server_share_one_limit(prefect: None)
     with get_client(sync_client=True) as client:
         client.delete_global_concurrency_limit_by_name(WORKERS_LIMIT)
     with ThreadPoolExecutor(4) as flows:
-        list(flows.map(lambda _: ensure_limit(1, 1), range(4)))  # raises what one of them raised
+        list(flows.map(lambda _: ensure_limit(1, 1, pytest.fail), range(4)))  # raises what one of them raised
     with pytest.raises(ConfigError, match="'dml-workers' is 1, but a run needs 2 workers"):
-        ensure_limit(2, 2)
+        ensure_limit(2, 2, pytest.fail)
+
+
+def test_a_flow_with_more_runs_at_a_time_than_the_server_allows_says_so(prefect: None) -> None:
+    said: list[str] = []
+    ensure_limit(1, 16, said.append)
+    limit = "Prefect's limit 'dml-workers' is 1: at most 1 run at a time"
+    assert said == [f"{limit}; raise it: prefect gcl update dml-workers --limit 16"]
 
 
 def draw_quickly(*arguments: Any) -> None:
