@@ -24,6 +24,8 @@ SIZES = ("num_classes", "embedding_dim")
 class MetricLoss(nn.Module):
     """A loss for any training loop. Its centres or classifier, if it has any, are its parameters and need an optimiser.
 
+    Of several processes each sees its own batch alone, also a loss with `needs.global_batch`.
+
     Args:
         num_classes: C, the number of training classes, at least 2.
         embedding_dim: D, the size of the embeddings.

@@ -51,6 +51,14 @@ def test_the_loops_learn(names):
     assert {name: value for name, value in names["recalls"].items() if value < untrained + 0.1} == {}
 
 
+@pytest.mark.parametrize("options", [{"better_init": True}, {}], ids=str)
+def test_the_loop_initialises_a_loss_that_needs_it(names, options):
+    loss = names["HeatedUpSoftmax"](num_classes=20, embedding_dim=20, **options)
+    before = [weights.clone() for weights in loss.parameters()]
+    names["train"](names["network"], loss, num_epochs=0)
+    assert all(map(torch.equal, before, loss.parameters())) == (not options)
+
+
 def test_the_training_is_ten_lines():
     assert len(blocks(PAGE)["An ordinary loop"].strip().split("\n\n")[-1].splitlines()) == 10
 
