@@ -65,6 +65,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Registry.logged": lambda uri, folder: Registry(uri).logged("dml.identity", "i"),
     "Registry.frozen": lambda uri, folder: Registry(uri).frozen(NETWORK),
     "Registry.of_version": lambda uri, folder: Registry(uri).of_version(_version()),
+    "Registry.of_address": lambda uri, folder: Registry(uri).of_address("models:/n/1"),
     "Registry.embeddings": lambda uri, folder: Registry(uri).embeddings(NETWORK, folder / "embeddings"),
     "Registry.versions": lambda uri, folder: Registry(uri).versions("dml-"),
     "Registry.holder": lambda uri, folder: Registry(uri).holder("n", "best"),
