@@ -58,11 +58,14 @@ RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 
 
-def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
+def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport, last: Sequence[RunReport] = ()) -> None:
     """Update a parent run from its current runs: description, report, registered model. Adds what has changed.
 
     The parent has no metrics: its page would draw a chart of one bar for each. Means are in the description, and metrics of the runs that
     the saved view shows.
+
+    Args:
+        last: the run of each variant, of any comparison, that was published last; by it runs of older code are marked.
     """
     experiment = client.get_run(parent).info.experiment_id
     _mark_killed(client, experiment, report.comparison)
@@ -71,6 +74,8 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         return
     digests = {} if report.digest is None else {report.dataset: report.digest}
     settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
+    for one in (entry for entry in last if entry.comparison == report.comparison):
+        _mark_older_code(client, one, runs_in(client, [experiment], {Tag.PART: one.comparison, Tag.VARIANT: one.variant}))
     published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
     runs, left_out = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
     summaries = summarise_published(runs)
@@ -92,7 +97,7 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
                 client.set_experiment_tag(experiment, tag, value)
 
 
-def mark_older_code(client: MlflowClient, report: RunReport, runs: Sequence[Run]) -> None:
+def _mark_older_code(client: MlflowClient, report: RunReport, runs: Sequence[Run]) -> None:
     """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by older code.
 
     They stay in the variant's mean until they run again. A mark of a run that the present code made is removed. Nothing changes if the

@@ -34,7 +34,7 @@ from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import PublishedRun, experiment_name
-from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
+from tasks.tracking.comparison_run import experiment_tags, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 from tasks.tracking.tags import Tag
@@ -62,6 +62,7 @@ class Tracker:
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / LOCKS
         self._has_warned = False  # of runs that this project did not publish
+        self._last: dict[tuple[str, str], RunReport] = {}  # comparison, variant -> report of its last published run
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -153,23 +154,17 @@ class Tracker:
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
             if isinstance(report, RunReport):
+                self._last[report.comparison, report.variant] = report
                 return self._complete_run(report)
             with alone(self._lock):
                 parent = self._find_or_create_parent(report.comparison, self._experiment(report.dataset))
-            publish_comparison(self._client, parent, report)
+            publish_comparison(self._client, parent, report, list(self._last.values()))
             return parent
 
     def _complete_run(self, report: RunReport) -> str:
         with alone(self._lock):
-            run = self._find_or_create_run(
-                report.comparison,
-                report.identity,
-                report.dataset.name,
-                report.variant,
-                report.seed,
-                report.parameters,
-                report.scores.metrics,
-            )
+            place = report.comparison, report.identity, report.dataset.name, report.variant, report.seed
+            run = self._find_or_create_run(*place, report.parameters, report.scores.metrics)
         run_id = str(run.info.run_id)
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
@@ -246,12 +241,14 @@ class Tracker:
             return log_model(self.uri, run.info.run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run: Run, report: RunReport) -> None:
-        """Delete the variant's other runs of this seed (the first from another folder is reported); mark older code of other seeds."""
+        """Keep the last published run of one variant and seed in a comparison; delete the others.
+
+        The first of them that was published from another folder, which may be another project's, is reported.
+        """
         source = child_run.dataset_input(report)["source"]
-        of_variant = runs_in(self._client, [run.info.experiment_id], {Tag.PART: report.comparison, Tag.VARIANT: report.variant})
-        mark_older_code(self._client, report, of_variant)
-        others = (entry for entry in of_variant if entry.info.run_id != run.info.run_id)
-        for other in (entry for entry in others if entry.data.tags[Tag.SEED] == str(report.seed)):
+        place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
+        published = runs_in(self._client, [run.info.experiment_id], place)
+        for other in (entry for entry in published if entry.info.run_id != run.info.run_id):
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
             if not self._has_warned and {entry.dataset.source for entry in other.inputs.dataset_inputs} - {source}:

@@ -545,7 +545,7 @@ def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, 
     assert points(tracker, run_id) == recorded
 
 
-def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_again(tracker: Tracker, report: RunReport) -> None:
+def test_seeds_of_older_code_are_marked_when_the_comparison_of_another_seed_is_published(tracker: Tracker, report: RunReport) -> None:
     """After an edit of a loss and a run of seed 0, the mean had seeds of both codes without a word."""
 
     def run(seed: int, recall: float) -> RunReport:
@@ -554,6 +554,7 @@ def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_
         return other(tracker, report, identities.identity_in(COMPARISON, scored), report.variant, seed, recall)
 
     def remarks() -> list[str]:
+        assert tracker.publish(comparison()) is not None
         return older_code_lines("d", published_runs(tracker.uri, "d", COMPARISON))
 
     before = [run(seed, 0.5) for seed in range(3)]
