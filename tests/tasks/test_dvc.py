@@ -230,14 +230,16 @@ def test_a_dataset_that_a_comparison_of_dvc_reads_can_be_used_if_it_has_not_chan
     project = environment.Project(first.root, tmp_path, str(tmp_path / "store"), "")
     lock, process = first.root / ".dvc/tmp/rwlock", {"pid": os.getpid(), "cmd": "dvc repro comparison@synthetic"}
     lock.write_text(json.dumps({"read": {str(project.packed("synthetic")): [process]}}))
-    text = first.root.joinpath("params.yaml").read_text()
+    text, raw = first.root.joinpath("params.yaml").read_text(), first.root / "data/raw/synthetic"
     assert update_dataset(project, "synthetic").counts == {"train": 40, "test": 40}
+    shutil.copytree(raw, tmp_path / "raw")
     first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
     with pytest.raises(DataError, match=rf"synthetic' is busy, [^\n]+: \(PID {os.getpid()}\): dvc repro comparison@synthetic$"):
         update_dataset(project, "synthetic")
     first.root.joinpath("params.yaml").write_text(text)
     lock.unlink()
-    update_dataset(project, "synthetic")  # draws the raw images of the former options again
+    shutil.rmtree(raw)
+    shutil.copytree(tmp_path / "raw", raw)  # those of the changed options were drawn
 
 
 def test_no_stage_loses_its_outputs_when_it_begins() -> None:
