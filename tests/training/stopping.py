@@ -1,8 +1,12 @@
 """Runs that stop at an epoch's end, and the comparison of what they leave."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress, Report
 
 
@@ -23,3 +27,10 @@ def stop_after(num_epochs: int) -> Report:
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Return whether two state dictionaries are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def checkpoint_of(folder: Path) -> dict[str, Any]:
+    """Return the checkpoint of a run that has one."""
+    found = load_checkpoint(folder)
+    assert found is not None
+    return found

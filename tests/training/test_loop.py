@@ -23,7 +23,7 @@ from dml_core.training.loop import fit
 from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall, ScoredImages
 from tests.conftest import LAST_BATCHES, small_training
-from tests.training.stopping import StoppedError, same, stop_after
+from tests.training.stopping import StoppedError, checkpoint_of, same, stop_after
 
 CPU = torch.device("cpu")
 
@@ -39,8 +39,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(packed: Path,
     assert not same(first, train(small_training(), packed, tmp_path / "c", seed=1))
 
 
-@pytest.mark.parametrize("last_batch", LAST_BATCHES)
-@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("epoch", "last_batch"), list(zip((0, 1, 0), LAST_BATCHES, strict=True)))
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     packed_with: Callable[[str], Path], tmp_path: Path, epoch: int, last_batch: str
 ) -> None:
@@ -97,8 +96,7 @@ def test_training_lowers_the_loss(packed: Path, tmp_path: Path) -> None:
 
 def test_no_epochs_keeps_the_initial_weights_and_still_leaves_a_checkpoint(packed: Path, tmp_path: Path) -> None:
     untrained = train(small_training(num_epochs=0), packed, tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_of(tmp_path)
     assert same(untrained, checkpoint["system"])
     assert checkpoint["num_epochs_done"] == 0
     assert read_history(tmp_path) == []
@@ -112,8 +110,7 @@ def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkp
         patch.setattr(loop, "learning_rate_factor", lambda schedule, epoch, *step: 1e30 if epoch == 1 else 1.0)
         with pytest.raises(TrainingError, match=r"loss 'softmax' is not finite at epoch 1, step 1 .*lower the learning rate"):
             train(config, packed, tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
-    assert checkpoint is not None
+    checkpoint = checkpoint_of(tmp_path)
     assert checkpoint["num_epochs_done"] == 1
     assert all(bool(value.isfinite().all()) for value in checkpoint["system"].values())
     assert len(read_history(tmp_path)) == 5
