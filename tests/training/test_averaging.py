@@ -10,13 +10,13 @@ from torch import Tensor
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
-from dml_core.training.checkpoints.file import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import fit
 from dml_core.training.optimisation.config import AverageConfig
 from tests.conftest import small_training
-from tests.training.stopping import StoppedError
+from tests.training.stopping import StoppedError, checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -38,18 +38,12 @@ def train(config: TrainingConfig, packed: Path, folder: Path, stop_after: int | 
 
     def look(progress: Progress) -> None:
         if progress.epoch_ended:
-            found.append(state_of(folder)["system"])
+            found.append(checkpoint_of(folder)["system"])
             if len(found) == stop_after:
                 raise StoppedError
 
     fit(config, PackedDataset(packed, "train"), 0, folder, CPU, report=look, identity="a run")
     return found
-
-
-def state_of(folder: Path) -> dict:
-    state = load_checkpoint(folder)
-    assert state is not None
-    return state
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -64,7 +58,7 @@ def test_the_result_is_the_average_by_hand_of_the_steps_from_where_it_begins(
 ) -> None:
     steps = train(config_of(average={"decay": DECAY, "after": after}), packed, tmp_path)
     assert len(steps) == 6
-    result, num_epochs = weights_of(state_of(tmp_path), "last")
+    result, num_epochs = weights_of(checkpoint_of(tmp_path), "last")
     assert num_epochs == 6
     moving = {name for name, value in result.items() if value.is_floating_point()}
     assert any("running_mean" in name for name in moving), "BatchNorm's statistics are averaged too"
@@ -83,8 +77,8 @@ def test_the_training_itself_is_the_same_and_what_is_returned_is_the_average(pac
     for one, other in zip(plain, train(averaging, packed, tmp_path / "averaged"), strict=True):
         assert_equal(one, other)
     system = fit(averaging, PackedDataset(packed, "train"), 0, tmp_path / "averaged", CPU, identity="a run")
-    assert_equal(system.state_dict(), weights_of(state_of(tmp_path / "averaged"), "last")[0])
-    assert_equal(weights_of(state_of(tmp_path / "plain"), "last")[0], plain[-1])
+    assert_equal(system.state_dict(), weights_of(checkpoint_of(tmp_path / "averaged"), "last")[0])
+    assert_equal(weights_of(checkpoint_of(tmp_path / "plain"), "last")[0], plain[-1])
 
 
 def test_a_run_that_was_interrupted_after_every_epoch_comes_to_the_same_average(packed: Path, tmp_path: Path) -> None:
@@ -95,7 +89,7 @@ def test_a_run_that_was_interrupted_after_every_epoch_comes_to_the_same_average(
             train(config, packed, tmp_path / "cut", stop_after=1)
     assert len(train(config, packed, tmp_path / "cut")) == 1
     for epoch_weights in ("averaged", "system"):
-        assert_equal(state_of(tmp_path / "whole")[epoch_weights], state_of(tmp_path / "cut")[epoch_weights])
+        assert_equal(checkpoint_of(tmp_path / "whole")[epoch_weights], checkpoint_of(tmp_path / "cut")[epoch_weights])
 
 
 def test_the_best_epoch_is_told_and_kept_of_the_average(packed: Path, tmp_path: Path) -> None:
@@ -107,7 +101,7 @@ def test_the_best_epoch_is_told_and_kept_of_the_average(packed: Path, tmp_path: 
 
     config = config_of(average={"decay": DECAY, "after": 0.0}, keep_epochs=["oracle"])
     fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU, score_test=score)
-    state = state_of(tmp_path)
+    state = checkpoint_of(tmp_path)
     assert_equal(seen[-1], {name: value for name, value in state["averaged"].items() if name.startswith("model.")})
     assert_equal(weights_of(state, "oracle")[0], state["averaged"])
     assert any(not torch.equal(state["averaged"][name], state["system"][name]) for name in seen[-1])
@@ -115,8 +109,8 @@ def test_the_best_epoch_is_told_and_kept_of_the_average(packed: Path, tmp_path: 
 
 def test_without_a_step_the_result_is_the_initial_weights(packed: Path, tmp_path: Path) -> None:
     train(config_of(num_epochs=0, average={"decay": DECAY}), packed, tmp_path)
-    assert state_of(tmp_path)["averaged"] is None
-    assert_equal(weights_of(state_of(tmp_path), "last")[0], state_of(tmp_path)["system"])
+    assert checkpoint_of(tmp_path)["averaged"] is None
+    assert_equal(weights_of(checkpoint_of(tmp_path), "last")[0], checkpoint_of(tmp_path)["system"])
 
 
 @pytest.mark.parametrize(("after", "num_epochs", "begins"), [(0.7, 90, 63), (0.35, 180, 63), (0.5, 5, 2), (0.99, 6, 5), (0.0, 6, 0)])

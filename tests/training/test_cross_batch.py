@@ -13,12 +13,11 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop
-from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.config import CrossBatchConfig, TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from tests.conftest import small_training
-from tests.training.stopping import StoppedError, same, stop_after
+from tests.training.stopping import StoppedError, checkpoint_of, same, stop_after
 from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,8 +145,7 @@ def test_any_number_of_workers_keeps_the_same_memory_and_ends_in_the_same_weight
 def test_the_average_of_the_weights_holds_the_last_step_s_memory(packed: Path, tmp_path: Path) -> None:
     config = with_memory("contrastive", average={"decay": 0.5, "after": 0.0})
     loop.fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU)
-    state = load_checkpoint(tmp_path)
-    assert state is not None
+    state = checkpoint_of(tmp_path)
     for name in ("loss.labels", "loss.embeddings", "loss._extra_state"):
         assert torch.equal(state["averaged"][name], state["system"][name]), name
     weight = "model.head.linear.weight"

@@ -23,7 +23,7 @@ from dml_core.training.validation import HeldOutRecall, ScoredImages, scorers
 from tests.conftest import small_training
 from tests.damage import contents
 from tests.one_view import plain_view
-from tests.training.stopping import StoppedError, same, stop_after
+from tests.training.stopping import StoppedError, checkpoint_of, same, stop_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -39,12 +39,6 @@ def train(config: TrainingConfig, packed: Path, folder: Path, report=lambda prog
     held_out, tested, _ = scorers(packed, config, ScoredImages(CPU))
     dataset = open_role(packed, "train", config.validation)
     fit(config, dataset, 0, folder, CPU, report=report, identity="a run", validate=held_out, score_test=tested)
-
-
-def checkpoint_of(folder: Path) -> dict[str, Any]:
-    found = load_checkpoint(folder)
-    assert found is not None
-    return found
 
 
 def recall_by_hand(model: nn.Module, dataset: PackedDataset, config: TrainingConfig) -> float:

@@ -8,13 +8,14 @@ from torch import nn
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training import loop, validation
-from dml_core.training.checkpoints.file import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
 from dml_core.training.parallel.batchnorm import synchronise_batchnorm
 from dml_core.training.parallel.workers import shard_sizes
 from dml_core.training.validation import METRIC, HeldOutRecall, ScoredImages
 from tests.conftest import small_training
+from tests.training.stopping import checkpoint_of
 from tests.workers import load_float64, spawn
 
 CPU = torch.device("cpu")
@@ -85,9 +86,7 @@ def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path
 
 
 def kept_by(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
-    checkpoint = load_checkpoint(folder)
-    assert checkpoint is not None
-    return weights_of(checkpoint, "oracle")
+    return weights_of(checkpoint_of(folder), "oracle")
 
 
 def normalise(rank: int, folder: Path, num_workers: int) -> None:

@@ -15,7 +15,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
 from dml_core.training import loop, validation
 from dml_core.training.checkpoints import writing
-from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.checkpoints.writing import InterruptedRunError, Saving
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import HISTORY_FILE
@@ -23,6 +23,7 @@ from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel.workers import TrainingSystem
 from dml_core.training.pulse import listen
 from tests.conftest import small_training
+from tests.training.stopping import checkpoint_of
 from tests.workers import spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -105,8 +106,7 @@ def test_stopped_again_and_again_a_run_ends_in_the_bytes_of_one_that_was_not(
             break
         except InterruptedRunError:
             num_stops += 1
-            state = load_checkpoint(tmp_path / "stopped")
-            assert state is not None
+            state = checkpoint_of(tmp_path / "stopped")
             assert len(state["under_way"]["rows"]) > 0
     assert num_stops >= 5
     assert left_by(tmp_path / "stopped") == left_by(tmp_path / "undisturbed")
@@ -118,8 +118,7 @@ def test_checkpoints_by_steps_are_there_and_change_nothing(packed: Path, tmp_pat
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
-        state = load_checkpoint(tmp_path / "by steps")
-        assert state is not None
+        state = checkpoint_of(tmp_path / "by steps")
         seen.append((state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
 
     fit(config, PackedDataset(packed, "train"), 0, tmp_path / "by steps", CPU, identity="a run", saving=Saving(every_steps=2, saved=look))
@@ -135,8 +134,7 @@ def test_a_checkpoint_due_at_the_end_of_an_epoch_that_saves_none_is_written_and_
     seen: list[tuple[int, int]] = []
 
     def look_and_fail() -> None:
-        state = load_checkpoint(tmp_path / "killed")
-        assert state is not None
+        state = checkpoint_of(tmp_path / "killed")
         seen.append((state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
         if seen[-1] == (1, 5):
             raise InterruptedError
@@ -270,8 +268,7 @@ def test_several_workers_go_on_in_the_middle_of_an_epoch(packed: Path, undisturb
         else:
             spawn(fit_on_several, NUM_WORKERS, packed, folder, kill, stop)
             assert len(list(folder.glob("stopped-*"))) == NUM_WORKERS
-        state = load_checkpoint(folder)
-        assert state is not None
+        state = checkpoint_of(folder)
         rows = state.get("under_way", {"rows": []})["rows"]
         assert NUM_STEPS * state["num_epochs_done"] + len(rows) == {"killed": 6, "stopped": 9}[name]
         spawn(fit_on_several, NUM_WORKERS, packed, folder, None, None)
@@ -283,8 +280,6 @@ def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, undisturb
     """Batches are drawn globally, so that another number of workers changes only the order of sums."""
     spawn(fit_on_several, NUM_WORKERS, packed, tmp_path / "fewer", None, 7)
     spawn(fit_on_several, 1, packed, tmp_path / "fewer", None, None)
-    several, one = load_checkpoint(undisturbed), load_checkpoint(tmp_path / "fewer")
-    assert several is not None
-    assert one is not None
+    several, one = checkpoint_of(undisturbed), checkpoint_of(tmp_path / "fewer")
     for name, value in several["system"].items():
         torch.testing.assert_close(one["system"][name], value, rtol=1e-4, atol=1e-5)

@@ -18,14 +18,14 @@ from dml_core.errors import ConfigError
 from dml_core.losses.class_shards import ClassShard, cross_entropy, logsumexp
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop, validation
-from dml_core.training.checkpoints.file import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.parallel.sharded_state import leave_to_their_worker, whole_optimiser_state, whole_state
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 from tests.conftest import small_training
-from tests.training.stopping import StoppedError
+from tests.training.stopping import StoppedError, checkpoint_of
 from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -256,9 +256,7 @@ def test_a_run_that_goes_on_with_other_workers_ends_in_the_weights_of_one(packed
     assert not list(tmp_path.glob("*.pt"))
     spawn(fit_all, 3, packed, tmp_path, True, None)
     for name in RUNS:
-        expected, found = load_checkpoint(unsharded / name), load_checkpoint(tmp_path / name)
-        assert expected is not None
-        assert found is not None
+        expected, found = checkpoint_of(unsharded / name), checkpoint_of(tmp_path / name)
         expected["optimiser"], found["optimiser"] = expected["optimiser"]["state"], found["optimiser"]["state"]
         for part in ("system", "averaged", "optimiser"):
             torch.testing.assert_close(found[part], expected[part], rtol=1e-7, atol=1e-9, msg=lambda m, n=name, p=part: f"{n}: {p}: {m}")

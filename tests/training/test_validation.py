@@ -16,13 +16,13 @@ from dml_core.data.store.split_config import ValidationConfig
 from dml_core.epochs import RECALL
 from dml_core.evaluation.evaluator import evaluate
 from dml_core.training import validation
-from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit
 from dml_core.training.validation import METRIC, HeldOutRecall, ScoredImages, bounded_rows, scorers
 from tasks.scores.evaluation import recall_by_epoch
 from tests.conftest import MODEL, SYNTHETIC_OPTIONS, small_training
 from tests.one_view import plain_view
+from tests.training.stopping import checkpoint_of
 from tests.workers import spawn
 
 CPU = torch.device("cpu")
@@ -42,9 +42,7 @@ def test_a_watched_run_ends_with_the_bytes_of_an_unwatched_one(packed: Path, tmp
         report=heard.append,
         validate=HeldOutRecall(ScoredImages(CPU), held_out, CONFIG.transform),
     )
-    one, other = load_checkpoint(tmp_path / "alone"), load_checkpoint(tmp_path / "watched")
-    assert one is not None
-    assert other is not None
+    one, other = checkpoint_of(tmp_path / "alone"), checkpoint_of(tmp_path / "watched")
     assert all(torch.equal(value, other["system"][name]) for name, value in one["system"].items())
     assert str(one["optimiser"]) == str(other["optimiser"])
     # The history differs only by the score in the last step of each epoch.
@@ -67,9 +65,7 @@ def test_a_curve_has_training_and_test_images_and_changes_nothing(packed: Path, 
     training = PackedDataset(packed, "train")
     fit(plain, training, 0, tmp_path / "plain", CPU)
     trained = fit(curved, training, 0, tmp_path / "curved", CPU, score_curve=scorers(packed, curved, ScoredImages(CPU))[2])
-    one, other = load_checkpoint(tmp_path / "plain"), load_checkpoint(tmp_path / "curved")
-    assert one is not None
-    assert other is not None
+    one, other = checkpoint_of(tmp_path / "plain"), checkpoint_of(tmp_path / "curved")
     assert all(torch.equal(value, other["system"][name]) for name, value in one["system"].items())
     curves = recall_by_epoch(read_history(tmp_path / "curved"))
     assert {role: list(curve) for role, curve in curves.items()} == {"train": measured, "test": measured}
