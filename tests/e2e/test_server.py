@@ -99,6 +99,7 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     project = make_project(folder / "project", ("untrained",))
+    project.change(scale={"num_workers": 1})
     shutil.copytree(ROOT / "infra", project.root / "infra")
     deployments = project.root / "infra" / "prefect.yaml"
     deployments.write_text(deployments.read_text().replace("variant: softtriple", "variant: untrained"))  # the project's only variant
@@ -209,13 +210,13 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
     found = client.search_runs(experiments, "params.variant = 'untrained' and params.seed = '0'")
     assert [entry for entry in found if "recall_at_8" in entry.data.metrics], "the scheduled run's scores"
     limits = {entry["name"]: entry["limit"] for entry in server.ask("v2/concurrency_limits/filter")}
-    assert limits["dml-workers"] == 2, "the run found or made the limit, which it cannot pass over"
+    assert limits["dml-workers"] == 1, "the run found or made the limit, which it cannot pass over"
 
 
 @pytest.mark.proof
 def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:
-    server.ask("v2/concurrency_limits/dml-workers", method="PATCH", limit=1)
-    printed = server.project.run("dml", "run", "synthetic", "untrained", code=2, **server.environment)
+    command = ("dml", "run", "synthetic", "untrained", "--set", "scale.num_workers=2")
+    printed = server.project.run(*command, code=2, **server.environment)
     assert "Prefect's limit 'dml-workers' is 1, but a run needs 2 workers" in printed
 
 
