@@ -101,8 +101,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     project = make_project(folder / "project", ("untrained",))
     project.change(scale={"num_workers": 1})
     shutil.copytree(ROOT / "infra", project.root / "infra")
-    deployments = project.root / "infra" / "prefect.yaml"
-    deployments.write_text(deployments.read_text().replace("variant: softtriple", "variant: untrained"))  # the project's only variant
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -173,7 +171,7 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
 @pytest.mark.proof
 def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
     # Changes only the scores: the scheduled run below reuses the network and its embeddings, and computes its own scores.
-    parameters = {"variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
+    parameters = {"dataset": "synthetic", "variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
     (single,) = (entry for entry in server.ask("deployments/filter") if entry["name"] == "single-run")
     server.ask(f"deployments/{single['id']}/create_flow_run", parameters=parameters)
     run = server.finished("single-run")
