@@ -145,7 +145,8 @@ def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:
     if limit < num_workers:
         raise ConfigError(f"Prefect's limit '{WORKERS_LIMIT}' is {limit}, but a run needs {num_workers} workers; {remedy}")
     if limit < capacity:
-        say(f"Prefect's limit '{WORKERS_LIMIT}' is {limit}: at most {counted(limit // num_workers, 'run')} at a time; {remedy}")
+        at_once = f"at most {counted(limit // num_workers, 'run')} at a time"
+        say(f"Prefect's limit '{WORKERS_LIMIT}' is {limit}: {at_once}; {remedy}, or lower scale.concurrent_runs")
 
 
 def _log_to_prefect() -> None:

@@ -8,6 +8,7 @@ left out. The login is that of Prefect's clients
 
 import os
 import sys
+from http import HTTPStatus
 from pathlib import Path
 
 import requests
@@ -49,8 +50,12 @@ def _webhook_block(session: requests.Session, url: str, address: str | None) -> 
     if existing.ok and address:
         block = f"{url}/block_documents/{existing.json()['id']}"
         session.patch(block, json={"data": {"url": address}, "merge_existing_data": True}, timeout=SECONDS).raise_for_status()
-    if existing.ok or not address:
-        return str(existing.json()["id"]) if existing.ok else None
+    if existing.ok:
+        return str(existing.json()["id"])
+    if existing.status_code != HTTPStatus.NOT_FOUND:
+        existing.raise_for_status()
+    if not address:
+        return None
     block_type = session.get(f"{url}/block_types/slug/webhook", timeout=SECONDS)
     block_type.raise_for_status()
     of_type = {"block_schemas": {"block_type_id": {"any_": [block_type.json()["id"]]}}}

@@ -77,7 +77,7 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
             for name in level:
                 _wait(supervisor, stack, name, until)
             for name in level:
-                _set_up(stack, name)
+                _set_up(stack, name, report)
             for name in fresh:
                 report(f"{name}: up at {stack.address(name)}")
                 if name == S3 and any((stack.folder / RECORDS).glob("*")):
@@ -306,7 +306,7 @@ def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
         time.sleep(0.2)
 
 
-def _set_up(stack: Stack, name: str) -> None:
+def _set_up(stack: Stack, name: str, report: Callable[[str], None]) -> None:
     """Set up a service that answers: the bucket of the S3 server; its own commands, again after a change of `_setup_mark` or `PASSED`.
 
     Settings that are not given leave what earlier ones have set up, as a later `up` from another shell may lack them.
@@ -322,6 +322,8 @@ def _set_up(stack: Stack, name: str) -> None:
     marks = _setup_mark(stack, service), hashlib.sha256(given.encode()).hexdigest() if given else given_before
     if marks == (mark_before, given_before):
         return
+    if service.setup and done.exists():
+        report(f"{name}: set up again, as its settings or the code changed")
     for command in service.setup:
         try:
             with stack.log(name).open("a") as log:
@@ -341,14 +343,14 @@ def _set_up(stack: Stack, name: str) -> None:
 
 
 def _setup_mark(stack: Stack, service: Service) -> str:
-    """Return a hash of what a service's setup commands read: the files that they name, the flows, and the names that their forms list."""
+    """Return a hash of what a service's setup commands read: the files that they name, the flows' code, and the names that forms list."""
     named = [stack.root / word for command in service.setup for word in shlex.split(command)[1:]]
-    flows = [path for path in sorted((stack.root / "flows").rglob("*")) if path.suffix in (".py", ".yaml")]
+    flows = sorted((stack.root / "flows").rglob("*.py"))
     files = {str(path): path.read_text() for path in (*named, *flows) if path.is_file()}
-    names: list[list[str]] = []
+    names = [[str(path) for path in sorted((stack.root / "flows" / "tables").glob("*/*.yaml"))]]
     with contextlib.suppress(ConfigError, KeyError, TypeError):  # as in the forms, which list none then
         params = read_yaml(stack.root / "params.yaml")
-        names = [[*part] for part in (params["datasets"], params["comparison"]["datasets"], params["comparison"]["variants"])]
+        names += [[*part] for part in (params["datasets"], params["comparison"]["datasets"], params["comparison"]["variants"])]
     return json_sha256([service.setup, version("prefect"), files, names])
 
 

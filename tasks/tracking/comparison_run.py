@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Run
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from dml_core.config import parse
@@ -58,14 +58,11 @@ RUN_NAME = "attributes.`Run Name`"  # column of MLflow's table
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 
 
-def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport, last: Sequence[RunReport] = ()) -> None:
+def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
     """Update a parent run from its current runs: description, report, registered model. Adds what has changed.
 
     The parent has no metrics: its page would draw a chart of one bar for each. Means are in the description, and metrics of the runs that
     the saved view shows.
-
-    Args:
-        last: the run of each variant, of any comparison, that was published last; by it runs of older code are marked.
     """
     experiment = client.get_run(parent).info.experiment_id
     _mark_killed(client, experiment, report.comparison)
@@ -74,8 +71,6 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         return
     digests = {} if report.digest is None else {report.dataset: report.digest}
     settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
-    for one in (entry for entry in last if entry.comparison == report.comparison):
-        _mark_older_code(client, one, runs_in(client, [experiment], {Tag.PART: one.comparison, Tag.VARIANT: one.variant}))
     published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
     runs, left_out = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
     summaries = summarise_published(runs)
@@ -97,11 +92,11 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
                 client.set_experiment_tag(experiment, tag, value)
 
 
-def _mark_older_code(client: MlflowClient, report: RunReport, runs: Sequence[Run]) -> None:
+def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) -> bool:
     """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by older code.
 
-    They stay in the variant's mean until they run again. A mark of a run that the present code made is removed. Nothing changes if the
-    report itself is of older code.
+    They stay in the variant's mean until they run again. A mark of a run that the present code made is removed. Return False, without a
+    change, if the report itself is of older code.
     """
     place = {"dataset": report.dataset.name, "variant": report.variant}
 
@@ -115,17 +110,20 @@ def _mark_older_code(client: MlflowClient, report: RunReport, runs: Sequence[Run
         expected = published_tags(report, "")
         parameters, _ = split_settings(**place, seed=report.seed, settings=report.parameters)
     except ConfigError:
-        return  # a report that waited; today's code does not have its settings
-    for run in (entry for entry in runs if is_present and entry.data.tags[Tag.SEED] != str(report.seed)):
+        return False  # a report that waited; today's code does not have its settings
+    of_variant = {Tag.PART: report.comparison, Tag.VARIANT: report.variant}
+    runs = runs_in(client, [experiment], of_variant) if is_present else []
+    for run in (entry for entry in runs if entry.data.tags[Tag.SEED] != str(report.seed)):
         tags, seed = run.data.tags, run.data.tags[Tag.SEED]
         has_tags = all(tags.get(tag) == expected[tag] for tag in (Tag.DIGEST, Tag.SETTINGS))
-        is_alike = has_tags and run.data.params == parameters | {"seed": seed}  # settings that change no score, as the device, do not count
+        is_alike = has_tags and run.data.params == parameters | {"seed": seed}  # one on another device has another identity for that alone
         is_older = tags[Tag.IDENTITY] != identity(int(seed))
         with suppress(MlflowException):  # another thread or process has superseded it meanwhile
             if not is_older and Tag.OLDER_CODE in tags:
                 client.delete_tag(run.info.run_id, Tag.OLDER_CODE)
             elif is_alike and is_older and Tag.OLDER_CODE not in tags:
                 client.set_tag(run.info.run_id, Tag.OLDER_CODE, UNKNOWN_FILES)
+    return is_present
 
 
 def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:

@@ -34,7 +34,7 @@ from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import PublishedRun, experiment_name
-from tasks.tracking.comparison_run import experiment_tags, publish_comparison
+from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 from tasks.tracking.tags import Tag
@@ -62,7 +62,7 @@ class Tracker:
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / LOCKS
         self._has_warned = False  # of runs that this project did not publish
-        self._last: dict[tuple[str, str], RunReport] = {}  # comparison, variant -> report of its last published run
+        self._marked: set[tuple[str, str]] = set()  # comparisons and variants whose seeds of older code this process has marked
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -154,11 +154,10 @@ class Tracker:
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
             if isinstance(report, RunReport):
-                self._last[report.comparison, report.variant] = report
                 return self._complete_run(report)
             with alone(self._lock):
                 parent = self._find_or_create_parent(report.comparison, self._experiment(report.dataset))
-            publish_comparison(self._client, parent, report, list(self._last.values()))
+            publish_comparison(self._client, parent, report)
             return parent
 
     def _complete_run(self, report: RunReport) -> str:
@@ -188,6 +187,9 @@ class Tracker:
             self._client.set_tag(run_id, Tag.OLDER_CODE, report.tags["older_code"])
         elif Tag.OLDER_CODE in run.data.tags:
             self._client.delete_tag(run_id, Tag.OLDER_CODE)
+        variant = report.comparison, report.variant
+        if variant not in self._marked and mark_older_code(self._client, run.info.experiment_id, report):
+            self._marked.add(variant)
         return run_id
 
     def _checked(self, report: RunReport) -> RunReport:

@@ -24,7 +24,7 @@ from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
-from tasks.runs.identity import STEP_MODULES, differing_files, source_files
+from tasks.runs.identity import CHOOSING_MODULES, STEP_MODULES, differing_files, source_files
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
@@ -41,7 +41,7 @@ def serve(config: dict[str, Any]) -> None:
     """Work through the board's jobs until it is closed; the training function of every worker."""
     enable_s3_weights()
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has its own environment
-    source_files((*STEP_MODULES["train"], *STEP_MODULES["embed"]))  # read as they were imported; compared with each job's
+    source_files((*STEP_MODULES["train"], *STEP_MODULES["embed"], *CHOOSING_MODULES))  # as they were imported, for `_check_code`
     board = config["board"]
     device = ray.train.torch.get_device()
     torch.set_num_threads(config["num_threads"])
@@ -126,7 +126,7 @@ def _check_code(job: Job) -> None:
     if files := differing_files(job.sources):
         names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         machine = f"this machine ({socket.gethostname()})"
-        raise ConfigError(f"{machine} has other code than the flow ({names}): bring it to the same commit and rerun")
+        raise ConfigError(f"{machine} has other code than the flow, or was edited since ({names}): rerun with the same code everywhere")
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -215,7 +215,7 @@ def test_a_flow_with_more_runs_at_a_time_than_the_server_allows_says_so(prefect:
     said: list[str] = []
     ensure_limit(1, 16, said.append)
     limit = "Prefect's limit 'dml-workers' is 1: at most 1 run at a time"
-    assert said == [f"{limit}; raise it: prefect gcl update dml-workers --limit 16"]
+    assert said == [f"{limit}; raise it: prefect gcl update dml-workers --limit 16, or lower scale.concurrent_runs"]
 
 
 def draw_quickly(*arguments: Any) -> None:

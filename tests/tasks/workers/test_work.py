@@ -83,8 +83,8 @@ def test_a_worker_with_other_code_than_the_flow_names_machine_and_files_and_does
     other = sources | {"dml_core/training/loop.py": "edited", "dml_core/losses/new.py": "missing here"}
     with pytest.raises(ConfigError):
         worker._do(replace(job, sources=other), CPU, board, MagicMock())
-    reason = "this machine (node-2) has other code than the flow (dml_core/training/loop.py, dml_core/losses/new.py)"
-    board.end.remote.assert_called_once_with(error=f"d / v / seed 0: {reason}: bring it to the same commit and rerun")
+    reason = "this machine (node-2) has other code than the flow, or was edited since (dml_core/training/loop.py, dml_core/losses/new.py)"
+    board.end.remote.assert_called_once_with(error=f"d / v / seed 0: {reason}: rerun with the same code everywhere")
     assert done.call_count == 1
 
 
