@@ -273,6 +273,11 @@ def test_a_replaced_champion_is_still_found_for_its_index_and_promoted_again(fre
     assert resolve_model(identity, changed) == fetched
     with pytest.raises(ConfigError, match="no trained run has this identity"):
         resolve_model(identity[::-1], changed)
+    (tmp_path / "damaged.db").write_text("no database")
+    without = Project(changed.root, fresh.state, fresh.store, f"sqlite:///{tmp_path}/damaged.db")
+    assert resolve_model(identity, without) == fetched, "MLflow cannot be used"
+    with pytest.raises(TrackingError):
+        resolve_model(identity[::-1], without)
     again = promote(changed, f"models:/{NAME}/{first.number}", forced_because="rolled back")
     assert (again.version.number, again.reason) == (first.number, "forced, without comparison: rolled back")
     assert Registry(fresh.tracking_uri).holder(NAME, "champion") == again.version
