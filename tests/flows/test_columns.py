@@ -423,7 +423,7 @@ def test_no_verb_prints_a_character_of_a_name_that_a_terminal_obeys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     info = SimpleNamespace(
-        num_items=2, num_dimensions=3, metric="cosine", model_identity="0123", model_source=OBEYED, reason="", found=None
+        num_items=2, num_dimensions=3, metric="cosine", model_identity="0123", model_source=OBEYED, reason="", found=None, kind="exact"
     )
     index = SimpleNamespace(metric="cosine", folder=Path(OBEYED), nbytes=1, info=info, kind="exact")
     hits = [searching.Hit(1, 0.5, Item(OBEYED, OBEYED)), searching.Hit(2, 0.4, Item("b", "c"))]

@@ -126,7 +126,7 @@ def test_of_several_datasets_one_that_cannot_be_prepared_fails_its_own_runs(at_h
     services.project.packed = lambda name: Path("/nowhere")
     monkeypatch.setattr(reproduce, "_prepare", prepared)
     monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: at_hand)
-    monkeypatch.setattr(reproduce, "run_chains", lambda runs, prepared, services: ([run.dataset for run in runs], ["a run's failure"]))
+    monkeypatch.setattr(reproduce, "run_chains", lambda runs, *_: ([run.dataset for run in runs], ["a run's failure"]))
     damaged = spec.model_copy(update={"training": spec.training.without_weights()})
     runs = [damaged, damaged.model_copy(update={"dataset": "sop"}), damaged.model_copy(update={"seed": 1})]
     unprepared: dict[str, DataError] = {}

@@ -131,8 +131,9 @@ def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path
     store._call = lambda operation, key, *more, **given: (calls.append(f"{operation} {key}"), call(operation, key, *more, **given))[1]
     services: Any = SimpleNamespace(store=store, scale=ScaleSpec(image_cache_gb=1))
     dataset: Any = SimpleNamespace(folder=str(packed), digest="x")
+    lock: Any = SimpleNamespace(of=SimpleNamespace(sources=dict))
     with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(chain._job, "train", SPEC, dataset, "train/x", "", services) for _ in range(4)]
+        jobs = [pool.submit(chain._job, "train", SPEC, dataset, "train/x", "", services, lock) for _ in range(4)]
     assert {job.result().dataset_key for job in jobs} == {KEY}
     assert [calls.count(f"upload_file {KEY}/{name}") for name in (IMAGES_FILE, RANGES_FILE)] == [1, 1]
 
