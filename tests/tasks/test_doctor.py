@@ -212,6 +212,9 @@ def test_automations_are_loaded_with_the_login_and_after_the_database_was_locked
             self.end_headers()
             self.wfile.write(b"[]")
 
+        def do_GET(self) -> None:
+            self.send_error(404)  # it has no webhook
+
         def log_message(self, *_: object) -> None:
             pass
 
