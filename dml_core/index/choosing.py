@@ -53,7 +53,7 @@ def choose(requested: str | None, num_items: int, num_dimensions: int) -> Chosen
 def outgrown(info: IndexInfo) -> list[str]:
     """Return how an index of this number of items would be built now, where it is another way: as another kind, or with other lists."""
     lines, now = [], choose("auto", info.num_items, info.num_dimensions)
-    if now.kind != info.kind and info.reason is None:  # otherwise the reason says so
+    if now.kind != info.kind and info.reason is None:  # the reason of one that `auto` chose names it
         lines.append(f"--approximate auto would choose {now.kind} for them: {now.reason}")
     if info.kind in ("ivf", "pq") and info.approximation is not None:
         same = choose(info.kind, info.num_items, info.num_dimensions).approximation

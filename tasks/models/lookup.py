@@ -8,7 +8,7 @@ training ran again, which may give other weights under the same identity.
 from pathlib import Path
 
 from dml_core.data.store.splits import open_role
-from dml_core.errors import ConfigError, StoreError, TrackingError
+from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
 from dml_core.files import write_errors
 from dml_core.network_description import DESCRIPTION_FILE, intact_description
 from dml_core.trained import save_network
@@ -127,19 +127,18 @@ def network_of(project: Project, identity: str) -> Path:
     folder = project.state / "models" / identity
     if intact_description(folder) is not None:
         return folder
+    missing: DmlError = ConfigError(f"{identity}: no trained run has this identity; `dml models` lists all of them")
     fetched = None
     if project.is_tracked:
         from tasks.tracking.registered import Registry
 
         try:
             fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
-        except TrackingError:
-            fetched = _fetched_by_address(project.state / "models", identity)
-            if fetched is None:
-                raise
+        except TrackingError as error:
+            missing = error
     fetched = fetched or _fetched_by_address(project.state / "models", identity)
     if fetched is None:
-        raise ConfigError(f"{identity}: no trained run has this identity; `dml models` lists all of them")
+        raise missing
     return fetched
 
 
