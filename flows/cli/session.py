@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml_core.errors import printable
+from dml_core.errors import ConfigError, printable
 from flows.local_database import copy_empty_database, keep_created_database, set_aside_if_damaged
 from flows.local_server import LocalServer
 from tasks import environment
@@ -30,14 +30,35 @@ def open_project() -> Project:
     """Return the project around the working directory, with the environment set for later imports.
 
     A line reports the use of the local stack.
+
+    Raises:
+        ConfigError: as `check_code`.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its callers report the result of retries in one line
-    project = environment.open_project()
+    project = check_code(environment.find_project())
+    environment.set_environment(project)
     if stack := stack_environment(project.state):
         names = ", ".join(overridden(stack))
         override = f"; overridden by your own settings: {names}" if names else ""
         _say_once(f"note: using the local stack ({project.state / STACK_ENV}){override}; `dml stack down` ends it")
+    return project
+
+
+def check_code(project: Project) -> Project:
+    """Return the project after checking that a checkout runs its own code: results name its commit, and `dvc.lock` hashes its files.
+
+    A project without code, a folder with `params.yaml`, may be used with any.
+
+    Raises:
+        ConfigError: the running code is that of another checkout, as of the one whose environment `dml` is from.
+    """
+    own, running = project.root / "flows", Path(__file__).parents[1]
+    if (own / "chain.py").is_file() and not own.samefile(running):
+        raise ConfigError(
+            f"{project.root} has its own code, but this command runs that of {running.parent}; run {project.root}/.venv/bin/dml "
+            f"(made there by: make .venv/.done), or set PYTHONPATH={project.root}"
+        )
     return project
 
 

@@ -12,7 +12,7 @@ import typer
 from dml_core.errors import ConfigError, StoreError
 from flows.cli.app import app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import open_project
+from flows.cli.session import check_code, open_project
 from tasks.doctor import examine
 from tasks.environment import find_project, set_environment
 from tasks.gc import delete as delete_steps
@@ -84,7 +84,7 @@ def up(
     ] = None,
 ) -> None:
     """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
-    _start(lambda report: lifecycle.up(find_project(), report, s3))
+    _start(lambda report: lifecycle.up(check_code(find_project()), report, s3))
 
 
 @stack_app.command(epilog=examples("dml stack restart"))
@@ -93,7 +93,7 @@ def restart() -> None:
 
     Keeps databases and records. Needs your own S3 server: the stack's has its objects in memory.
     """
-    _start(lambda report: lifecycle.restart(find_project(), report))
+    _start(lambda report: lifecycle.restart(check_code(find_project()), report))
 
 
 def _start(start: Callable[[Callable[[str], None]], Stack]) -> None:

@@ -117,6 +117,19 @@ def test_outside_a_project(tmp_path: Path) -> None:
     refused(dml("reproduce", cwd=tmp_path), "no params.yaml")
 
 
+@pytest.mark.parametrize("words", ["reproduce", "verify", "data prepare synthetic", "stack up", "stack restart", "tables"])
+def test_another_checkouts_code_is_refused(words: str, project: Path) -> None:
+    """As of the environment of one clone, whose `dml` is run in a worktree: results would name the worktree's commit."""
+    (project / "flows").mkdir()
+    (project / "flows/chain.py").write_text("")
+    ways_out = (f"{project} has its own code, but this command runs that of {ROOT}; run {project}/.venv/bin/dml", f"PYTHONPATH={project}")
+    refused(dml(*words.split(), cwd=project), *ways_out)
+    assert {path.name for path in project.iterdir()} <= {"params.yaml", "flows", "state"}
+    shutil.rmtree(project / "flows")
+    (project / "flows").symlink_to(ROOT / "flows")  # its own code, by another path
+    assert dml("data", "list", cwd=project).returncode == 0
+
+
 @pytest.mark.slow
 def test_an_unknown_key(project: Path) -> None:
     change(project, comparison={"protocol": {"num_epoch": 3}})
