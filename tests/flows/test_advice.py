@@ -49,7 +49,8 @@ def test_an_option_without_its_argument_names_no_other_help(project: Path) -> No
 
 
 def test_a_local_stack_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(session.environment, "open_project", lambda: Project(tmp_path, tmp_path / "state", "", ""))
+    monkeypatch.setattr(session.environment, "find_project", lambda: Project(tmp_path, tmp_path / "state", "", ""))
+    monkeypatch.setattr(session.environment, "set_environment", lambda project: None)
     monkeypatch.setattr(session, "stack_environment", lambda state: {"MLFLOW_TRACKING_URI": "http://stack"})
     for _ in range(2):  # as `dml serve`, for itself and for the network
         session.open_project()
