@@ -14,7 +14,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import yaml
 from dml_core.config import check_known
 from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.registry import fetch, published_dataset
-from dml_core.data.store.info import INFO_FILE, read_info, verify_files
-from dml_core.errors import ConfigError, DataError, first_line
+from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info, verify_files
+from dml_core.errors import ConfigError, DataError, first_line, printable
 from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
@@ -34,6 +35,7 @@ from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.storage import copy_objects
 
 logger = logging.getLogger(__name__)
+_MAX_NAMED = 5  # classes in a warning
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -97,11 +99,43 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
         if raw.is_dir():
             check_files(raw)
         before = hash_of_states([raw])
-        prepare(spec.reader, raw, project.packed(name), spec.options, progress)
+        with _warning_of_moved_classes(project, name):
+            prepare(spec.reader, raw, project.packed(name), spec.options, progress)
         if hash_of_states([raw]) != before:
             raise DataError(f"{raw}: files changed while they were packed; run the command again when all of them are there")
         write_whole(_packed_from(project, name), str(before))
     return read_dataset(project, name)
+
+
+@contextmanager
+def _warning_of_moved_classes(project: Project, name: str) -> Iterator[None]:
+    """Warn of the classes that are for training before the body packs a dataset and for scoring afterwards, or the other way round."""
+    before = _roles_of_classes(project.packed(name))
+    yield
+    now = _roles_of_classes(project.packed(name))
+    moved = sorted(
+        ("train" in now[label], label) for label in before.keys() & now.keys() if ("train" in before[label]) != ("train" in now[label])
+    )
+    if moved:
+        roles = [f"{label} {before[label]} -> {now[label]}" for _, label in moved[:_MAX_NAMED]] + ["..."] * (len(moved) > _MAX_NAMED)
+        logger.warning(
+            "%s: %d class%s changed role: %s; networks that were trained before may be scored on classes that they were trained on; "
+            "to keep roles, write them (docs/tutorials/own-images.md)",
+            *(name, len(moved), "" if len(moved) == 1 else "es", printable(", ".join(roles))),
+        )
+
+
+def _roles_of_classes(packed: Path) -> dict[str, str]:
+    """Return class -> role in a packed dataset, of several roles "A and B"; empty if there is none, or it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    roles: dict[str, str] = {}
+    with suppress(pa.ArrowException, OSError):
+        rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name", "role"]).to_pydict()
+        for label, role in sorted(set(zip(rows["label_name"], rows["role"], strict=True))):
+            roles[label] = f"{roles[label]} and {role}" if label in roles else role
+    return roles
 
 
 def read_dataset(project: Project, name: str) -> DatasetRecord:
@@ -157,7 +191,8 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
             check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         with alone(project.packed(name).parent / ".lock"):
             if not _is_unchanged(project, name):
-                _repro(project, name)
+                with _warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
+                    _repro(project, name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
 

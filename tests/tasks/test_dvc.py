@@ -193,9 +193,27 @@ def test_an_image_that_arrives_while_its_dataset_is_packed_fails_the_packing(tmp
     assert prepare_dataset(project, "birds", spec).counts == {"train": 5, "test": 4}
 
 
+def test_classes_that_a_new_class_moves_between_train_and_test_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first half of the names trains: a champion of before would be scored on a class of its training, `b`."""
+    draw_birds(tmp_path / "birds")
+    project = environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "")
+    spec = DatasetSpec(reader="folder", raw="birds")
+    prepare_dataset(project, "birds", spec)
+    prepare_dataset(project, "birds", spec)
+    (tmp_path / "birds/aa").mkdir()
+    for number in range(2):
+        Image.new("RGB", (16, 16), (0, 0, number)).save(tmp_path / f"birds/aa/{number}.png")
+    prepare_dataset(project, "birds", spec)
+    (tmp_path / "birds/aa").rename(tmp_path / "birds/e")
+    prepare_dataset(project, "birds", spec)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("birds: 1 class changed role: b train -> test; networks that were trained before may be scored on classes that")
+    assert second.startswith("birds: 1 class changed role: b test -> train; ")
+
+
 @pytest.mark.slow
 def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_packed(
-    first: Project, monkeypatch: pytest.MonkeyPatch
+    first: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """DVC records the folder as it is after the stage, with the image, and calls what was packed without it up to date."""
     root = first.root
@@ -215,6 +233,10 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}
     assert unchanged_dataset(project, "birds") is not None
     assert changed_datasets(project, load_params(project.params_file), ["birds"]) == []
+    caplog.clear()
+    (root / "birds/d").rename(root / "birds/aa")
+    update_dataset(project, "birds")
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == ["birds: 1 class changed role: b train -> test"]
     for name, text in texts.items():
         (root / name).write_text(text)
     for folder in (root / "birds", project.packed("birds")):
