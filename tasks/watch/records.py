@@ -16,7 +16,9 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """A part of these files; fields that a newer program added are kept unchanged, as by `tasks.runs.records.Record`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Environment(_Record):

@@ -21,11 +21,12 @@ from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.history import write_history
 from tasks.watch.receipts import RECEIPTS, SIGNERS, read_receipt, read_receipts, signer_of, write_receipt
-from tasks.watch.records import Receipt, RowVerdict, Verdict
-from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference
+from tasks.watch.records import Receipt, Reference, RowVerdict, Verdict, Verification
+from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference, write_verification
+from tasks.watch.verdicts import verdict_of
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.forked import dml
-from tests.tasks.watch.conftest import OPTIONS, git, reference, say, verified
+from tests.tasks.watch.conftest import OPTIONS, evidence, git, reference, say, verified
 
 pytestmark = pytest.mark.slow
 PERSON = "person@example.invalid"
@@ -226,6 +227,34 @@ def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tm
     reference_path(project, "own").write_text("[" * 200_000)
     with pytest.raises(StoreError, match="damaged; restore it with git"):
         read_references(project)
+
+
+def test_fields_that_a_newer_program_added_are_kept_and_covered_by_the_hash(tmp_path: Path) -> None:
+    """An older checkout, as of a bisection, called newer receipts no receipts, references damaged, and renamed newer verifications."""
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
+    accepted = reference("own", "own/good", seeds=range(2))
+    newer = Receipt(**accepted.model_dump()).model_dump(mode="json") | {"later": 1}
+    for run in newer["evidence"]:
+        run["later"] = run["environment"]["later"] = "2"
+    path = tmp_path / RECEIPTS / "newer.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(newer | {"sha256": json_sha256(newer)}))
+    assert [one.result for one in read_receipts(project, {"own": accepted}, 0.001)] == ["2 identical"]
+    assert read_receipt(path).model_dump(mode="json") == newer
+    write_reference(project, Reference.model_validate(newer))
+    kept = read_references(project)["own"]
+    assert kept.model_dump(mode="json") == newer
+    drifted = verdict_of(evidence("own/good", weights="1" * 64), kept.of_row("own/good"), 0.001)
+    assert drifted.reason.endswith("in an equal environment"), "no known field differs"
+    row = {"row": "own/good", "seed": 0, "verdict": "no reference", "reason": "", "later": 3}
+    night = {"name": "own", "started_at": "2026-11-30T00:00:00Z", "seconds": 1.0, "commit": "c", "rows": [row], "later": 4}
+    written = write_verification(project.state, Verification.model_validate(night))
+    (read,) = read_verifications(project.state)
+    assert read.model_dump(mode="json", exclude_unset=True) | {"format": 1} == night | {"format": 1}
+    assert [path.name for path in written.parent.iterdir() if path.suffix == ".json"] == [written.name]
+    altered(path, lambda content: content["evidence"][1]["environment"].update(later="3"), is_rehashed=False)
+    with pytest.raises(StoreError, match="altered or damaged"):
+        read_receipt(path)
 
 
 def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted: Project, receipt: Path, signers: Path) -> None:
