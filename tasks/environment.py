@@ -282,15 +282,14 @@ def run_git(root: Path, *arguments: str) -> str | None:
 
 
 def code_commit(root: Path) -> str | None:
-    """Return the commit of the project at `root`, with "-dirty" if tracked code or settings differ.
+    """Return the commit of the project at `root`, with "-dirty" if code or settings differ, or a new file among the code is not ignored.
 
     It is None without git, and if the commit of the repository around `root`, which may be another project's, has no `params.yaml` there.
     """
     found = run_git(root, "rev-parse", "HEAD", "HEAD:./params.yaml")
-    if found is None:
-        return None
-    commit = found.split()[0]
-    return f"{commit}-dirty" if run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE) else commit
+    changed = run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE)
+    new = run_git(root, "ls-files", "--others", "--exclude-standard", "--", "dml_core", "tasks", "flows", *NO_CODE)
+    return None if found is None else f"{found.split()[0]}{'-dirty' if changed or new else ''}"
 
 
 def git_tags(project: Project) -> dict[str, str]:

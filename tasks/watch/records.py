@@ -25,7 +25,7 @@ class Environment(_Record):
     """The surroundings that may change a result although parameters and data are the same.
 
     Attributes:
-        commit: commit of the project, with "-dirty" if tracked files differ.
+        commit: commit of the project, with "-dirty" if code or settings differ (`tasks.environment.code_commit`).
         packages: versions of the installed libraries that compute (torch, torchvision, numpy, faiss, pillow and others).
         processor: model of the processor and the instruction sets that torch uses.
         device: "cpu", or name of the GPU with its driver.

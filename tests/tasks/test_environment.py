@@ -338,6 +338,22 @@ def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> Non
     assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
 
 
+def test_new_files_among_the_code_are_changes(tmp_path: Path) -> None:
+    """As the settings that `dml tune` writes: a run that uses them would name a commit without them."""
+    project = committed(tmp_path / "project")
+    commit = git(project.root, "rev-parse", "HEAD")
+    write_whole(project.root / ".git/info/exclude", "__pycache__/\n")
+    write_whole(project.root / "dml_core/__pycache__/x.pyc", "")
+    write_whole(project.root / "tasks/README.md", "")
+    assert git_tags(project)["git_commit"] == commit
+    write_whole(project.root / "flows/tables/tuned/project/standing/softtriple@synthetic.yaml", "")
+    assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
+    git(project.root, "add", "flows")
+    assert git_tags(project)["git_dirty"] == "true"
+    git(project.root, "commit", "--quiet", "-m", "tuned")
+    assert git_tags(project)["git_dirty"] == "false"
+
+
 def test_the_commit_of_another_repository_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the one that an archive of the project was unpacked in, or the one whose hook started the command."""
     project, around = committed(tmp_path / "around/project"), committed(tmp_path / "around")
