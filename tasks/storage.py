@@ -25,7 +25,7 @@ from dml_core.data.readers.shared.archives import Progress
 from dml_core.errors import DataError, StoreError
 from dml_core.files import SET_ASIDE, write_errors, writing
 from tasks.environment import Project, without_secrets
-from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
+from tasks.runs.records import StepRecord, changed_file, describe_file, visible_files
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE, READS_AT_ONCE = 8, 32  # requests for hashes in a call; requests for byte ranges, of a process
@@ -123,19 +123,26 @@ class Store:
         if self.is_remote:
             there = self._remote_hashes(record.key)
             return [file.name for file in record.files if there.get(file.name) != file.sha256]
-        return [file.name for file in record.files if not self._is_same(self.folder(record.key), file)]
+        return self._changed_here(record)
 
     def checked(self, record: StepRecord) -> Path:
-        """Return the folder of a finished step on this machine, with every file verified against the record.
+        """Return the folder of a finished step on this machine, verified against the record; if it differs, a bucket is asked first.
 
         Raises:
             StoreError: a file differs; the same command started again reruns the step.
         """
-        folder = self.pull(record.key)
-        for file in record.files:
-            if not self._is_same(folder, file):
-                raise changed_file(folder / file.name)
+        folder = self.folder(record.key)
+        here = [path.relative_to(folder).as_posix() for path in visible_files(folder)]
+        if self.is_remote and (sorted(here) != sorted(file.name for file in record.files) or self._changed_here(record)):
+            self.pull(record.key)
+        for name in self._changed_here(record):
+            raise changed_file(folder / name)
         return folder
+
+    def _changed_here(self, record: StepRecord) -> list[str]:
+        """Return the names of the record's files that are missing or differ in its folder on this machine."""
+        paths = {file: self.folder(record.key) / file.name for file in record.files}
+        return [file.name for file, path in paths.items() if not path.is_file() or self._file_hash(path) != file.sha256]
 
     def clear(self, key: str, keep: Collection[str] = ()) -> None:
         """Remove everything under `key`, here and in a remote store, except the files named in `keep` and damaged files set aside.
@@ -156,10 +163,6 @@ class Store:
         for name in self.list_objects(key) if self.is_remote else ():
             if name not in keep and SET_ASIDE not in name:
                 self._call("delete_object", f"{key}/{name}")
-
-    def _is_same(self, folder: Path, file: FileRecord) -> bool:
-        path = folder / file.name
-        return path.is_file() and path.stat().st_size == file.num_bytes and self._file_hash(path) == file.sha256
 
     def _file_hash(self, path: Path) -> str:
         """Return the SHA-256 of a file's current content."""
@@ -245,11 +248,7 @@ class Store:
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
     def read_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Return the bytes from `start` to before `stop` of one object. Threads may share the store.
-
-        Args:
-            key, start, stop: the object, and offsets in bytes.
-            etag: version of the object (`version`); another one is not read.
+        """Return the bytes from `start` to before `stop` of one object, of the version that has this ETag. Threads may share the store.
 
         Raises:
             StoreError: it cannot be read, or was replaced, cut or removed.
@@ -347,23 +346,6 @@ def _transfers() -> Any:
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=MULTIPART_BYTES)
-
-
-def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
-    """Copy every object below `s3://bucket/prefix` missing from `folder`; existing files stay, and an interrupted copy resumes.
-
-    Object names below the prefix become paths in the folder. `progress` is called with (bytes done, total bytes) of each object.
-
-    Raises:
-        StoreError: the bucket cannot be read, or an object's name leads out of the folder.
-    """
-    source = Store(address, folder)
-    for name in source.list_objects():
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
-        if not path.is_file():
-            source.fetch(name, path, progress or (lambda done, total: None))
 
 
 def push_objects(folder: Path, address: str) -> None:
