@@ -1,14 +1,15 @@
 """Pack a raw folder into `images.arrow` (original bytes, memory-mapped later), `manifest.parquet` and `dataset.json`.
 
 The result depends only on the raw files and the options, not on time, host or absolute paths: the same input gives the same
-bytes. Files are written to a folder next to the target, synced to disk and renamed; a failure leaves the target unchanged. A target
-with any other file is rejected, and no other file is ever removed. Images packed by an interrupted attempt are not decoded again.
+bytes with one version of pyarrow, which the manifest names. A target with the same images and rows is kept, whichever version packed it.
+Files are written to a folder next to the target, synced to disk and renamed; a failure leaves the target unchanged. A target with any
+other file is rejected, and no other file is ever removed. Images packed by an interrupted attempt are not decoded again.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
@@ -36,12 +37,15 @@ MANIFEST_SCHEMA = pa.schema(
         ("box", pa.list_(pa.float64())),
     ]
 )
+Check = Callable[[DatasetInfo], None]
 _FILES = (IMAGES_FILE, MANIFEST_FILE, INFO_FILE)
 _NUM_ROWS_PER_BATCH = 128
 _NUM_MAGIC_BYTES = 8
 
 
-def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetInfo:
+def prepare(
+    dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any], progress: Progress | None = None, check: Check = lambda info: None
+) -> DatasetInfo:
     """Read, check and pack a dataset; a packed dataset at `out` is replaced as a whole.
 
     Args:
@@ -50,6 +54,7 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
         out: folder of the packed dataset.
         options: the dataset's options.
         progress: called with (images done, total images) during packing.
+        check: called with the new content before it replaces another; if it raises an error, `out` stays.
 
     Raises:
         ConfigError: unknown dataset or option.
@@ -57,10 +62,17 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
         StoreError: `out` cannot be written, or holds files that `prepare` did not write.
     """
     dataset = parse_dataset(dataset_name, options)
-    return pack(dataset_name, dataset.model_dump(mode="json"), dataset.read(raw), out, progress)
+    return pack(dataset_name, dataset.model_dump(mode="json"), dataset.read(raw), out, progress, check)
 
 
-def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Path, progress: Progress | None = None) -> DatasetInfo:
+def pack(
+    dataset_name: str,
+    options: dict[str, Any],
+    manifest: Manifest,
+    out: Path,
+    progress: Progress | None = None,
+    check: Check = lambda info: None,
+) -> DatasetInfo:
     """Write a manifest's images and rows as a packed dataset; the second half of `prepare`, with its errors."""
     out = Path(os.path.realpath(out))  # keep a link and replace its target
     partial = out.parent / f".{out.name}.partial"
@@ -81,7 +93,9 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
             manifest_sha256=file_sha256(partial / MANIFEST_FILE),
         )
         write_info(info, partial)
-        if not _is_whole(out, info):
+        former = _same_content(out, info, partial)
+        if former is None:
+            check(info)
             _publish(partial, out)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own message is longer
@@ -91,7 +105,7 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
             with contextlib.suppress(OSError):
                 _remove(partial)
                 interrupted.unlink(missing_ok=True)
-    return info
+    return former or info
 
 
 def _set_aside(partial: Path, interrupted: Path) -> None:
@@ -152,12 +166,18 @@ def _write_manifest(rows: list[Row], path: Path) -> None:
     pq.write_table(pa.table(columns, schema=MANIFEST_SCHEMA), path)
 
 
-def _is_whole(out: Path, info: DatasetInfo) -> bool:
-    """Return whether `out` already holds the same result; it is then kept, because a run may be reading it."""
+def _same_content(out: Path, info: DatasetInfo, partial: Path) -> DatasetInfo | None:
+    """Return the description of `out` if it has the images and rows of `partial`, else None; it is then kept: a run may be reading it.
+
+    Its manifest may have other bytes, which name the version of pyarrow: the dataset's identity stays that of the first.
+    """
     try:
-        return verify_files(out) == info
+        former = verify_files(out)
     except DataError:
-        return False
+        return None
+    if former.model_copy(update={"manifest_sha256": info.manifest_sha256}) != info:
+        return None
+    return former if pq.read_table(out / MANIFEST_FILE).equals(pq.read_table(partial / MANIFEST_FILE)) else None
 
 
 def _publish(partial: Path, out: Path) -> None:

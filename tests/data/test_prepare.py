@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -100,6 +101,23 @@ def test_failure_leaves_the_former_dataset(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         prepare("synthetic", raw, tmp_path / "out", OPTIONS)
     assert contents(tmp_path / "out") == before
+
+
+def test_the_same_images_and_rows_keep_their_identity_with_another_pyarrow(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest has other bytes: `created_by` names its version; everything was trained again."""
+    info, before = prepare("synthetic", raw, tmp_path / "out", OPTIONS), contents(tmp_path / "out")
+    monkeypatch.setattr(pq, "write_table", partial(pq.write_table, compression="gzip"))
+    elsewhere = prepare("synthetic", raw, tmp_path / "elsewhere", OPTIONS)
+    assert elsewhere.manifest_sha256 != info.manifest_sha256
+    assert prepare("synthetic", raw, tmp_path / "out", OPTIONS) == info
+    assert contents(tmp_path / "out") == before
+    names = raw / "CUB_200_2011/classes.txt"
+    names.write_text(names.read_text().replace("1 ", "1 renamed-", 1))
+    renamed = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert (renamed.images_sha256 == info.images_sha256, renamed.fingerprint == info.fingerprint) == (True, False)
+    assert renamed == read_info(tmp_path / "out")
 
 
 def test_a_former_dataset_and_a_killed_attempt_are_replaced(raw: Path, tmp_path: Path) -> None:
