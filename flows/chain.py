@@ -27,8 +27,9 @@ from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, Services
 from tasks.checks import prepare_machine
-from tasks.data import dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records, num_cores
+from tasks.data import read_dataset
+from tasks.dvc_lock import dvc_digest
+from tasks.environment import finished_records, num_cores
 from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
 from tasks.remote_images.reading import push_ranges
@@ -228,9 +229,9 @@ _STEP_OPTIONS: dict[str, Any] = {
 
 
 @task(task_run_name="prepare {dataset}", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_be_retried)
-def prepare(project: Project, dataset: str) -> DatasetRecord:
-    """Update a dataset through DVC."""
-    return update_dataset(project, dataset)
+def prepare(services: Services, dataset: str) -> DatasetRecord:
+    """Update a dataset through DVC, and keep it as it is until the end of the flow."""
+    return services.use_dataset(dataset)
 
 
 @task(**_STEP_OPTIONS)

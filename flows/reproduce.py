@@ -195,7 +195,7 @@ def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> Dat
     else:
         if "DVC_STAGE" not in os.environ:
             services.display.say(f"preparing {spec.dataset}: bringing it up to date through DVC")
-        record = prepare(services.project, spec.dataset)
+        record = prepare(services, spec.dataset)
     check_settings(runs, params.scale, Path(record.folder))
     check_parts(runs, Path(record.folder))
     return record

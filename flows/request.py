@@ -22,7 +22,8 @@ from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
 from tasks.runs.protocols import Variant
-from tasks.runs.specs import Params, RunSpec, dropped_options, limited_overrides, load_params, setting_notes, standing_runs
+from tasks.runs.replaced_data import users
+from tasks.runs.specs import Params, RunSpec, dropped_options, idle_evaluation, limited_overrides, load_params, setting_notes, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.runs.without_effect import idle_notes, unreached_notes
 from tasks.tables.choice import Choice
@@ -231,7 +232,10 @@ def _standing(
     if request.changed_only:
         changed = changed_datasets(project, params, list(by_dataset))
         say(f"changed since they were prepared: {', '.join(changed) or 'none'}")
-        by_dataset = {name: by_dataset[name] for name in changed}
+        in_use = {name: who for name in changed if (who := users(project, name))}
+        for name, who in in_use.items():
+            say(f"{name}: skipped: its former images are in use by {who}")
+        by_dataset = {name: by_dataset[name] for name in changed if name not in in_use}
     packed = {name: check_before(project, params, runs) for name, runs in by_dataset.items()}
     for runs in by_dataset.values():
         say(f"{runs[0].comparison}: {_count(runs, request)}")

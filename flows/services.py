@@ -13,9 +13,13 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from dml_core.errors import ConfigError, TrainingError
 from flows.backends import Backends
+from tasks.data import read_dataset, update_dataset
 from tasks.environment import Project, prefect_server, ray_cluster
+from tasks.locks import FileLock
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
+from tasks.runs.records import DatasetRecord
+from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores.earlier_figures import EarlierFigures
 from tasks.start_times import StartTimes
@@ -59,12 +63,23 @@ class Services(Backends):
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self._is_announced = False  # whether the start of Ray was announced
         self._smoke_tables: set[str | None] = set()
+        self._used: list[FileLock] = []  # of datasets
 
     def is_first_smoke(self, spec: RunSpec) -> bool:
         """Return whether a smoke run is the first of its table in this flow: only that is published."""
         is_first = spec.table not in self._smoke_tables
         self._smoke_tables.add(spec.table)
         return is_first
+
+    def use_dataset(self, name: str) -> DatasetRecord:
+        """Update a dataset through DVC, and return its record; until the end of the flow no other images replace it.
+
+        Raises:
+            DataError: as `update_dataset`.
+        """
+        update_dataset(self.project, name)
+        self._used.append(use_packed(self.project, name))
+        return read_dataset(self.project, name)
 
     def check_going_on(self) -> None:
         """Raise an error if another run's failure stops the flow.
@@ -117,6 +132,8 @@ class Services(Backends):
         super().close()
         with self.meter.phase("end of workers"):
             self.workers.close()
+        for dataset in self._used:
+            dataset.release(remove=True)
         self.meter.close()
         self.display.close()
 

@@ -105,7 +105,7 @@ def tune(
     tuned: list[Tuned] = []
     failed: dict[str, DmlError] = {}
     with closing(Services(project, params.scale)) as services:
-        prepared = _prepared(searches, project)
+        prepared = _prepared(searches, services)
         for search in searches:
             try:
                 if isinstance(dataset := prepared[search.dataset], DataError):
@@ -121,12 +121,12 @@ def tune(
     return tuned
 
 
-def _prepared(searches: Sequence[Search], project: Project) -> dict[str, DatasetRecord | DataError]:
+def _prepared(searches: Sequence[Search], services: Services) -> dict[str, DatasetRecord | DataError]:
     """Return the searches' datasets, or why one cannot be prepared."""
     prepared: dict[str, DatasetRecord | DataError] = {}
     for name in dict.fromkeys(search.dataset for search in searches):
         try:
-            prepared[name] = prepare(project, name)
+            prepared[name] = prepare(services, name)
         except DataError as error:
             prepared[name] = error
     return prepared
@@ -148,7 +148,7 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
                 say(f"another dml ({lock.holder()}) searches the same settings as {search.title}; waiting for it")
                 lock.acquire()
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    file = tuned_file(search, name, dataset, result, services.tags, num_trials)
+    file = tuned_file(search, name, prepared, dataset, result, services.tags, num_trials)
     tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)

@@ -14,28 +14,27 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from dml_core.config import check_known
+from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.readers.shared.rules import check_files
-from dml_core.data.registry import fetch, published_dataset
-from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info, verify_files
-from dml_core.errors import ConfigError, DataError, first_line, printable
+from dml_core.data.registry import fetch, parse_dataset, published_dataset
+from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
+from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
+from tasks.dvc_lock import dvc_digest, locked_stages, raw_digest
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
+from tasks.mirror import copy_objects
 from tasks.runs.records import DatasetRecord
+from tasks.runs.replaced_data import check_unused, warning_of_moved_classes
 from tasks.runs.specs import DatasetSpec, Params, load_params
-from tasks.storage import copy_objects
 
 logger = logging.getLogger(__name__)
-_MAX_NAMED = 5  # classes in a warning
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -50,8 +49,17 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
     return params.datasets[name]
 
 
+def is_by_hand(spec: DatasetSpec) -> bool:
+    """Return whether only the user can bring the raw files of a dataset: it has no mirror, and its reader neither downloads nor draws."""
+    options = parse_dataset(spec.reader, spec.options)
+    if isinstance(options, OfficialDataset):
+        return spec.mirror is None and all(archive.url is None for archive in options.archives)
+    reader = type(options)
+    return spec.mirror is None and reader.fetch is DatasetConfig.fetch and reader.materialise is DatasetConfig.materialise
+
+
 def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Fetch the missing raw files of a dataset, from its mirror first if it names one; existing files stay unchanged.
+    """Fetch the missing raw files of a dataset, from its mirror first if it names one (`copy_objects`); other files stay unchanged.
 
     `progress` is called with (bytes done, total bytes) of each file that is downloaded.
 
@@ -63,9 +71,21 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
     lock = project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"
     with write_errors(f"{raw}:", "free space or choose another folder"), alone(lock):
         if spec.mirror is not None:
-            copy_objects(spec.mirror, raw, progress)
+            _copy_mirror(spec.mirror, raw, lock.with_suffix(".json"), progress)
         fetch(spec.reader, spec.options, raw, progress)
     return raw
+
+
+def _copy_mirror(address: str, raw: Path, known: Path, progress: Callable[[int, int], None] | None) -> None:
+    """Copy a mirror's objects. `known` has the ETags of those that were copied; without it, or raw files, all missing ones are copied."""
+    copied: dict[str, str] = {}
+    if known.is_file() and raw.is_dir() and any(raw.iterdir()):
+        with suppress(ValueError):  # cut
+            copied = json.loads(known.read_bytes())
+    try:
+        copy_objects(address, raw, progress, copied)
+    finally:
+        write_whole(known, json.dumps(copied))
 
 
 def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:
@@ -89,53 +109,30 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     """Pack a dataset's raw files; the prepare stage of `dvc.yaml` runs this.
 
     Raises:
-        DataError: raw files are missing or damaged, DVC would refuse them, or they changed meanwhile: DVC does not record them as packed.
+        DataError: raw files are missing or damaged, DVC would refuse them, files changed meanwhile, or a flow
+            uses the present images (the former packed data stay).
         StoreError: the packed data cannot be written.
     """
     from dml_core.data.prepare import prepare
 
     raw = project.root / spec.raw
+
+    def check(new: DatasetInfo) -> None:
+        if hash_of_states([raw]) != before:
+            raise DataError(f"{raw}: files changed while they were packed; run the command again when all of them are there")
+        if (present := dataset_if_intact(project, name)) is not None and present.digest != new.fingerprint:
+            check_unused(project, name)
+
     with alone(project.state / "prepare" / f"{name}.lock"):
         if raw.is_dir():
             check_files(raw)
         before = hash_of_states([raw])
-        with _warning_of_moved_classes(project, name):
-            prepare(spec.reader, raw, project.packed(name), spec.options, progress)
-        if hash_of_states([raw]) != before:
-            raise DataError(f"{raw}: files changed while they were packed; run the command again when all of them are there")
+        if has_new_raw_files(project, name, spec):
+            check_unused(project, name)  # sooner than after packing
+        with warning_of_moved_classes(project, name):
+            prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
         write_whole(_packed_from(project, name), str(before))
     return read_dataset(project, name)
-
-
-@contextmanager
-def _warning_of_moved_classes(project: Project, name: str) -> Iterator[None]:
-    """Warn of the classes that are for training before the body packs a dataset and for scoring afterwards, or the other way round."""
-    before = _roles_of_classes(project.packed(name))
-    yield
-    now = _roles_of_classes(project.packed(name))
-    moved = sorted(
-        ("train" in now[label], label) for label in before.keys() & now.keys() if ("train" in before[label]) != ("train" in now[label])
-    )
-    if moved:
-        roles = [f"{label} {before[label]} -> {now[label]}" for _, label in moved[:_MAX_NAMED]] + ["..."] * (len(moved) > _MAX_NAMED)
-        logger.warning(
-            "%s: %d class%s changed role: %s; networks that were trained before may be scored on classes that they were trained on; "
-            "to keep roles, write them (docs/tutorials/own-images.md)",
-            *(name, len(moved), "" if len(moved) == 1 else "es", printable(", ".join(roles))),
-        )
-
-
-def _roles_of_classes(packed: Path) -> dict[str, str]:
-    """Return class -> role in a packed dataset, of several roles "A and B"; empty if there is none, or it is damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    roles: dict[str, str] = {}
-    with suppress(pa.ArrowException, OSError):
-        rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name", "role"]).to_pydict()
-        for label, role in sorted(set(zip(rows["label_name"], rows["role"], strict=True))):
-            roles[label] = f"{roles[label]} and {role}" if label in roles else role
-    return roles
 
 
 def read_dataset(project: Project, name: str) -> DatasetRecord:
@@ -176,6 +173,15 @@ def read_packed(folder: Path, name: str) -> DatasetRecord:
     return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
 
 
+def has_new_raw_files(project: Project, name: str, spec: DatasetSpec) -> bool:
+    """Return whether raw files changed since a dataset was packed: most likely it has other images when it is packed again."""
+    try:
+        is_newer = last_change([project.root / spec.raw]) > (project.packed(name) / INFO_FILE).stat().st_mtime_ns
+    except OSError:  # missing
+        return False
+    return is_newer and not _is_unchanged(project, name)
+
+
 def update_dataset(project: Project, name: str) -> DatasetRecord:
     """Update a prepared dataset through DVC, and return its record.
 
@@ -183,18 +189,43 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     fetched by `dvc pull` does not need its raw files: while they are missing they count as unchanged.
 
     Raises:
-        DataError: DVC's stage failed (the message is the first error it printed), or a packed file is damaged.
+        DataError: DVC's stage failed (the message is the first error it printed), a packed file is damaged, or `_check_raw_files`.
     """
     if "DVC_STAGE" not in os.environ:
-        raw = project.root / dataset_spec(load_params(project.params_file), name).raw
+        spec = dataset_spec(load_params(project.params_file), name)
+        raw, recorded = project.root / spec.raw, dvc_digest(project, name)
         if raw.is_dir():
             check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         with alone(project.packed(name).parent / ".lock"):
             if not _is_unchanged(project, name):
-                with _warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
+                _check_raw_files(project, name, spec)
+                with warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
                     _repro(project, name)
+                if recorded not in (None, dvc_digest(project, name)):
+                    logger.warning("%s: its packed images were others in dvc.lock, which now has these: see git diff dvc.lock", name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
+
+
+def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
+    """Check that own images are those of `dvc.lock` if only that changed: packing them would undo another machine's update.
+
+    Raises:
+        DataError: they are others, as after `git pull`.
+    """
+    raw, mark = project.root / spec.raw, _mark(project, name)
+    if not is_by_hand(spec):
+        return  # the stage `fetch` may change them
+    try:
+        is_same = raw_digest(project, name) in (None, json.loads(mark.read_bytes())["raw"])
+        if is_same or last_change([raw]) > mark.stat().st_mtime_ns:
+            return
+    except (OSError, ValueError, KeyError, TypeError):  # nothing is marked, or no raw files are here
+        return
+    raise DataError(
+        f"{name}: dvc.lock is of other images than {raw}, which is as it was packed here: bring the new ones there, or move it away to use "
+        f"those of `dvc pull prepare@{name}`; to pack the present ones all the same, run: dvc repro prepare@{name}"
+    )
 
 
 def unchanged_dataset(project: Project, name: str) -> DatasetRecord | None:
@@ -259,9 +290,9 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
     """Return hashes of what decides whether DVC runs a dataset's stages; None if DVC has not run them.
 
     Inputs and outputs: each file's path, size, time and inode, and for inputs also settings and definitions; None if a file is missing.
-    Lock: what DVC recorded.
+    Lock: what DVC recorded. Raw: of it, the content of the raw files.
     """
-    stages = [_locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
+    stages = [locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
     if None in stages:
         return None
     settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + (project.root / "dvc.yaml").read_text(
@@ -271,12 +302,13 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
         "inputs": hash_of_states(_inputs(project, name), settings),
         "outputs": hash_of_states([project.packed(name)]),
         "lock": hashlib.sha256(str(stages).encode()).hexdigest(),
+        "raw": raw_digest(project, name),
     }
 
 
 def _inputs(project: Project, name: str) -> list[Path]:
     """Return the files and folders on which a dataset's stages depend, as DVC recorded them."""
-    stages = _locked_stages(project)
+    stages = locked_stages(project)
     return [project.root / str(dep["path"]) for stage in ("fetch", "prepare") for dep in stages[f"{stage}@{name}"].get("deps", [])]
 
 
@@ -296,28 +328,6 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
         check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
     return [name for name in here if f"prepare@{name}" in status or _changed_since_packed(project, name, params)]
-
-
-def dvc_digest(project: Project, name: str) -> str | None:
-    """Return the content hash of a prepared dataset from `dvc.lock`, or None if DVC has not run."""
-    outs = _locked_stages(project).get(f"prepare@{name}", {}).get("outs", [])
-    return str(outs[0]["md5"]) if outs else None
-
-
-def _locked_stages(project: Project) -> dict[str, Any]:
-    """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes.
-
-    Raises:
-        DataError: the file cannot be parsed, for example after a merge with a conflict.
-    """
-    lock = project.root / "dvc.lock"
-    try:
-        content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
-        stages = dict((content or {}).get("stages") or {})
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        reason = first_line(error) if isinstance(error, yaml.YAMLError) else "no stages"
-        raise DataError(f"{lock}: cannot be parsed ({reason}); restore it: git checkout HEAD dvc.lock") from None
-    return stages
 
 
 def run_dvc(project: Project, *arguments: str) -> str:

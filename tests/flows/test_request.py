@@ -1,5 +1,6 @@
 """Requests for runs: names of their flow runs on Prefect's pages, and the parameters that deployments may set."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flows.cli.options import request_of
 from flows.reproduce import flow_run_name
 from flows.request import Request, requested_runs
 from tasks.environment import Project
+from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
@@ -94,6 +96,17 @@ def test_what_a_setting_drops_and_does_not_reach_is_reported(tmp_path: Path, mon
         f"note: --set {name} drops comparison.protocol.model.backbone.width: 16",
         f"note: --set {kind} does not apply to discriminative on synthetic: comparison.variants.discriminative overrides it",
     ]
+
+
+def test_a_schedule_skips_a_changed_dataset_whose_former_images_a_flow_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.request.changed_datasets", lambda *_: ["synthetic"])
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    project = Project(tmp_path, tmp_path / "state", store="s", tracking_uri="sqlite:///x.db")
+    lines: list[str] = []
+    flow = use_packed(project, "synthetic")
+    assert requested_runs(project, Request(datasets=("synthetic",), changed_only=True), lines.append)[1] == []
+    assert lines[1] == f"synthetic: skipped: its former images are in use by process {os.getpid()}"
+    flow.release(remove=True)
 
 
 def test_settings_of_a_table_without_effect_are_named_before_runs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

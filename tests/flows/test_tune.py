@@ -120,7 +120,7 @@ def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pyt
             raise errors[search.dataset]
         return f"result on {search.dataset}"
 
-    def prepare(project: Project, name: str) -> DatasetRecord:
+    def prepare(services: Any, name: str) -> DatasetRecord:
         if isinstance(errors.get(name), DataError):
             raise errors[name]
         return DATASET

@@ -17,9 +17,11 @@ from PIL import Image
 from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import changed_datasets, prepare_dataset, run_dvc, unchanged_dataset, update_dataset
+from tasks.data import changed_datasets, prepare_dataset, read_dataset, run_dvc, unchanged_dataset, update_dataset
+from tasks.dvc_lock import raw_digest
 from tasks.environment import find_project
 from tasks.runs.identity import source_files
+from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import DatasetSpec, load_params
 from tests.conftest import ROOT
 from tests.damage import flip
@@ -190,7 +192,63 @@ def test_an_image_that_arrives_while_its_dataset_is_packed_fails_the_packing(tmp
     spec = DatasetSpec(reader="folder", raw="birds")
     with pytest.raises(DataError, match=r"/birds: files changed while they were packed; run the command again when all of them are there$"):
         prepare_dataset(project, "birds", spec, lambda done, total: shutil.copy(new, tmp_path / "birds/a"))
+    packed = prepare_dataset(project, "birds", spec)
+    assert packed.counts == {"train": 5, "test": 4}
+    smaller = spec.model_copy(update={"options": {"stored_size": 8}})
+    with pytest.raises(DataError, match="files changed while they were packed"):
+        prepare_dataset(project, "birds", smaller, lambda *_: new.rename(tmp_path / "birds/b/x"))
+    assert read_dataset(project, "birds") == packed
+
+
+def test_images_that_a_flow_uses_are_not_replaced_by_others(tmp_path: Path) -> None:
+    """Its trainings would be discarded, with their checkpoints."""
+    new = draw_birds(tmp_path / "birds")
+    project = environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "")
+    spec, smaller = DatasetSpec(reader="folder", raw="birds"), DatasetSpec(reader="folder", raw="birds", options={"stored_size": 8})
+    packed = prepare_dataset(project, "birds", spec)
+    flow = use_packed(project, "birds")
+    refused = rf"^birds: in use by process {os.getpid()}, whose runs would be lost if other images replaced these; run this again when"
+    assert prepare_dataset(project, "birds", spec) == packed, "the same images"
+    flip(project.packed("birds") / "images.arrow")
+    assert prepare_dataset(project, "birds", spec) == packed, "damaged ones are put right"
+    with pytest.raises(DataError, match=refused):
+        prepare_dataset(project, "birds", smaller)
+    new.rename(tmp_path / "birds/a/new.png")
+    with pytest.raises(DataError, match=refused):
+        prepare_dataset(project, "birds", spec, lambda *_: pytest.fail("packs for hours what it then refuses"))
+    assert read_dataset(project, "birds") == packed
+    flow.release(remove=True)
     assert prepare_dataset(project, "birds", spec).counts == {"train": 5, "test": 4}
+
+
+@pytest.mark.slow
+def test_another_machine_s_update_in_the_lock_is_not_undone_by_this_machine_s_former_images(
+    first: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = first.root
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    project = environment.Project(root, root / "state", str(root / "state/store"), "")
+    new, lock = draw_birds(root / "birds"), root / "dvc.lock"
+    texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.lock")}
+    first.change(datasets={"birds": {"reader": "folder", "raw": "birds"}})
+    update_dataset(project, "birds")
+    mine, packed = raw_digest(project, "birds"), hashes(first)
+    assert mine is not None
+    updated = lock.read_text().replace(mine, f"{'0' * 32}.dir")
+    lock.write_text(updated)
+    with pytest.raises(DataError, match=r"^birds: dvc\.lock is of other images than \S+/birds, which is as it was packed here: bring "):
+        update_dataset(project, "birds")
+    assert (lock.read_text(), hashes(first)) == (updated, packed)
+    caplog.clear()
+    new.rename(root / "birds/a/new.png")
+    assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}, "these are not the former ones"
+    assert [record.getMessage() for record in caplog.records] == [
+        "birds: its packed images were others in dvc.lock, which now has these: see git diff dvc.lock"
+    ]
+    for name, text in texts.items():
+        (root / name).write_text(text)
+    for folder in (root / "birds", project.packed("birds")):
+        shutil.rmtree(folder)
 
 
 def test_classes_that_a_new_class_moves_between_train_and_test_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +294,7 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     caplog.clear()
     (root / "birds/d").rename(root / "birds/aa")
     update_dataset(project, "birds")
-    assert [record.getMessage().partition(";")[0] for record in caplog.records] == ["birds: 1 class changed role: b train -> test"]
+    assert caplog.records[0].getMessage().partition(";")[0] == "birds: 1 class changed role: b train -> test"
     for name, text in texts.items():
         (root / name).write_text(text)
     for folder in (root / "birds", project.packed("birds")):

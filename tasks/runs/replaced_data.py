@@ -1,0 +1,76 @@
+"""What replacing a prepared dataset's images does to runs: flows that use it would lose those that are not finished, and classes may move.
+
+The locks of such flows are next to the packed data, which the copies of `dml verify` share with their project.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import inf
+from pathlib import Path
+
+from dml_core.data.store.info import MANIFEST_FILE
+from dml_core.errors import DataError, printable
+from tasks.environment import Project
+from tasks.locks import RUNNING, FileLock, running, running_since
+
+MAX_NAMED = 5  # classes in a warning
+logger = logging.getLogger(__name__)
+
+
+def use_packed(project: Project, name: str) -> FileLock:
+    """Take a lock that shows, while it is held, that this process uses a prepared dataset."""
+    return running(_folder(project, name))
+
+
+def users(project: Project, name: str) -> str:
+    """Return the processes that use a prepared dataset, for messages; empty if there are none."""
+    folder = _folder(project, name)
+    if running_since(folder) == inf:
+        return ""
+    return " and ".join(sorted({FileLock(path).holder() for path in folder.glob(f"{RUNNING}*")}))
+
+
+def check_unused(project: Project, name: str) -> None:
+    """Check that no process uses a prepared dataset.
+
+    Raises:
+        DataError: one does.
+    """
+    if who := users(project, name):
+        raise DataError(f"{name}: in use by {who}, whose runs would be lost if other images replaced these; run this again when it ends")
+
+
+def _folder(project: Project, name: str) -> Path:
+    return project.packed(name).parent / f".{name}.users"
+
+
+@contextmanager
+def warning_of_moved_classes(project: Project, name: str) -> Iterator[None]:
+    """Warn of the classes that are for training before the body packs a dataset and for scoring afterwards, or the other way round."""
+    before = _roles_of_classes(project.packed(name))
+    yield
+    now = _roles_of_classes(project.packed(name))
+    moved = sorted(
+        ("train" in now[label], label) for label in before.keys() & now.keys() if ("train" in before[label]) != ("train" in now[label])
+    )
+    if moved:
+        roles = [f"{label} {before[label]} -> {now[label]}" for _, label in moved[:MAX_NAMED]] + ["..."] * (len(moved) > MAX_NAMED)
+        logger.warning(
+            "%s: %d class%s changed role: %s; networks that were trained before may be scored on classes that they were trained on; "
+            "to keep roles, write them (docs/tutorials/own-images.md)",
+            *(name, len(moved), "" if len(moved) == 1 else "es", printable(", ".join(roles))),
+        )
+
+
+def _roles_of_classes(packed: Path) -> dict[str, str]:
+    """Return class -> role in a packed dataset, of several roles "A and B"; empty if there is none, or it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    roles: dict[str, str] = {}
+    with suppress(pa.ArrowException, OSError):
+        rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name", "role"]).to_pydict()
+        for label, role in sorted(set(zip(rows["label_name"], rows["role"], strict=True))):
+            roles[label] = f"{roles[label]} and {role}" if label in roles else role
+    return roles
