@@ -51,7 +51,7 @@ from tasks.runs.records import (
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
 from tasks.scores.earlier_figures import CONTENT
 from tasks.storage import Store
-from tasks.tracking.tracker import LiveCurves
+from tasks.tracking.live import LiveCurves
 from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
@@ -76,15 +76,15 @@ class Chain:
         planned = plan_run(spec, dataset, services.project.state, services.store, services.code, self._force, services.submitted)
         self.must_train = planned.train.record is None and planned.train.of.identity not in services.submitted
         self.network_key = f"train/{planned.train.of.identity}"
-        self._older_code, published_id = planned.older_code, planned.published_id
+        self._older_code, self._published_id = planned.older_code, planned.published_id
         must_publish = services.is_first_smoke(spec) if spec.is_smoke else not planned.is_in(services.published(spec), services.store)
-        checkpoint = self._submit(train, planned.train, spec, dataset, published_id, services)
+        checkpoint = self._submit(train, planned.train, spec, dataset, self._published_id, services)
         embeddings = self._submit(embed, planned.embed, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, planned.evaluate, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing: Any = None
         if must_publish or self._older_code:
-            key = f"publish {spec.comparison} / {spec.label} / {published_id}"
+            key = f"publish {spec.comparison} / {spec.label} / {self._published_id}"
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing = services.submitted[key]
@@ -98,7 +98,9 @@ class Chain:
             submitted.setdefault(key, planned.record)
         if key not in submitted:
             lock = self._locks[step.name] = StepLock(step, planned.of, self.spec.title, self._services, self._force)
-            submitted[key] = step.with_options(task_run_name=f"{step.name} {{spec.short}}").submit(key, *inputs, lock=lock)
+            # Named, since a worker's process has read Prefect's settings before the project sets them.
+            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", result_storage=finished_records())
+            submitted[key] = named.submit(key, *inputs, lock=lock)
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
 
@@ -117,6 +119,7 @@ class Chain:
         for future in self._futures:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
+                self._services.tracker.end_failed(self.spec.comparison, self._published_id)
                 error = future.state.result(raise_on_failure=False)
                 return error if isinstance(error, Exception) else TrainingError(f"{self.spec.title}: {future.state.message}")
         # not if it was done before, by another run of this flow, or by another process meanwhile

@@ -6,7 +6,6 @@ from typing import Any
 from prefect._internal.result_records import ResultRecord
 from prefect.client.schemas.objects import State
 from prefect.serializers import JSONSerializer
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from pydantic import Field
 
 from tasks.sealed import seal, unseal
@@ -34,5 +33,4 @@ class SealedJSON(JSONSerializer[Any]):
 def forget_failure(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Delete Prefect's file of a failed flow's or step's exception, which nothing reads. A hook of flows and of tasks."""
     if isinstance(state.data, ResultRecord):
-        key = str(state.data.metadata.storage_key)
-        (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / key).unlink(missing_ok=True)
+        Path(str(state.data.metadata.storage_key)).unlink(missing_ok=True)  # absolute where results are in files
