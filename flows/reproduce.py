@@ -27,6 +27,7 @@ from flows.services import Services
 from tasks.checks import check_parts, check_settings, is_at_hand, prepare_machine
 from tasks.data import read_packed
 from tasks.environment import Project, open_project, shown
+from tasks.plans.needs import search_notes
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
@@ -78,7 +79,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     params, runs = requested_runs(project, request, logger.info)
     if not runs:
         return []
-    with closing(Services(project, params.scale, request.force, request.fail_fast, request.code)) as services:
+    with closing(Services(project, params.scale, _is_forced(request.force), request.fail_fast, request.code)) as services:
         unprepared: dict[str, DataError] = {}
         prepared = _prepare_all(runs, params, services, None if request.fail_fast else unprepared)
         run_all = partial(_run_prepared, prepared=prepared, unprepared=unprepared, services=services)
@@ -99,6 +100,14 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports
+
+
+def _is_forced(force: bool) -> bool:
+    """Return whether every step runs again: not in a retry of the flow run, which would discard what its earlier attempts have done."""
+    if force and runtime.flow_run.run_count > 1:
+        logger.warning("retried without force: what had begun resumes; force the runs that had not begun in another flow run")
+        return False
+    return force
 
 
 def _say_times(outcomes: Sequence[Outcome], services: Services) -> None:
@@ -168,6 +177,8 @@ def _prepare_all(
         services.workers.expect(num_to_train)
         services.start_workers_early(num_to_train)
         prepared |= prepare_each(here)
+    for line in search_notes(params, runs, prepared):
+        services.display.say(f"note: {line}")
     if unprepared is not None:
         unprepared |= errors
     return prepared
@@ -223,7 +234,7 @@ def run(
     project = open_project()
     request = Request(datasets=(dataset,), variants=(variant,), seeds=(seed,), overrides=tuple(overrides or ()), force=force, code=code)
     params, runs = requested_runs(project, request, logger.info)
-    with closing(Services(project, params.scale, force, code=code)) as services:
+    with closing(Services(project, params.scale, _is_forced(force), code=code)) as services:
         outcomes, failures = run_chains(runs, _prepare_all(runs, params, services), services)
     _say_times(outcomes, services)
     if failures:

@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from prefect import get_client
@@ -30,7 +30,9 @@ from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
+WAIT_SECONDS = 5.0  # for slots, between two looks at whether the flow is stopping
 SCORED_AT_ONCE = 2
+logger = logging.getLogger(__name__)
 
 
 class Services(Backends):
@@ -101,7 +103,7 @@ class Services(Backends):
 
         The group comes first: the server grants slots in the order of requests, so that embeddings would wait behind all trainings.
         """
-        with self.workers.turn(is_to_embed) as group, slots(self.scale.most_workers):
+        with self.workers.turn(is_to_embed) as group, slots(self.scale.most_workers, self.check_going_on):
             yield group
 
     def start_workers_early(self, num_to_train: int) -> None:
@@ -138,11 +140,35 @@ class Services(Backends):
         self.display.close()
 
 
-def slots(num_workers: int) -> AbstractContextManager[Any]:
-    """Return a context that holds slots of the server's limit; without a server this flow is the only one."""
+@contextmanager
+def slots(num_workers: int, check_going_on: Callable[[], None]) -> Iterator[None]:
+    """Hold slots of the server's limit; without a server this flow is the only one.
+
+    A server that does not answer when they are released takes them back when their lease ends; the body's result is not lost.
+
+    Raises:
+        TrainingError: the flow is stopping (`check_going_on`).
+    """
     if prefect_server() is None:
-        return nullcontext()
-    return concurrency(WORKERS_LIMIT, num_workers, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
+        yield
+        return
+    held = ExitStack()
+    while True:
+        check_going_on()
+        wanted = concurrency(
+            WORKERS_LIMIT, num_workers, WAIT_SECONDS, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False
+        )
+        with suppress(TimeoutError):
+            held.enter_context(wanted)
+            break
+    try:
+        yield
+    finally:
+        try:
+            held.close()
+        except Exception as error:  # noqa: BLE001 - the step is done, and would be retried
+            message = "%s while slots of '%s' were released: Prefect's server takes them back within %d s"
+            logger.warning(message, type(error).__name__, WORKERS_LIMIT, LEASE_SECONDS)
 
 
 def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:
@@ -170,5 +196,6 @@ def _log_to_prefect() -> None:
     """Store the project's own log lines with the flow run (Prefect listens to these loggers); the terminal shows the display instead."""
     for name in ("flows", "tasks", "dml_core"):
         logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("prefect._internal.concurrency").setLevel(logging.CRITICAL)  # an error for each wait for slots
     for handler in logging.getLogger().handlers:
         handler.setLevel(max(handler.level, logging.WARNING))

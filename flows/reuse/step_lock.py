@@ -65,6 +65,7 @@ class StepLock:
             TrainingError: the flow is stopping.
         """
         self._services.check_going_on()
+        self._lock.release()  # if Prefect retries the step: its first attempt failed after `work`
         logger.info("%s: waiting for its turn", self._title)
         has_said = False
         while True:

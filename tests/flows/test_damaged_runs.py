@@ -18,18 +18,23 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
+import httpx
 import pytest
 import torch
 from prefect import Flow, Task, flow, get_client, task
+from prefect.concurrency import _sync
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect.states import Scheduled
 from rich.console import Console
 
 import flows.chain
 import flows.reproduce
 import flows.tune
 from dml_core.data.store.info import read_info
-from dml_core.errors import ConfigError, DataError, DmlError, StoreError
+from dml_core.errors import ConfigError, DataError, DmlError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, Chain
@@ -37,7 +42,7 @@ from flows.local_database import copy_empty_database
 from flows.outcomes import Outcome
 from flows.reuse.planned import RunSteps, plan_run
 from flows.reuse.step_cache import SealedJSON, forget_failure
-from flows.services import WORKERS_LIMIT, Services, ensure_limit
+from flows.services import WORKERS_LIMIT, Services, ensure_limit, slots
 from tasks.environment import Project
 from tasks.plans import results
 from tasks.runs import identity
@@ -114,12 +119,11 @@ class InProcess:
 
 @contextmanager
 def records_in(folder: Path) -> Iterator[None]:
-    """Let Prefect and the project keep the steps' records in a folder, and publish no run.
+    """Let the project keep the steps' records in a folder, which Prefect does not read from the environment any more; publish no run.
 
     There are no heartbeats, for whose thread a flow's end waits a second.
     """
-    settings = {PREFECT_LOCAL_STORAGE_PATH: folder, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
-    with temporary_settings(settings), pytest.MonkeyPatch.context() as environment:
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), pytest.MonkeyPatch.context() as environment:
         environment.setenv("PREFECT_LOCAL_STORAGE_PATH", str(folder))
         environment.setattr(RunSteps, "is_in", lambda *_: True)
         yield
@@ -132,7 +136,7 @@ class Place:
         self.state = state
         self.store = Store(str(state / "store"), state / "cache")
         self.workers = InProcess()
-        tracker = SimpleNamespace(begin_run=lambda *_: "run", log_epochs=lambda *_: None)
+        tracker = SimpleNamespace(begin_run=lambda *_: "run", log_epochs=lambda *_: None, end_failed=lambda *_: None)
         self.services: Any = SimpleNamespace(
             project=SimpleNamespace(state=state),
             submitted={},
@@ -218,6 +222,51 @@ def test_a_flow_with_more_runs_at_a_time_than_the_server_allows_says_so(prefect:
     assert said == [f"{limit}; raise it: prefect gcl update dml-workers --limit 16, or lower scale.concurrent_runs"]
 
 
+def test_a_server_that_is_away_when_slots_are_released_fails_no_step(
+    prefect: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+
+    def release(lease: UUID) -> None:
+        released(lease)
+        raise httpx.ConnectError("All connection attempts failed")
+
+    released = _sync.release_concurrency_slots_with_lease
+    monkeypatch.setattr(_sync, "release_concurrency_slots_with_lease", release)
+    with slots(1, lambda: None):
+        pass
+    assert "ConnectError while slots of 'dml-workers' were released" in caplog.text
+
+
+def test_a_run_that_waits_for_slots_ends_when_the_flow_stops(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+    monkeypatch.setattr(flows.services, "WAIT_SECONDS", 0.2)
+    looks = iter([None, None, TrainingError("not run: another run failed before it")])
+
+    def check_going_on() -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    with slots(1, lambda: None), pytest.raises(TrainingError, match="not run"), slots(1, check_going_on):
+        pytest.fail("another flow has the only slot")
+    with slots(1, lambda: None):
+        pass
+
+
+def test_a_forced_flow_run_that_is_retried_resumes(prefect: None, caplog: pytest.LogCaptureFixture) -> None:
+    @flow
+    def forced() -> bool:
+        return flows.reproduce._is_forced(True)
+
+    first = forced(return_state=True)
+    assert first.result() is True
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(first.state_details.flow_run_id, Scheduled(name="AwaitingRetry"), force=True)  # as the automation does
+        retried = client.read_flow_run(first.state_details.flow_run_id)
+    assert run_flow(forced, flow_run=retried) is False
+    assert "retried without force" in caplog.text
+
+
 def draw_quickly(*arguments: Any) -> None:
     """Write two files that depend on the embeddings, instead of figures."""
     gallery, folder = arguments[1], arguments[-1]
@@ -255,6 +304,13 @@ def test_an_untouched_run_is_reused_whole(place: Place, undisturbed: Place) -> N
     assert outcome.ran == dict.fromkeys(STEPS, False)
     assert outcome.scores.metrics == json.loads(next((place.state / "store/evaluate").rglob("metrics.json")).read_bytes())
     assert place.files() == undisturbed.files()
+
+
+def test_mlflow_hears_of_a_run_whose_step_failed(place: Place) -> None:
+    failed: list[tuple[str, str]] = []
+    place.services.tracker.end_failed = lambda *run: failed.append(run)
+    assert str(place.run(force=True, stop_after=0)) == "stopped"
+    assert failed == [(SPEC.comparison, identity.published_identity(SPEC, place.evaluate_id))]
 
 
 def rounds_of_damage(place: Place) -> list[list[str]]:
@@ -643,7 +699,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all 24 have started, and then fails, so that none is trained."""
-    monkeypatch.setattr(flows.services, "slots", lambda num_workers: nullcontext())  # the server of these tests has one slot
+    monkeypatch.setattr(flows.services, "slots", lambda *_: nullcontext())  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(24, timeout=300)
     place.workers = place.services.workers = InProcess(24)
 

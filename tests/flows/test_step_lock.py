@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +128,22 @@ def test_a_step_that_fails_lets_the_next_one_in(asking: Asking) -> None:
         asking.lock().run_once(fail, no_slots)
     assert asking.lock().run_once(asking.work, no_slots) == RECORD
     assert asking.said == []
+
+
+def test_a_step_that_prefect_retries_does_not_wait_for_itself(asking: Asking) -> None:
+    @contextmanager
+    def turn() -> Iterator[None]:
+        yield
+        raise OSError("when the turn ended")
+
+    def going_on() -> None:
+        assert asking.said == []
+
+    asking.going_on = going_on
+    lock = asking.lock()
+    with pytest.raises(OSError, match="when the turn ended"):
+        lock.run_once(asking.work, turn)
+    assert lock.run_once(asking.work, no_slots) == RECORD
 
 
 def test_no_worker_is_held_while_waiting_and_a_flow_that_stops_waits_no_longer(asking: Asking) -> None:
