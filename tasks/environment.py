@@ -316,9 +316,8 @@ def set_environment(project: Project) -> None:
     """
     for name in [name for name, value in os.environ.items() if not value and (name.startswith("DML_") or name in PLACES)]:
         del os.environ[name]
-    for name in FOLDERS:
-        if os.environ.get(name):
-            os.environ[name] = str(_folder(os.environ[name]))
+    for name in filter(os.environ.get, FOLDERS):
+        os.environ[name] = str(_folder(os.environ[name]))
     if "DML_STORE" in os.environ:
         os.environ["DML_STORE"] = project.store
     os.environ["MLFLOW_TRACKING_URI"] = project.tracking_uri
@@ -332,6 +331,7 @@ def set_environment(project: Project) -> None:
         "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if prefect_server() else "CRITICAL",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,dml_core",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "DO_NOT_TRACK": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_ENABLE_AUTO_CONNECT": "0",

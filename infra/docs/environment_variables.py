@@ -49,6 +49,7 @@ REASONS = {
     "PREFECT_LOGGING_LEVEL": "Without a server, only the project's lines are printed; with one, the flow run's log has all lines.",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "The same for Prefect's internal lines.",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "The project's log lines are stored with the flow run.",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "The project's automations mark a flow run without a heartbeat for 90 s as crashed.",
     "PREFECT_SERVER_LOGGING_LEVEL": "The temporary server reports errors when it ends with the flow.",
     "DO_NOT_TRACK": NOTHING_IS_SENT,
     "RAY_AUTH_MODE": "Callers of Ray need a token.",

@@ -1,6 +1,7 @@
 """infra/compose.yaml, infra/kubernetes and the Dockerfile use the services, versions and settings of infra/stack.yaml, which tests run."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,13 +13,16 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from prefect.server.events.schemas.automations import EventTrigger
+from prefect.server.events.schemas.events import RelatedResource, Resource
 
-from tasks.environment import Project
+from tasks.environment import Project, set_environment
 from tasks.stack.settings import load_stack
 from tests.conftest import ROOT
 
 STACK = yaml.safe_load((ROOT / "infra" / "stack.yaml").read_text())
 COMPOSE = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())
+AUTOMATIONS = yaml.safe_load((ROOT / "infra" / "automations.yaml").read_text())["automations"]
 DOCKERFILE = (ROOT / "infra" / "Dockerfile").read_text()
 IGNORED = [line for line in (ROOT / "infra" / "Dockerfile.dockerignore").read_text().splitlines() if not line.startswith("#")]
 KUBERNETES = ROOT / "infra" / "kubernetes"
@@ -133,7 +137,7 @@ def test_who_uses_the_servers_is_told_the_same_things() -> None:
     told = environment("prefect-worker")
     secret = {"RAY_AUTH_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert here - secret <= set(told)
-    for name in ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "RAY_AUTH_MODE", "AWS_DEFAULT_REGION"):
+    for name in ("RAY_AUTH_MODE", "AWS_DEFAULT_REGION"):
         assert COMPOSE["x-clients"][name] == told[name] == STACK["clients"][name]
     for name in ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
         assert COMPOSE["x-clients"][name] == told[name]
@@ -377,9 +381,28 @@ def test_make_clean_leaves_the_raw_data(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "data", "raw", "cub200"}
 
 
+def test_a_flow_run_s_process_begins_with_what_the_project_sets_too_late_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["definitions"]["work_pool"]["job_variables"]["env"]
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in given})
+    set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
+    assert given.items() <= os.environ.items()
+    (dead,) = [found for found in AUTOMATIONS if found["name"] == "crash-dead-flows"]
+    assert 3 * int(given["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) <= dead["trigger"]["within"]
+
+
+def test_a_flow_run_that_crashed_is_retried_twice_at_most_and_not_if_it_never_began() -> None:
+    (trigger,) = [found["trigger"] for found in AUTOMATIONS if found["name"] == "retry-crashed-flows"]
+    deployment = RelatedResource({"prefect.resource.id": "prefect.deployment.1", "prefect.resource.role": "deployment"})
+
+    def is_retried(run_count: int) -> bool:
+        crashed = Resource({"prefect.resource.id": "prefect.flow-run.1", "prefect.run-count": str(run_count)})
+        return EventTrigger.model_validate(trigger).covers_resources(crashed, [deployment])
+
+    assert [is_retried(run_count) for run_count in range(5)] == [False, True, True, False, False]
+
+
 def test_what_loads_the_automations_has_the_address_that_they_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    automations = yaml.safe_load((ROOT / "infra/automations.yaml").read_text())["automations"]
-    named = {action["webhook"] for automation in automations for action in automation["actions"] if "webhook" in action}
+    named = {action["webhook"] for automation in AUTOMATIONS for action in automation["actions"] if "webhook" in action}
     assert named == {"DML_WEBHOOK"}
     monkeypatch.setenv("DML_WEBHOOK", "http://127.0.0.1:9/alarms")
     project = Project(ROOT, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x")
