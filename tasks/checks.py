@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
@@ -35,6 +35,7 @@ from tasks.storage import enable_s3_weights, open_store
 from tasks.workers.placement import num_gpus
 
 DRAWN = "synthetic"  # reader that needs no files
+MIXED_UP = ("pml:LiftedStructureLoss", "pml:NCALoss")  # a memory with the batch, without an error
 ENOUGH_CLASSES = 100  # whether parts fit does not depend on the number of classes, and a million would take memory
 
 
@@ -328,6 +329,7 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
     from dml_core.models.heads import build_head
 
+    from dml_core.models.embedder import Embedder
     _check_pixels(training)
     head = build_head(training.model.head, cast(int, backbone_shapes(training.model.backbone).num_features), num_classes)
     loss = build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
@@ -338,15 +340,14 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
         CrossBatchMemory(loss, training.cross_batch_memory, training.loss.name)
     if training.shard_classes:
         from dml_core.training.parallel.sharded_state import check_shardable
+    _check_library_losses(training, loss)
 
         check_shardable(training.loss.name, loss, num_workers=1)
     if training.embed_at_once is not None:
-        from dml_core.models.embedder import Embedder
         from dml_core.training.parallel.grad_cache import check_independent
 
         check_independent(Embedder(training.without_weights().model, num_classes))
     if training.num_epochs > 0 and training.sampler.kind == "shuffled" and training.sampler.batch_size == 1:
-        from dml_core.models.embedder import Embedder
         from dml_core.training.parallel.batchnorm import check_batches
 
         check_batches(Embedder(training.without_weights().model, num_classes), num_images=1)
@@ -354,6 +355,28 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
 
 def _check_pixels(training: TrainingConfig) -> None:
     """Check that the backbone takes images of this size, and a timm model with weights pixels scaled as it was trained with.
+def _check_library_losses(training: TrainingConfig, loss: Any) -> None:
+    """Refuse losses of pytorch-metric-learning 2.9 that compute something else on such batches, also as terms, or with a memory."""
+    import torch
+
+    sampler, name = training.sampler, training.loss.name
+    targets = {getattr(getattr(part, "config", None), "target", None) for part in loss.modules()}
+    if "InstanceLoss" in targets:
+        raise ConfigError("loss 'pml:InstanceLoss' takes numbers of classes for positions in the batch: choose another loss")
+    is_square = sampler.kind == "k_by_n" and sampler.num_classes_per_batch == sampler.num_samples_per_class
+    if "SmoothAPLoss" in targets and not is_square:
+        equal = "set sampler.kind 'k_by_n', and num_classes_per_batch equal to num_samples_per_class"
+        raise ConfigError(f"loss 'pml:SmoothAPLoss' needs as many classes in a batch as images of each: {equal}")
+    if training.cross_batch_memory is not None:
+        batch_ND, labels_N, is_right = torch.eye(4, loss.embedding_dim), torch.tensor([0, 0, 1, 1]), name not in MIXED_UP
+        try:  # with a memory of more than the batch, other than at the first steps
+            loss.compare(batch_ND, labels_N, batch_ND.repeat(2, 1), labels_N.repeat(2), torch.arange(4), torch.Generator())
+        except IndexError:
+            is_right = False
+        if not is_right:
+            raise ConfigError(f"cross_batch_memory: '{name}' takes samples of the memory for those of the batch; remove it")
+
+
 
     `TrainingConfig` checks the scaling of the other backbones.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pytorch_metric_learning.losses import CrossBatchMemory
 from dml_core.config import merge, read_yaml
 from dml_core.data.store.info import MANIFEST_FILE, read_info, write_info
 from dml_core.data.store.splits import open_role
@@ -36,6 +37,14 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
 
 
 OWN_WEIGHTS = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
+SQUARE = {"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 3}
+MIXED_UP: list[dict[str, Any]] = [
+    {"name": "pml:LiftedStructureLoss"},
+    {"name": "pml:NCALoss"},
+    {"name": "pml:ThresholdConsistentMarginLoss"},
+    {"name": "pml:TripletMarginLoss", "options": {"swap": True}},
+    {"name": "pml:ContrastiveLoss", "options": {"reducer": {"name": "PerAnchorReducer"}}},
+]
 OTHER_FILE = f"weights: {__file__}, weights_sha256: {'a' * 64}"
 BIRDS = {"datasets": {"birds": {"reader": "folder", "raw": "gone"}}, "comparison": {"datasets": {"birds": {}}}}
 
@@ -103,6 +112,22 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             "cross_batch_memory: size 7 is less than a batch of 8: raise it",
         ),
         (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
+        (of_variant(loss={"name": "pml:InstanceLoss"}, sampler=SQUARE), "loss 'pml:InstanceLoss' takes numbers of classes for positions"),
+        (
+            of_variant(
+                sampler=SQUARE, loss={"name": "combined", "options": {"terms": [{"name": "softmax"}, {"name": "pml:InstanceLoss"}]}}
+            ),
+            "loss 'pml:InstanceLoss' takes numbers of classes for positions",
+        ),
+        (of_variant(loss={"name": "pml:SmoothAPLoss"}, sampler={"kind": "k_by_n"}), "needs as many classes in a batch as images of each"),
+        (of_variant(loss={"name": "pml:SmoothAPLoss"}, sampler={"kind": "mined_triplets"}), "needs as many classes in a batch as images"),
+        *(
+            (
+                of_variant(cross_batch_memory={"size": 64}, sampler=SQUARE, loss=loss),
+                f"cross_batch_memory: '{loss['name']}' takes samples of",
+            )
+            for loss in MIXED_UP
+        ),
     ],
 )
 def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, packed: Path, changes: dict[str, Any], message: str) -> None:
@@ -130,7 +155,10 @@ def test_an_untrained_network_needs_no_crop_of_training_images(tmp_path: Path, p
 
 
 def test_a_memory_that_fits_passes(tmp_path: Path, packed: Path) -> None:
-    check(tmp_path, packed, **of_variant(cross_batch_memory={"size": 8}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}))
+    supported = {f"pml:{name}" for name in CrossBatchMemory.supported_losses()} - {loss["name"] for loss in MIXED_UP[:3]}
+    with_memory = {"cross_batch_memory": {"size": 8}, "sampler": {"kind": "k_by_n"}}
+    variants = {f"memory-{n}": {"loss": {"name": name}, **with_memory} for n, name in enumerate(["contrastive", *sorted(supported)])}
+    check(tmp_path, packed, comparison={"variants": variants | {"square": {"loss": {"name": "pml:SmoothAPLoss"}, "sampler": SQUARE}}})
 
 
 def test_a_damaged_published_file_is_found_before_torch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
