@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from dml_core.config import located
-from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, REMEDY, read_info
 from dml_core.data.store.split_config import held_out_classes
@@ -27,7 +26,7 @@ from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_k
 from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH, backbone_shapes, build_backbone
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
-from tasks.data import read_packed
+from tasks.data import has_new_raw_files, is_by_hand, read_packed
 from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
 from tasks.runs.identity import train_step
 from tasks.runs.specs import Params, RunSpec, ScaleSpec
@@ -65,8 +64,14 @@ def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> P
         ConfigError: settings do not fit each other.
         DataError: the dataset is not prepared, and its raw files have to be obtained by hand.
     """
-    packed = prepared_folder(project, params, runs[0].dataset)
-    check_settings(runs, params.scale, packed)
+    packed = prepared_folder(project, params, name := runs[0].dataset)
+    try:
+        check_settings(runs, params.scale, packed)
+    except (ConfigError, DataError):
+        if packed is None or not has_new_raw_files(project, name, params.datasets[name]):
+            raise
+        packed = None  # the former images do not count
+        check_settings(runs, params.scale, packed)
     return packed
 
 
@@ -180,13 +185,9 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
         return project.packed(name)
     spec = params.datasets[name]
     raw = project.root / spec.raw
-    if spec.mirror is None and not _has_files(raw):
-        options = parse_dataset(spec.reader, spec.options)
-        by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
-        if isinstance(options, OfficialDataset):
-            by_hand = all(archive.url is None for archive in options.archives)
-        if by_hand:
-            raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
+    if not _has_files(raw) and is_by_hand(spec):
+        how_to_get = parse_dataset(spec.reader, spec.options).how_to_get
+        raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {how_to_get}")
     return None
 
 

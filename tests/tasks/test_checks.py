@@ -1,6 +1,7 @@
 """Refusals before a run starts, from the parameters and from a prepared dataset."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -266,6 +267,19 @@ def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
         check_before(project, params, comparison_runs(params, "mine"))
     assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
+
+def test_sizes_of_the_former_images_refuse_nothing_once_there_are_new_raw_files(tmp_path: Path, packed: Path) -> None:
+    project = make_project(tmp_path)
+    shutil.copytree(packed, project.packed("synthetic"))
+    params_of = merge(merge(PARAMS, SMALL), {"evaluation": {"recall_at": [1, 100]}})
+    project.params_file.write_text(yaml.safe_dump(params_of))
+    params = load_params(project.params_file)
+    runs = comparison_runs(params, "synthetic")
+    with pytest.raises(ConfigError, match=r"recall_at: 100 is more than the 35 images"):
+        check_before(project, params, runs)
+    (tmp_path / params.datasets["synthetic"].raw).mkdir(parents=True)
+    assert check_before(project, params, runs) is None
+
 
 
 def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
