@@ -9,13 +9,15 @@ from dml_core.data.registry import DATASETS, dataset_class, published_dataset
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
+from dml_core.training.config import TrainingConfig
 from tasks.checks import check_before, check_parts, class_names, is_prepared, is_prepared_or_damaged, prepared_folder
 from tasks.environment import Project
-from tasks.runs.specs import Params, RunSpec
-from tasks.runs.tuned import TUNED
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
+from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block
+from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block, row_training, searched_on
 
 
 @dataclass(frozen=True)
@@ -154,3 +156,36 @@ def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) ->
             f"{tuned.table}: the settings for {tuned.column} were searched on {searched}, whose training classes include test classes of "
             f"{tuned.column} ('{shared[0]}'{f' and {len(shared) - 1} more' if shared[1:] else ''}); correct tuned_on in the table's file"
         )
+
+
+def search_notes(params: Params, runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord]) -> list[str]:
+    """Return a line for each row whose tuned settings in use were searched on another content of the dataset, or from other own settings.
+
+    Searches on a dataset that is not `prepared` have none, and those whose file does not record it.
+    """
+    lines: dict[str, None] = {}
+    known = [run for run in runs if run.dataset in prepared and not run.is_smoke]
+    for run in {(run.table, run.column, run.dataset, run.label): run for run in known}.values():
+        name, own, tuned = _search_of(params, run)
+        if tuned is None or tuned.searched_on is None or name not in prepared or not tuned.training:
+            continue
+        if searched_on(own, prepared[name]) != tuned.searched_on:
+            lines[
+                f"{tuned.table}/{tuned.row}: its tuned settings were searched on other images of {name}, or from other settings of the "
+                f"row: the search may have used today's test classes, and its gain is not today's; search again: {tuned.command}"
+            ] = None
+    return list(lines)
+
+
+def _search_of(params: Params, run: RunSpec) -> tuple[str | None, TrainingConfig, TunedFile | None]:
+    """Return the dataset of the search whose settings a run uses, the row's own settings there, and the search's file; None without."""
+    if run.table is None:
+        (own,) = comparison_runs(params, run.dataset, (run.variant,), (run.seed,), tuned=False)
+        is_tuned = own.training != run.training
+        return run.dataset, own.training, read_tuned(STANDING, row_name(run.variant), run.dataset) if is_tuned else None
+    if run.variant != TUNED:
+        return None, run.training, None
+    table, row = load_table(run.table), str(run.row)
+    column = table.tuned_on(str(run.column))
+    name = named_dataset(params, column, table.dataset_options(column))
+    return name, row_training(run.table, table.rows[row], column), read_tuned(run.table, row, column)

@@ -15,6 +15,7 @@ from dml_core.files import write_errors
 from dml_core.search_space import Search
 from tasks.files import write_whole
 from tasks.runs import protocols
+from tasks.wording import counted
 
 TUNED = "tuned"  # name of the variant and of the folder
 STANDING = "project/standing"  # name of the standing comparison's table
@@ -44,13 +45,14 @@ class TunedFile(Config):
         table, row, dataset: what was tuned; the dataset as the table's columns name it.
         training: changes to the row's settings; none if the winner's gain was not confirmed.
         trial: the winner's number; 0 has the row's own settings.
-        score: its mean metric over the scored pairs of fold and seed; own_score: that of the row's own settings.
+        score: its mean metric over its scored pairs of fold and seed; own_score: that of the row's own settings over theirs, often fewer.
         confirmation: winner and own settings on fresh pairs; None if the own settings won, and for searches without confirmation.
         metric, folds, seed: of the search.
         num_trials: number of settings tried; tried: each of them, by number (missing if the search kept no list).
         requested_trials: number requested, without those of extended ranges; None for files made before it was recorded.
         space: the searched ranges, by dotted name.
         fingerprint: fingerprint of the packed training images, the only images that the search could read.
+        searched_on: hash of the row's own settings and of the dataset (`tasks.tables.runs.searched_on`); None if it was not recorded.
         sampler: method that proposed and stopped trials.
         commit: git commit of the code that searched; dirty: whether it had changes.
         study: the search's identity.
@@ -72,6 +74,7 @@ class TunedFile(Config):
     tried: tuple[Tried, ...] = ()
     space: dict[str, Search]
     fingerprint: str
+    searched_on: str | None = None
     sampler: str
     commit: str | None
     dirty: bool = False
@@ -92,12 +95,18 @@ class TunedFile(Config):
         if gain is None:
             if self.trial == 0:
                 return f"{search}: no trial was better than the row's own settings"
-            return f"{search}: trial {self.trial}, {self.metric} {100 * self.score:.1f} against {100 * self.own_score:.1f}; not confirmed"
+            scores = ((self.score, self.trial), (self.own_score, 0))
+            winner, own = (f"{100 * score:.1f}{self._pairs_of(trial)}" for score, trial in scores)
+            return f"{search}: trial {self.trial}, {self.metric} {winner}, own settings {own}; not confirmed"
         result = "trial" if self.training else "the row's own settings stay, trial"
         return (
             f"{search}: {result} {self.trial} gains {100 * gain.gain:+.1f} ± {100 * gain.half_width:.1f} {self.metric} "
             f"on {len(gain.own)} fresh pairs of fold and seed"
         )
+
+    def _pairs_of(self, trial: int) -> str:
+        """Return over how many pairs of fold and seed a trial was scored, in words; nothing if the search kept no list."""
+        return f" over {counted(len(self.tried[trial].scores), 'pair')} of fold and seed" if self.tried else ""
 
 
 def tuned_path(table: str, row: str, dataset: str) -> Path:
@@ -113,6 +122,7 @@ def write_tuned(tuned: TunedFile) -> Path:
     """
     path = tuned_path(tuned.table, tuned.row, tuned.dataset)
     title = f"# Made by `{tuned.command}`: settings that override the row's in its variant 'tuned'.\n"
+    title += "# score and own_score are means over different pairs of fold and seed (tried); confirmation compares the same pairs.\n"
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     with write_errors(f"{path}:", "run dml where flows/tables is writable"):

@@ -13,7 +13,9 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import metric_info, recall_k
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
+from tasks.runs.identity import train_step
 from tasks.runs.protocols import COMMON, Protocol, Variant, load_protocol
+from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_same_classes, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
@@ -227,6 +229,12 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
         assert tuned is not None
         layers.append(tuned.training)
     return parse_overridden(TrainingConfig, f"{table}: {row.label}, {dataset}, {variant}", values, *layers)
+
+
+def searched_on(training: TrainingConfig, dataset: DatasetRecord) -> str:
+    """Return a hash of what a search starts from: a row's own settings, without what scores during training, and the dataset's content."""
+    own = training.model_copy(update={"validation": None, "keep_epochs": (), "recall_every_epochs": None})
+    return train_step(RunSpec(dataset=dataset.name, variant=TUNED, seed=0, training=own, evaluation=EvaluationConfig()), dataset).settings
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:

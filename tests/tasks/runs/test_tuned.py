@@ -9,17 +9,19 @@ import pytest
 from dml_core.config import merge
 from dml_core.errors import ConfigError, StoreError
 from dml_core.search_space import Search
+from tasks.plans.needs import search_notes
 from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.runs import protocols
+from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, comparison_runs, load_params
-from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
+from tasks.runs.tuned import STANDING, TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.sealed import read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table, table_names
 from tasks.tables.result import TableResult
-from tasks.tables.runs import row_training, runs_of, runs_of_tables
+from tasks.tables.runs import row_training, runs_of, runs_of_tables, searched_on
 from tasks.tuning.search import plan_searches
 from tests.conftest import ROOT
 
@@ -29,7 +31,7 @@ FOUND = TunedFile(
     row=ROW,
     dataset=DATASET,
     training={"loss": {"options": {"scale": 31.25}}, "optimiser": {"groups": {"loss": {"learning_rate": 0.02}}}},
-    trial=7,
+    trial=1,
     score=0.91,
     own_score=0.9,
     confirmation=ConfirmedGain(own=(0.5, 0.6, 0.5, 0.6, 0.5), winner=(0.6, 0.7, 0.61, 0.72, 0.6), gain=0.106, half_width=0.012),
@@ -41,6 +43,7 @@ FOUND = TunedFile(
     tried=(Tried(params={}, scores=(0.5,)), Tried(params={"a": 1.0}, scores=(0.5, 0.6)), Tried(params={"a": 2.0}, failed="not finite")),
     space={"loss.options.scale": Search(low=5.0, high=80.0, log=True), "loss.options.num_centres": Search(choices=(1, 4))},
     fingerprint="0123",
+    searched_on="89ab",
     sampler="Optuna",
     commit="a" * 40,
     study="4567",
@@ -63,15 +66,19 @@ def test_written_and_read_back(tables: Path) -> None:
     assert read_tuned(TABLE, ROW, DATASET) == FOUND
     command = "dml tune project/fashion_mnist/softtriple --dataset fashion-mnist --trials 2 --folds 2 --seed 3 --metric recall@1"
     assert path.read_text().startswith(f"# Made by `{command}`: ")
+    assert "# score and own_score are means over different pairs of fold and seed (tried)" in path.read_text()
     assert "  scores: [0.5, 0.6]\n" in path.read_text(), "lists and innermost mappings are in one line"
     search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
-    assert FOUND.says == f"{search}trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
+    assert FOUND.says == f"{search}trial 1 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
     stays = FOUND.model_copy(update={"training": {}})
-    assert stays.says == f"{search}the row's own settings stay, trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
+    assert stays.says == f"{search}the row's own settings stay, trial 1 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
     unconfirmed = FOUND.model_copy(update={"confirmation": None})
-    assert unconfirmed.says == f"{search}trial 7, recall@1 91.0 against 90.0; not confirmed"
-    own = unconfirmed.model_copy(update={"trial": 0, "training": {}})
-    assert own.says == f"{search}no trial was better than the row's own settings"
+    winner, own = "91.0 over 2 pairs of fold and seed", "own settings 90.0 over 1 pair of fold and seed"
+    assert unconfirmed.says == f"{search}trial 1, recall@1 {winner}, {own}; not confirmed"
+    without_list = unconfirmed.model_copy(update={"tried": ()})
+    assert without_list.says == f"{search}trial 1, recall@1 91.0, own settings 90.0; not confirmed"
+    without_winner = unconfirmed.model_copy(update={"trial": 0, "training": {}})
+    assert without_winner.says == f"{search}no trial was better than the row's own settings"
     assert table_names() == [name for name in table_names() if not name.startswith("tuned/")], "it is no table"
 
 
@@ -109,6 +116,49 @@ def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> No
     assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
     assert tuned.training != own.training
     assert tuned.evaluation == own.evaluation
+
+
+def test_settings_searched_on_other_images_or_from_other_settings_are_noted(tables: Path) -> None:
+    """A class that is added moves classes of the search to the test classes, and the gain was still reported."""
+    record = DatasetRecord(name="synthetic", folder="/packed", digest="0123", counts={"train": 1}, source="synthetic")
+
+    def notes(file: TunedFile, digest: str = "0123", *settings: str) -> list[str]:
+        write_tuned(file)
+        params = load_params(ROOT / "params.yaml", settings)
+        runs = comparison_runs(params, "synthetic", (ROW,), (0, 1), settings)
+        return search_notes(params, runs, {"synthetic": record.model_copy(update={"digest": digest})})
+
+    (search,) = plan_searches(load_params(ROOT / "params.yaml"), f"{STANDING}/{ROW}", ("synthetic",), 4, 0, "recall@1")
+    own = {"table": STANDING, "dataset": "synthetic", "searched_on": searched_on(search.training, record)}
+    file = FOUND.model_copy(update=own)
+    (line,) = notes(file, "4567")
+    assert line.startswith("project/standing/softtriple: its tuned settings were searched on other images of synthetic, or from other ")
+    assert line.endswith(
+        "search again: dml tune project/standing/softtriple --dataset synthetic --trials 2 --folds 2 --seed 3 --metric recall@1"
+    )
+    assert notes(file, "0123", "comparison.protocol.num_epochs=3") == [line]
+    assert notes(file) == []
+    assert notes(file, "0123", "comparison.datasets.synthetic.validation={share: 0.2}") == [], "which no search has"
+    assert notes(file, "4567", "comparison.datasets.synthetic.tuned=false") == []
+    assert notes(file.model_copy(update={"training": {}}), "4567") == []
+    assert notes(file.model_copy(update={"searched_on": None}), "4567") == [], "files of before"
+
+
+def test_columns_with_the_settings_found_on_another_are_noted_by_its_images(tables: Path) -> None:
+    params = load_params(ROOT / "params.yaml")
+    names = {"glyphs": params.datasets["synthetic"], "glyphs-2000": params.datasets["synthetic"]}
+    params = params.model_copy(update={"datasets": params.datasets | names})
+    (search,) = plan_searches(params, f"project/glyphs/{ROW}", (), 4, 0, "recall@1")
+    part = DatasetRecord(name="glyphs-2000", folder="/packed", digest="0123", counts={"train": 1}, source="glyphs")
+    own = {"table": "project/glyphs", "dataset": "glyphs-2000", "searched_on": searched_on(search.training, part)}
+    write_tuned(FOUND.model_copy(update=own))
+    by_column = runs_of("project/glyphs", load_table("project/glyphs"), Choice((ROW,), variant="tuned"))
+    runs = [run.model_copy(update={"dataset": name}) for name, runs in by_column.items() for run in runs]
+    whole = part.model_copy(update={"name": "glyphs", "digest": "89ab"})
+    assert search_notes(params, runs, {"glyphs": whole, "glyphs-2000": part}) == []
+    assert search_notes(params, runs, {"glyphs": whole}) == [], "not known"
+    (line,) = search_notes(params, runs, {"glyphs": whole, "glyphs-2000": part.model_copy(update={"digest": "4567"})})
+    assert "project/glyphs/softtriple: its tuned settings were searched on other images of glyphs-2000" in line
 
 
 def test_columns_may_have_the_settings_found_on_another_dataset_and_are_not_searched(tables: Path) -> None:
