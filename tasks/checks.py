@@ -34,8 +34,8 @@ from tasks.storage import enable_s3_weights, open_store
 from tasks.workers.placement import num_gpus
 
 DRAWN = "synthetic"  # reader that needs no files
-MIXED_UP = ("pml:LiftedStructureLoss", "pml:NCALoss")  # a memory with the batch, without an error
 ENOUGH_CLASSES = 100  # whether parts fit does not depend on the number of classes, and a million would take memory
+MIXED_UP = ("pml:LiftedStructureLoss", "pml:NCALoss")  # a memory with the batch, without an error
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,11 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
     Raises:
         ConfigError: fewer than two classes remain for training.
-        DataError: the dataset is not prepared, or damaged.
+        DataError: the dataset is not prepared, damaged, or without training images.
     """
     info, validation, role = read_info(packed), run.training.validation, run.evaluation.role
-    train = info.roles["train"]
+    if (train := info.roles.get("train")) is None:
+        raise DataError(f"dataset '{run.dataset}' has no training images; give some classes the role train, then prepare it again")
     if role == "test" and not {"test", "gallery"} & set(info.roles):
         raise ConfigError("evaluation.role is 'test', but the dataset has only training images")
     # In a role whose queries are also its gallery, a query is not compared with itself.
@@ -328,9 +329,9 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
+    from dml_core.models.embedder import Embedder
     from dml_core.models.heads import build_head
 
-    from dml_core.models.embedder import Embedder
     _check_pixels(training)
     head = build_head(training.model.head, cast(int, backbone_shapes(training.model.backbone).num_features), num_classes)
     loss = build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
@@ -339,9 +340,9 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
         from dml_core.training.parallel.cross_batch import CrossBatchMemory
 
         CrossBatchMemory(loss, training.cross_batch_memory, training.loss.name)
+    _check_library_losses(training, loss)
     if training.shard_classes:
         from dml_core.training.parallel.sharded_state import check_shardable
-    _check_library_losses(training, loss)
 
         check_shardable(training.loss.name, loss, num_workers=1)
     if training.embed_at_once is not None:
@@ -354,8 +355,6 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
         check_batches(Embedder(training.without_weights().model, num_classes), num_images=1)
 
 
-def _check_pixels(training: TrainingConfig) -> None:
-    """Check that the backbone takes images of this size, and a timm model with weights pixels scaled as it was trained with.
 def _check_library_losses(training: TrainingConfig, loss: Any) -> None:
     """Refuse losses of pytorch-metric-learning 2.9 that compute something else on such batches, also as terms, or with a memory."""
     import torch
@@ -378,6 +377,8 @@ def _check_library_losses(training: TrainingConfig, loss: Any) -> None:
             raise ConfigError(f"cross_batch_memory: '{name}' takes samples of the memory for those of the batch; remove it")
 
 
+def _check_pixels(training: TrainingConfig) -> None:
+    """Check that the backbone takes images of this size, and a timm model with weights pixels scaled as it was trained with.
 
     `TrainingConfig` checks the scaling of the other backbones.
     """

@@ -6,6 +6,7 @@ the files another DVC process is writing. Modules that decode images are importe
 """
 
 import configparser
+import csv
 import hashlib
 import io
 import json
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dml_core.config import check_known
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
@@ -33,6 +35,9 @@ from tasks.mirror import copy_objects
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import check_unused, warning_of_moved_classes
 from tasks.runs.specs import DatasetSpec, Params, load_params
+
+if TYPE_CHECKING:  # importing it loads torch
+    from dml_core.data.check import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +110,28 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     return path
 
 
+def write_findings(project: Project, name: str, findings: "Sequence[Finding]") -> Path:
+    """Write what a check of a dataset found, every image of it, to a file below the state folder, and return its path.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path, text = project.state / "checks" / f"{name}.csv", io.StringIO()
+    csv.writer(text).writerows([("finding", "where"), *((finding.what, where) for finding in findings for where in finding.examples)])
+    with write_errors(f"{path}:", "free space, or change DML_STATE"):
+        write_whole(path, text.getvalue())
+    return path
+
+
 def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> DatasetRecord:
     """Pack a dataset's raw files; the prepare stage of `dvc.yaml` runs this.
 
     Raises:
-        DataError: raw files are missing or damaged, DVC would refuse them, files changed meanwhile, or a flow
-            uses the present images (the former packed data stay).
+        DataError: raw files are missing or damaged, DVC would refuse them, own images break a rule of `check_own_images`, files changed
+            meanwhile, or a flow uses the present images (the former packed data stay).
         StoreError: the packed data cannot be written.
     """
+    from dml_core.data.check import check_own_images
     from dml_core.data.prepare import prepare
 
     raw = project.root / spec.raw
@@ -129,6 +148,7 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
         before = hash_of_states([raw])
         if has_new_raw_files(project, name, spec):
             check_unused(project, name)  # sooner than after packing
+        check_own_images(spec.reader, raw, spec.options)  # `dml data add` did, but images, list or roles may have changed since
         with warning_of_moved_classes(project, name):
             prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
         write_whole(_packed_from(project, name), str(before))

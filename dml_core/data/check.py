@@ -1,6 +1,7 @@
 """Full check of a raw folder before packing: counts, unreadable images, copies of train images in other roles, boxes.
 
-`prepare` stops at the first problem; `check_dataset` checks every image and lists all problems.
+`prepare` stops at the first problem; `check_dataset` checks every image and lists all problems. `check_own_images` is the part that is
+repeated before each packing of the user's own images.
 """
 
 import hashlib
@@ -8,15 +9,16 @@ import io
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
+from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.readers.shared.rules import published_differences
@@ -27,26 +29,38 @@ from dml_core.data.store.sizes import Resize
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import DataError
 
-_MAX_EXAMPLES = 5
 _BOX_TOLERANCE_PIXELS = 1.0
 _PNG_BIT_DEPTH = 24  # place of the byte
+_JPEG2000_SIZE, _JPEG2000_BIT_DEPTH = b"\xff\x4f\xff\x51", 42  # start of the segment of sizes, and place of the byte from there
 _OPAQUE = 255
+_LEAK = "same bytes in train and in another role"
 _CHANGES = (
     _GRAYSCALE := "grayscale, converted to RGB",
     _CMYK := "CMYK, converted to RGB",
     _TRANSPARENT := "transparent pixels, replaced by the colours stored under them",
-    _DEEP := "16 bits per channel, of which the lower 8 are dropped",
+    _DEEP := "more than 8 bits per channel, reduced to 8",
     _ANIMATED := "several pictures in the file, of which the first is used",
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A kind of finding, how often it occurs, and a few examples: paths of images, of an unreadable one with the reason."""
+    """A kind of finding, how often it occurs, and where: paths of images, of an unreadable one with the reason."""
 
     what: str
     num_found: int
     examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A readable image: SHA-256 of its bytes and of its RGB pixels, what decoding changes (`_CHANGES`), and size (width, height)."""
+
+    row: Row
+    sha256: str
+    pixels_sha256: str
+    changes: tuple[str, ...]
+    size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,7 @@ class CheckReport:
         violations: findings that must be fixed.
         short_sides: minimum, median and maximum short side of the readable images, in pixels.
         num_boxes: number of images with a box.
+        images: the readable images.
     """
 
     counts: dict[str, Counts]
@@ -70,17 +85,11 @@ class CheckReport:
     violations: list[Finding]
     short_sides: tuple[int, int, int]
     num_boxes: int
+    images: tuple[_Image, ...] = field(default=(), repr=False)
 
-
-@dataclass(frozen=True)
-class _Image:
-    """A readable image: SHA-256 of its bytes and of its RGB pixels, what decoding changes (`_CHANGES`), and size (width, height)."""
-
-    row: Row
-    sha256: str
-    pixels_sha256: str
-    changes: tuple[str, ...]
-    size: tuple[int, int]
+    def notes_on_views(self, transforms: Collection[TransformConfig], stored_size: Resize | None) -> list[Finding]:
+        """Return notes on the images that test views pad or mostly cut off, and on those without a box where views are cut to boxes."""
+        return _findings(_changed_by_views(self.images, transforms, stored_size))
 
 
 def check_dataset(
@@ -95,7 +104,7 @@ def check_dataset(
     Args:
         name, raw, options: reader, folder and options of the dataset.
         progress: called with (images checked, total images).
-        transforms: views that are made of the dataset; images that test views pad, or that lack a box to be cut to, are noted.
+        transforms: views that are made of the dataset; images that test views pad or mostly cut off, or without a box to cut to, are noted.
 
     Raises:
         ConfigError: unknown dataset or option.
@@ -127,7 +136,8 @@ def check_dataset(
     violations = {
         "counts are not the published ones": published_differences(rows, published),
         "unreadable": unreadable,
-        "same bytes in train and in another role": _leaks(images),
+        "fewer than two classes to train on, or to score": _single_classes(rows) if dataset.own_images else [],
+        _LEAK: _leaks([(image.sha256, image.row) for image in images]),
         "box outside the image": [image.row.path for image in images if _box_is_outside(image)],
     }
     sides = sorted(min(image.size) for image in images) or [0]
@@ -139,7 +149,34 @@ def check_dataset(
         violations=_findings(violations),
         short_sides=(sides[0], sides[len(sides) // 2], sides[-1]),
         num_boxes=sum(row.box is not None for row in rows),
+        images=tuple(images),
     )
+
+
+def check_own_images(name: str, raw: Path, options: Mapping[str, Any]) -> None:
+    """Check what packing does not: a single class in train or among the scored ones, and copies of training images in other roles.
+
+    Datasets that are not the user's own images are not checked.
+
+    Raises:
+        ConfigError: unknown dataset or option.
+        DataError: the annotations break a rule of every dataset, or one of these.
+    """
+    dataset = parse_dataset(name, {**options, "stored_size": None})
+    if not dataset.own_images:
+        return
+    rows = dataset.read(raw).rows
+    if single := _single_classes(rows):
+        advice = "add classes, or name the roles (docs/reference/backbones-and-datasets.md)"
+        raise DataError(f"{raw}: {single[0]}, at least two classes are needed; {advice}")
+    by_size: dict[int, list[Row]] = defaultdict(list)  # only files of one size are read
+    for row in rows:
+        with suppress(OSError):  # packing names a missing one
+            by_size[(raw / row.path).stat().st_size].append(row)
+    alike = [row for group in by_size.values() if {"train"} < {row.role for row in group} for row in group]
+    leaks = _leaks((hashlib.sha256(read_file(raw / row.path)).hexdigest(), row) for row in alike)
+    if leaks:
+        raise DataError(f"{raw}: {len(leaks)} images: {_LEAK}, the first is {leaks[0]}; fix or remove them")
 
 
 def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
@@ -166,7 +203,7 @@ def _changes(data: bytes) -> Iterator[str]:
     with suppress(Exception), Image.open(io.BytesIO(data)) as image:  # Pillow raises errors of a dozen kinds
         if image.mode in ("L", "CMYK"):
             yield _GRAYSCALE if image.mode == "L" else _CMYK
-        if image.format == "PNG" and data[_PNG_BIT_DEPTH] == 16:
+        if _num_bits(image, data) > 8:
             yield _DEEP
         if getattr(image, "is_animated", False) and image.format != "MPO":  # a camera's JPEG with a preview
             yield _ANIMATED
@@ -174,30 +211,51 @@ def _changes(data: bytes) -> Iterator[str]:
             yield _TRANSPARENT
 
 
-def _changed_by_views(images: list[_Image], transforms: Collection[TransformConfig], stored_size: Resize | None) -> dict[str, list[str]]:
-    """Return the images that test views pad, and those that lack a box where views are cut to boxes; stored images have none."""
+def _num_bits(image: Any, data: bytes) -> int:
+    """Return the bits per channel of a file that Pillow opened; 8 for formats without more of them."""
+    if image.format == "PNG":
+        return data[_PNG_BIT_DEPTH]
+    if image.format == "TIFF":
+        return int(max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (8,))))
+    if image.format == "PPM" and isinstance(image.tile[0].args, tuple):
+        return int(image.tile[0].args[1]).bit_length()  # of the largest value
+    if image.format == "JPEG2000":
+        return 1 + (data[data.index(_JPEG2000_SIZE) + _JPEG2000_BIT_DEPTH] & 0x7F)  # the first bit is the sign
+    return 8
+
+
+def _changed_by_views(
+    images: Collection[_Image], transforms: Collection[TransformConfig], stored_size: Resize | None
+) -> dict[str, list[str]]:
+    """Return the images that test views pad or cut most of, and those without a box where views are cut to boxes; stored ones have none."""
     cut = any(config.crop_to_box for config in transforms)
+    # Sides of each image before a test view is cropped, and of the crop.
+    views = [(image.row.path, _scaled(image, config, stored_size), config.crop_size) for image in images for config in transforms]
+    cropped = [(path, sides, crop) for path, sides, crop in views if crop is not None]
+    padded = [path for path, sides, crop in cropped if min(sides) < crop]
+    mostly_cut = [path for path, (width, height), crop in cropped if 2 * min(crop, width) * min(crop, height) < width * height]
     return {
-        "smaller than the test views, padded with black": [
-            image.row.path
-            for image in images
-            if any(_short_side(image, config, stored_size) < (config.crop_size or 0) for config in transforms)
-        ],
+        "smaller than the test views, padded with black": list(dict.fromkeys(padded)),
+        "of which a test view shows less than half": list(dict.fromkeys(mostly_cut)),
         "without a box, where views are cut to boxes: a run stops there": [
             image.row.path for image in images if cut and (image.row.box is None or stored_size is not None)
         ],
     }
 
 
-def _short_side(image: _Image, config: TransformConfig, stored_size: Resize | None) -> int:
-    """Return the short side of an image, or of its box, before a test view is cropped."""
-    resize = config.test_resize or stored_size
-    if resize is not None:
-        return min(resize) if isinstance(resize, tuple) else resize
-    if image.row.box is None or not config.crop_to_box:
-        return min(image.size)
-    left, top, right, bottom = image.row.box
-    return min(math.ceil(right) - int(left), math.ceil(bottom) - int(top))
+def _scaled(image: _Image, config: TransformConfig, stored_size: Resize | None) -> tuple[int, int]:
+    """Return width and height of an image, or of its box, before a test view is cropped."""
+    width, height = image.size
+    if image.row.box is not None and config.crop_to_box and stored_size is None:
+        left, top, right, bottom = image.row.box
+        width, height = math.ceil(right) - int(left), math.ceil(bottom) - int(top)
+    for resize in (stored_size, config.test_resize):
+        if isinstance(resize, tuple):
+            height, width = resize
+        elif resize is not None:
+            short = max(1, min(width, height))
+            width, height = round(width * resize / short), round(height * resize / short)
+    return width, height
 
 
 def _in_two_classes(images: list[_Image]) -> list[str]:
@@ -227,11 +285,18 @@ def _alike_names(rows: list[Row]) -> list[str]:
     return [path for name, path in sorted(first.items()) if sizes[forms[name]] > 1]
 
 
-def _leaks(images: list[_Image]) -> list[str]:
-    """Return the images whose bytes are both in train and in another role, equal ones together."""
+def _single_classes(rows: list[Row]) -> list[str]:
+    """Return the class of each part, trained on or scored, that has no other."""
+    parts = {"to train on": {row.label_name for row in rows if row.role == "train"}}
+    parts["to score"] = {row.label_name for row in rows if row.role in ("test", "query")}
+    return [f"only class '{min(names)}' {use}" for use, names in parts.items() if len(names) == 1]
+
+
+def _leaks(images: Iterable[tuple[str, Row]]) -> list[str]:
+    """Return the images, given with the hash of their bytes, that are both in train and in another role, equal ones together."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for image in images:
-        groups[image.sha256].append(image.row)
+    for sha256, row in images:
+        groups[sha256].append(row)
     return [row.path for rows in groups.values() if {"train"} < {row.role for row in rows} for row in rows]
 
 
@@ -244,4 +309,4 @@ def _box_is_outside(image: _Image) -> bool:
 
 
 def _findings(examples: Mapping[str, list[str]]) -> list[Finding]:
-    return [Finding(what, len(paths), tuple(paths[:_MAX_EXAMPLES])) for what, paths in examples.items() if paths]
+    return [Finding(what, len(paths), tuple(paths)) for what, paths in examples.items() if paths]

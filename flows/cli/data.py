@@ -19,17 +19,18 @@ from flows.cli.columns import Column, print_table
 from flows.cli.options import check_file
 from flows.cli.plan import time_of
 from flows.cli.session import open_project
-from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset
+from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset, write_findings
 from tasks.environment import Project
-from tasks.own_images.add import add_images
+from tasks.own_images.add import add_images, views_of
 from tasks.own_images.published import add_published
-from tasks.runs.specs import FROZEN, DatasetSpec, comparison_runs, load_params, standing_runs
+from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
 from tasks.wording import counted
 
 if TYPE_CHECKING:  # importing it loads torch
-    from dml_core.data.check import CheckReport
+    from dml_core.data.check import CheckReport, Finding
 
 data_app = new_group("data", no_args_is_help=True)
+MAX_EXAMPLES = 5
 ADDED = "added to params.yaml (to undo it, delete these lines)"
 TRAINED = "softtriple"  # in a first look, compared with the network without training
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
@@ -103,9 +104,12 @@ def data_add(
         added = add_images(project, name, path, reader, progress, pretrained)
     print(f"{added.diff}\n\n{name}: {_images_of(added.counts)}; {ADDED}")
     for note in added.notes:
-        more = ", ..." if note.num_found > len(note.examples) else ""
-        print(f"note: {note.what}: {counted(note.num_found, 'file')} ({printable(', '.join(note.examples))}{more})")
+        print(f"note: {note.what}: {counted(note.num_found, 'file')} ({printable(', '.join(_examples(note)))})")
     _print_next(project, name, added.counts)
+
+
+def _examples(finding: "Finding") -> list[str]:
+    return [*finding.examples[:MAX_EXAMPLES], *["..."] * (len(finding.examples) > MAX_EXAMPLES)]
 
 
 def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> None:
@@ -154,17 +158,18 @@ def data_check(name: DatasetName) -> None:
     """Check every raw image and list problems.
 
     Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation. Notes what
-    decoding and the comparison's test views change: transparency, 16 bits per channel, animations, images that are padded.
+    decoding and the comparison's test views change: transparency, more than 8 bits per channel, animations, images that are padded or of
+    which less than half is seen. Prints five files of each kind; a file below state/checks lists all.
     """
     from dml_core.data.check import check_dataset
 
     with _working_on(name, "checking") as (project, spec, progress):
-        params = load_params(project.params_file)
-        seed = params.comparison.seeds[:1]  # all have the same views
-        runs = comparison_runs(params, name, None, seed, tuned=False) if name in params.comparison.datasets else []
-        transforms = list(dict.fromkeys(run.training.transform for run in runs))
+        transforms = views_of(load_params(project.params_file), name)
         report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress, transforms)
     _print_check(name, report)
+    findings = [*report.violations, *report.notes]
+    if any(len(finding.examples) > MAX_EXAMPLES for finding in findings):
+        print(f"all of them: {write_findings(project, name, findings)}")
     if report.violations:
         raise DataError(f"{name}: {counted(len(report.violations), 'kind')} of violation, see the table; fix the raw files in {spec.raw}")
 
@@ -179,7 +184,7 @@ def _print_check(name: str, report: "CheckReport") -> None:
         rows.append((role, f"{counts.num_images} images of {counts.num_classes} classes, {sizes} per class", expected))
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
-            rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples)))
+            rows.append((f"{kind}: {finding.what}", str(finding.num_found), "\n".join(_examples(finding))))
     what, files, expected_or_examples = zip(*rows, strict=True)
     print_table(
         Column("part", what, wraps=True),

@@ -15,16 +15,19 @@ import yaml
 
 from dml_core.config import MAX_FILE_BYTES, check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader, is_list_name
+from dml_core.data.registry import parse_dataset
 from dml_core.data.store.rows import Counts
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors, writing
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.trained_on import trained_on
+from tasks.data import write_findings
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fine_tuning_settings, fitted_settings
-from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
+from tasks.runs.specs import DatasetSpec, Params, check_raw_places, comparison_runs, load_params
 from tasks.wording import counted
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ def add_images(
 
     Raises:
         ConfigError: the name or place cannot be used, or `params.yaml` is invalid already.
-        DataError: the images cannot be trained on; the message names the first.
+        DataError: the images cannot be trained on; the message names the first, and of several a file that lists all.
         StoreError: `params.yaml` cannot be written.
     """
     params = load_params(project.params_file)
@@ -71,14 +74,25 @@ def add_images(
     reader, raw, options = guess_reader(place, reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
-    report = _check_images(spec, raw, progress)
+    report = _check_images(project, name, spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         images = trained_on(backbone.name) if backbone is not None else None
         as_stored: dict[str, Any] = {"stored_size": max(_STORED_PIXELS, images.resize if images is not None else 0)}
         if images is not None:
             as_stored["stored_interpolation"] = images.interpolation  # of the backbone's own resize, which this is the first part of
         spec = spec.model_copy(update={"options": spec.options | as_stored})
-    return Added(spec, report.counts, write_dataset(project, name, spec, report, backbone), tuple(report.notes))
+    diff = write_dataset(project, name, spec, report, backbone)
+    stored_size = parse_dataset(spec.reader, spec.options).stored_size
+    notes = report.notes_on_views(views_of(load_params(project.params_file), name), stored_size)
+    return Added(spec, report.counts, diff, (*report.notes, *notes))
+
+
+def views_of(params: Params, name: str) -> list[TransformConfig]:
+    """Return the settings of the views that the standing comparison makes of a dataset's images; none if it does not have the dataset."""
+    if name not in params.comparison.datasets:
+        return []
+    runs = comparison_runs(params, name, None, params.comparison.seeds[:1], tuned=False)  # all seeds have the same views
+    return list(dict.fromkeys(run.training.transform for run in runs))
 
 
 def check_new_name(name: str, params: Params) -> None:
@@ -112,20 +126,15 @@ def as_raw(project: Project, raw: Path) -> str:
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
 
 
-def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
+def _check_images(project: Project, name: str, spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
     """Return the report on images that can be trained on.
 
     Raises:
-        DataError: they cannot; the message names the first.
+        DataError: they cannot; the message names the first one, and of several a file that lists all.
     """
     from dml_core.data.check import check_dataset
 
     report = check_dataset(spec.reader, raw, spec.options, progress)
-    if report.violations:
-        finding = report.violations[0]
-        raise DataError(
-            f"{raw}: {counted(finding.num_found, 'image')}: {finding.what}, the first is {finding.examples[0]}; fix or remove them"
-        )
     tested = sum(counts.num_classes for role, counts in report.counts.items() if role in ("test", "query"))
     trained = report.counts["train"].num_classes if "train" in report.counts else 0
     if min(trained, tested) < _MIN_CLASSES:
@@ -133,6 +142,12 @@ def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], N
             f"{raw}: {trained} classes to train on and {tested} others to test on, at least {_MIN_CLASSES} of each are needed; "
             "add classes, or name the roles (docs/reference/backbones-and-datasets.md)"
         )
+    if report.violations:
+        finding = report.violations[0]
+        several = sum(violation.num_found for violation in report.violations) > 1
+        listed = f"; {write_findings(project, name, report.violations)} lists all" if several else ""
+        num_images = counted(finding.num_found, "image")
+        raise DataError(f"{raw}: {num_images}: {finding.what}, the first is {finding.examples[0]}; fix or remove them{listed}")
     return report
 
 

@@ -155,7 +155,7 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
 
 def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord, known: KnownMemory) -> Memory | None:
     training, placement, size = run.spec.training, local.placement, input_size(run.spec)
-    if not record.counts or not training.num_epochs or not size:
+    if "train" not in record.counts or not training.num_epochs or not size:
         return None
     sizes = size, record.counts["train"], _num_classes(run.dataset, record)
 

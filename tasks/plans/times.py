@@ -98,10 +98,10 @@ def num_images(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
     role = "train" if step == "train" else spec.evaluation.role
     if role == "test":
         return sum(count for role, count in counts.items() if role != "train")
-    validation, num_held_out = spec.training.validation, 0
+    num_train, validation, num_held_out = counts.get("train", 0), spec.training.validation, 0
     if validation is not None:
-        num_held_out = round(counts["train"] * (validation.share or 1 / (validation.folds or 1)))
-    return num_held_out if role == "validation" else counts["train"] - num_held_out
+        num_held_out = round(num_train * (validation.share or 1 / (validation.folds or 1)))
+    return num_held_out if role == "validation" else num_train - num_held_out
 
 
 def _num_passed(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_images_that_find_their_own_copies_are_noted(tmp_path: Path, roles: tupl
             Image.new("RGB", (12, 12), (ord(folder), number, 0)).save(path)
             label = "c" if role == "gallery" else folder
             lines.append(f"{folder}/{number}.png,{label},{role}")
+    for number, role in enumerate(roles[2:]):  # another class
+        Image.new("RGB", (12, 12), (0, 0, number)).save(tmp_path / f"e{number}.png")
+        lines.append(f"e{number}.png,e,{role}")
     with Image.open(tmp_path / copies[0]) as picture:
         picture.save(tmp_path / copies[1], compress_level=1)
     (tmp_path / "manifest.csv").write_text("\n".join(lines))
@@ -100,6 +104,19 @@ def test_images_that_find_their_own_copies_are_noted(tmp_path: Path, roles: tupl
     assert report.violations == []
     found = notes.get("copies (same pixels) in a scored class: each finds the other first, which raises Recall@1")
     assert found == (copies if noted else None)
+
+
+def test_a_single_class_to_score_is_a_violation(tmp_path: Path) -> None:
+    """Each of its images finds another one of its class."""
+    for number, name in enumerate("aabbcc"):
+        (tmp_path / "raw" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (number, 0, 0)).save(tmp_path / f"raw/{name}/{number}.png")
+    (tmp_path / "raw/list.csv").write_text(
+        "path,label,role\n"
+        + "".join(f"{name}/{number}.png,{name},{'test' if name == 'c' else 'train'}\n" for number, name in enumerate("aabbcc"))
+    )
+    (violation,) = check_dataset("manifest", tmp_path / "raw", {"file": "list.csv"}).violations
+    assert (violation.what, violation.examples) == ("fewer than two classes to train on, or to score", ("only class 'c' to score",))
 
 
 def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
@@ -114,10 +131,10 @@ def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
 def test_an_image_whose_metadata_only_pillow_refuses_is_readable_as_for_prepare(tmp_path: Path) -> None:
     texts = PngInfo()
     texts.add_itxt("comment", "x" * 3_000_000, zip=True)  # Pillow's limit is 1 MiB
-    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+    for name in (f"{folder}/{number}.png" for folder in "abcd" for number in (1, 2)):
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 12), (ord(name[0]), ord(name[2]), 0)).save(tmp_path / "raw" / name, pnginfo=texts)
-    assert prepare("folder", tmp_path / "raw", tmp_path / "out", {}).roles["train"].num_images == 2
+    assert prepare("folder", tmp_path / "raw", tmp_path / "out", {}).roles["train"].num_images == 4
     report = check_dataset("folder", tmp_path / "raw", {})
     assert report.violations == []
     assert report.short_sides == (12, 12, 12)
@@ -125,14 +142,14 @@ def test_an_image_whose_metadata_only_pillow_refuses_is_readable_as_for_prepare(
 
 def test_the_files_are_checked_whatever_size_is_stored(tmp_path: Path) -> None:
     lines = ["path,label,left,top,right,bottom"]
-    for name in "1234":
+    for name in "12345678":
         Image.new("L", (30, 20), int(name)).save(tmp_path / f"{name}.png")
-        lines.append(f"{name}.png,{'ab'[int(name) // 3]},0,0,500,500")
+        lines.append(f"{name}.png,{'abcd'[(int(name) - 1) // 2]},0,0,500,500")
     (tmp_path / "manifest.csv").write_text("\n".join(lines))
     report = check_dataset("manifest", tmp_path, {"stored_size": 10})
     assert report == check_dataset("manifest", tmp_path, {})
     assert report.short_sides == (20, 20, 20)
-    assert report.num_boxes == report.notes[0].num_found == 4
+    assert report.num_boxes == report.notes[0].num_found == 8
     assert [violation.what for violation in report.violations] == ["box outside the image"]
 
 
@@ -150,9 +167,42 @@ def test_what_decoding_changes_is_noted(tmp_path: Path) -> None:
     frames[1].save(tmp_path / "b/phone.jpg", format="MPO", save_all=True, append_images=frames[2:])
     assert {note.what: note.examples for note in check_dataset("folder", tmp_path, {}).notes} == {
         "transparent pixels, replaced by the colours stored under them": ("a/palette.gif", "a/transparent.png"),
-        "16 bits per channel, of which the lower 8 are dropped": ("b/deep.png",),
+        "more than 8 bits per channel, reduced to 8": ("b/deep.png",),
         "several pictures in the file, of which the first is used": ("b/animated.webp",),
     }
+
+
+def test_more_than_8_bits_are_noted_in_every_format_that_has_them(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(0, 1023, (8, 12, 12, 3))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    write_tiff(tmp_path / "a/deep.tiff", colours[0])
+    for name, most in (("a/deep.ppm", 1023), ("a/whole.ppm", 255)):
+        header, kind = f"P6 12 12 {most}\n".encode(), ">u2" if most > 255 else "u1"
+        (tmp_path / name).write_bytes(header + (colours[1] % (most + 1)).astype(kind).tobytes())
+    (tmp_path / "a/deep_text.ppm").write_text(f"P3 12 12 1023\n{' '.join(map(str, colours[2].ravel()))}\n")
+    eight = colours[3:].astype(np.uint8)
+    for picture, name in zip(eight, ("a/whole.tiff", "a/whole.jp2", "b/1.png", "b/2.jpg", "b/3.webp"), strict=True):
+        Image.fromarray(picture).save(tmp_path / name)
+    deep = (tmp_path / "a/whole.jp2").read_bytes()
+    place = deep.index(b"\xff\x4f\xff\x51") + 42
+    assert deep[place : place + 9 : 3] == bytes([7, 7, 7]), "the bits of each channel, less one"
+    (tmp_path / "a/deep.jp2").write_bytes(
+        deep[:place] + bytes([11, *deep[place + 1 : place + 3], 11, *deep[place + 4 : place + 6], 11]) + deep[place + 7 :]
+    )
+    notes = {note.what: note.examples for note in check_dataset("folder", tmp_path, {}).notes}
+    assert notes["more than 8 bits per channel, reduced to 8"] == ("a/deep.jp2", "a/deep.ppm", "a/deep.tiff", "a/deep_text.ppm")
+
+
+def write_tiff(path: Path, colours: np.ndarray) -> None:
+    """Write a TIFF of 16 bits per channel, which Pillow cannot: a header, ten tags, the bits of each channel, the pixels."""
+    height, width, _ = colours.shape
+    pixels = colours.astype("<u2").tobytes()
+    at_bits = 8 + 2 + 10 * 12 + 4
+    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, at_bits), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, at_bits + 6)]
+    tags += [(277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(pixels)), (284, 3, 1, 1)]
+    table = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + table + struct.pack("<HHH", 16, 16, 16) + pixels)
 
 
 def test_classes_whose_names_look_the_same_are_noted(tmp_path: Path) -> None:
@@ -190,6 +240,30 @@ def test_images_that_test_views_pad_are_noted(
     assert notes.get("smaller than the test views, padded with black", ()) == expected
     without_box = tuple(f"{number}.png" for number in ((1, 2, 3, 4) if "stored_size" in options else (1, 3)))
     assert notes.get("without a box, where views are cut to boxes: a run stops there", ()) == without_box * ("crop_to_box" in transform)
+
+
+@pytest.mark.parametrize(
+    ("transform", "options", "expected"),
+    [
+        ({"crop_size": 9, "test_resize": 10}, {}, ("long.png",)),
+        ({"crop_size": 9, "test_resize": 10}, {"stored_size": 20}, ("long.png",)),
+        ({"crop_size": 9, "test_resize": (10, 10)}, {}, ()),
+        ({"crop_size": 9, "test_resize": 10, "crop_to_box": True}, {}, ()),
+        ({"crop_size": 14}, {}, ("long.png", "2.png", "3.png", "4.png")),
+        ({"crop_size": 15}, {}, ("long.png",)),
+        ({"test_resize": 10}, {}, ()),
+    ],
+)
+def test_images_of_which_test_views_show_little_are_noted(
+    transform: dict[str, Any], options: dict[str, Any], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    lines = ["path,label,left,top,right,bottom", "long.png,a,0,0,10,10", *(f"{number}.png,{'ab'[number // 3]},,,," for number in (2, 3, 4))]
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    for number, name in enumerate(("long", "2", "3", "4")):
+        Image.new("RGB", (10, 400) if name == "long" else (20, 20), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    report = check_dataset("manifest", tmp_path, options, transforms=[TransformConfig(**transform)])
+    notes = {note.what: note.examples for note in report.notes}
+    assert notes.get("of which a test view shows less than half", ()) == expected
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:

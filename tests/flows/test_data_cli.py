@@ -101,6 +101,17 @@ def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -
     project.refused("check", "3 kinds of violation")
 
 
+def test_a_check_prints_five_files_of_a_kind_and_writes_all_of_them(project: Project) -> None:
+    project.dml("fetch")
+    images = sorted(project.raw.rglob("*.jpg"))
+    for path in images[:7]:
+        path.write_bytes(b"")
+    project.refused("check", "1 kind of violation, see the table")
+    rows = (project.root / "state/checks/d.csv").read_text().splitlines()
+    unreadable = [row for row in rows if row.startswith("unreadable,")]
+    assert [row.partition(" ")[0].rpartition("/")[2] for row in unreadable] == [path.name for path in images[:7]]
+
+
 def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None:
     assert "no prepared dataset; run `dml data prepare d`" in project.dml("show", code=2)
     assert "dml data prepare d\n" not in project.dml("list")

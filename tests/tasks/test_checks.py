@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from pytorch_metric_learning.losses import CrossBatchMemory
+
 from dml_core.config import merge, read_yaml
 from dml_core.data.store.info import MANIFEST_FILE, read_info, write_info
 from dml_core.data.store.splits import open_role
@@ -37,7 +37,6 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
 }
 
 
-OWN_WEIGHTS = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
 SQUARE = {"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 3}
 MIXED_UP: list[dict[str, Any]] = [
     {"name": "pml:LiftedStructureLoss"},
@@ -46,6 +45,7 @@ MIXED_UP: list[dict[str, Any]] = [
     {"name": "pml:TripletMarginLoss", "options": {"swap": True}},
     {"name": "pml:ContrastiveLoss", "options": {"reducer": {"name": "PerAnchorReducer"}}},
 ]
+OWN_WEIGHTS = {"weights": __file__, "weights_sha256": file_sha256(Path(__file__))}
 OTHER_FILE = f"weights: {__file__}, weights_sha256: {'a' * 64}"
 BIRDS = {"datasets": {"birds": {"reader": "folder", "raw": "gone"}}, "comparison": {"datasets": {"birds": {}}}}
 
@@ -112,7 +112,6 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             of_variant(cross_batch_memory={"size": 7}, sampler={"kind": "k_by_n"}, loss={"name": "contrastive"}),
             "cross_batch_memory: size 7 is less than a batch of 8: raise it",
         ),
-        (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
         (of_variant(loss={"name": "pml:InstanceLoss"}, sampler=SQUARE), "loss 'pml:InstanceLoss' takes numbers of classes for positions"),
         (
             of_variant(
@@ -129,6 +128,7 @@ def of_variant(**settings: Any) -> dict[str, Any]:
             )
             for loss in MIXED_UP
         ),
+        (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
     ],
 )
 def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, packed: Path, changes: dict[str, Any], message: str) -> None:
@@ -243,6 +243,15 @@ def test_a_dataset_without_test_images_trains_only_if_nothing_scores_them(tmp_pa
         checked(without_curve, "comparison.protocol.keep_epochs=[oracle]")
 
 
+def test_a_dataset_without_training_images_is_named(tmp_path: Path, packed: Path) -> None:
+    """As after all roles of a list became `test`."""
+    info = read_info(packed)
+    write_info(info.model_copy(update={"roles": {"test": info.roles["test"]}}), tmp_path)
+    params = load_params(ROOT / "params.yaml")
+    with pytest.raises(DataError, match=r"^dataset 'synthetic' has no training images; give some classes the role train, then prepare it"):
+        check_settings(comparison_runs(params, "synthetic", ["softmax"], tuned=False), params.scale, tmp_path)
+
+
 def make_project(root: Path, packed: Path | None = None, **more: str) -> Project:
     folder = root / "data" / "packed"
     folder.mkdir(parents=True)
@@ -259,15 +268,6 @@ def test_a_dataset_prepared_with_other_options_does_not_count(tmp_path: Path, pa
     assert prepared_folder(project, load_params(project.params_file), "synthetic") is None
 
 
-def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
-    mine = {"datasets": {"mine": {"reader": "folder", "raw": "data/raw/mine"}}, "comparison": {"datasets": {"mine": {}}}}
-    project.params_file.write_text(yaml.safe_dump(merge(PARAMS, mine)))
-    params = load_params(project.params_file)
-    with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
-        check_before(project, params, comparison_runs(params, "mine"))
-    assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
-
 def test_sizes_of_the_former_images_refuse_nothing_once_there_are_new_raw_files(tmp_path: Path, packed: Path) -> None:
     project = make_project(tmp_path)
     shutil.copytree(packed, project.packed("synthetic"))
@@ -280,6 +280,15 @@ def test_sizes_of_the_former_images_refuse_nothing_once_there_are_new_raw_files(
     (tmp_path / params.datasets["synthetic"].raw).mkdir(parents=True)
     assert check_before(project, params, runs) is None
 
+
+def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    mine = {"datasets": {"mine": {"reader": "folder", "raw": "data/raw/mine"}}, "comparison": {"datasets": {"mine": {}}}}
+    project.params_file.write_text(yaml.safe_dump(merge(PARAMS, mine)))
+    params = load_params(project.params_file)
+    with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
+        check_before(project, params, comparison_runs(params, "mine"))
+    assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
 
 
 def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

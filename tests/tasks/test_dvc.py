@@ -260,7 +260,7 @@ def test_classes_that_a_new_class_moves_between_train_and_test_are_named(tmp_pat
     prepare_dataset(project, "birds", spec)
     (tmp_path / "birds/aa").mkdir()
     for number in range(2):
-        Image.new("RGB", (16, 16), (0, 0, number)).save(tmp_path / f"birds/aa/{number}.png")
+        Image.new("RGB", (16, 16), (0, 99, number)).save(tmp_path / f"birds/aa/{number}.png")
     prepare_dataset(project, "birds", spec)
     (tmp_path / "birds/aa").rename(tmp_path / "birds/e")
     prepare_dataset(project, "birds", spec)

@@ -1,5 +1,6 @@
 """`dml data add`: its settings fit the images, the rest of params.yaml is unchanged, and bad input changes nothing."""
 
+import csv
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from dml_core.data.prepare import prepare
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DataError, DmlError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.overrides import parse_overridden
@@ -30,6 +31,7 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import fit
 from flows.cli import main
 from tasks.checks import check_parts
+from tasks.data import prepare_dataset, read_dataset
 from tasks.environment import Project
 from tasks.own_images import add as add_module
 from tasks.own_images.add import add_images
@@ -384,6 +386,47 @@ def test_bad_images(fault: str, project: Project, tmp_path: Path) -> None:
     refused(project, message, "mine", raw)
 
 
+LATER: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an image of train again in test": (
+        lambda raw: shutil.copy(raw / "a/0.png", raw / "d/0.png"),
+        r"images: 2 images: same bytes in train and in another role, the first is a/0\.png; fix or remove them$",
+    ),
+    "a class less": (
+        lambda raw: shutil.rmtree(raw / "b"),
+        "images: only class 'a' to train on, at least two classes are needed; add classes, or",
+    ),
+    "an image that is gone": (lambda raw: (raw / "d/0.png").write_bytes(b""), r"d/0\.png: the file is empty; restore it"),
+}
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_what_adding_refuses_is_refused_when_the_images_are_packed_again(fault: str, project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "images")
+    spec = add_images(project, "mine", raw).spec
+    packed = prepare_dataset(project, "mine", spec)
+    change, message = LATER[fault]
+    change(raw)
+    with pytest.raises(DataError, match=message):
+        prepare_dataset(project, "mine", spec)
+    assert read_dataset(project, "mine") == packed, "the former images stay"
+
+
+def test_a_file_lists_all_bad_images_and_the_message_names_it(project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "images")
+    for name in ("a/1.png", "c/2.png"):
+        (raw / name).write_bytes(b"x")
+    shutil.copy(raw / "a/0.png", raw / "d/0.png")
+    listed = project.state / "checks/mine.csv"
+    refused(project, rf"2 images: unreadable, the first is a/1\.png .*; fix or remove them; {listed} lists all$", "mine", raw)
+    assert list(csv.reader(listed.read_text().splitlines())) == [
+        ["finding", "where"],
+        ["unreadable", "a/1.png (not an image, or damaged)"],
+        ["unreadable", "c/2.png (not an image, or damaged)"],
+        ["same bytes in train and in another role", "a/0.png"],
+        ["same bytes in train and in another role", "d/0.png"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["", "1e5", "3_000", "a" * 101, "a\n", "a b", "a.b", "a@b", "été", "on", "null", "a/b", "-a", "${x}"])
 def test_bad_names(name: str, project: Project, tmp_path: Path) -> None:
     refused(project, "not a name for a dataset", name, tmp_path)
@@ -420,6 +463,11 @@ def test_files_beside_a_list_are_noted(project: Project, tmp_path: Path) -> None
     (raw / ".hidden").touch()
     (note,) = (note for note in add_images(project, "birds", raw).notes if "DVC" in note.what)
     assert (note.num_found, note.examples) == (5, (".hidden", "a/2.png", "b/2.png", "c/2.png", "d/2.png"))
+
+
+def test_long_images_of_which_a_test_view_shows_little_are_noted(project: Project, tmp_path: Path) -> None:
+    added = add_images(project, "mine", draw_classes(tmp_path / "images", width=20, height=60))
+    assert [(note.what, note.num_found) for note in added.notes] == [("of which a test view shows less than half", 12)]
 
 
 def test_a_list_for_the_folder_reader_and_a_file_that_is_no_list(project: Project, tmp_path: Path) -> None:
