@@ -1,7 +1,7 @@
 """Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs.
 
 Of imported runs, only settings and data count, which also decide whether `dml plan` and `dml reproduce` reuse them. Runs of the common
-track do not count: they are not the table's systems.
+track and with tuned settings do not count: they are not the table's systems.
 """
 
 from collections import Counter
@@ -74,7 +74,7 @@ def table_states(local: LocalState, names: Sequence[str]) -> list[TableState]:
 
 def _state(local: LocalState, plan: TablePlan) -> TableState:
     table = load_table(plan.name)
-    result = load_result(local.project, plan.name).of_paper_track
+    result = load_result(local.project, plan.name).of_rows
     measured: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in result.runs:
         measured.setdefault((run.row, run.dataset), []).append(run)

@@ -14,10 +14,12 @@ from tasks.runs.costs import Cost
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import MetricRecord, Record
 from tasks.runs.specs import RunSpec, row_name, run_label
-from tasks.sealed import DamagedError, read_sealed, write_sealed
+from tasks.runs.tuned import TUNED
+from tasks.sealed import DamagedError, read_or_set_aside, read_sealed, write_sealed
 from tasks.tables.file import STANDING_VARIANT
 
 Place = tuple[str, str, str, str, int]  # row, variant, epoch, dataset, seed
+NOT_THE_ROWS = (COMMON, TUNED)  # variants with other settings than the row's: only its loss, and those that a search found
 
 
 class TableRun(Record):
@@ -156,9 +158,9 @@ class TableResult(Record):
     made: str | None = None
 
     @property
-    def of_paper_track(self) -> "TableResult":
-        """The result without the common track, whose runs have only the loss of their row and are not its system."""
-        runs, failed = (tuple(run for run in some if run.variant != COMMON) for some in (self.runs, self.failed))
+    def of_rows(self) -> "TableResult":
+        """The result without the common track and tuned settings, whose runs are not the systems of their rows."""
+        runs, failed = (tuple(run for run in some if run.variant not in NOT_THE_ROWS) for some in (self.runs, self.failed))
         return self.model_copy(update={"runs": runs, "failed": failed})
 
     @property

@@ -13,6 +13,7 @@ from dml_core.evaluation.statistics.comparing import Comparison
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
+from tasks.runs.tuned import TUNED
 from tasks.tables.file import Value
 from tasks.wording import counted, significant
 
@@ -65,7 +66,7 @@ class ShownCell(Record):
         is_equal: whether the mean equals the published value within the tolerance.
         says: the verdict in words.
         num_queries, num_classes: numbers behind the values, if the scores have them.
-        same_as: variant of an earlier line of the row that has the same settings on the dataset; the cell is not compared then.
+        same_as: line with the same settings on the dataset, which is compared instead: its variant, or its system if of another row.
     """
 
     values: dict[int, float]
@@ -171,7 +172,7 @@ class ShownLine(Record):
 
     @property
     def repeated(self) -> str:
-        """That the line has the settings of an earlier one, on all datasets or on some, and is not compared there; empty if it has not."""
+        """That the line has the settings of another one, on all datasets or on some, and is not compared there; empty if it has not."""
         variants = [cell.same_as for cell in self.cells if cell is not None]
         same = next((variant for variant in variants if variant is not None), None)
         return "" if same is None else f"settings of {same}{' on some datasets' if None in variants else ''}: not compared"
@@ -290,7 +291,7 @@ class Counted(Record):
 
     Attributes:
         rows: number of rows measured there, at least in part.
-        verdicts: verdict -> number of cells, at the judged epoch; lines with the same settings count once.
+        verdicts: verdict -> number of cells, at the judged epoch; of a row's lines with the same settings the first.
         claims: judgement -> number of claims, without undecided ones.
     """
 
@@ -391,6 +392,8 @@ class ShownTable(Record):
 
     @property
     def judged(self) -> str:
-        """Sentence that names the epoch of verdicts and claims; empty if it is the last."""
-        note = EPOCH_NOTES[self.judged_epoch]
-        return f"Verdicts and claims use the {note}, as the paper does; other lines are not judged." if note else ""
+        """Sentences that name the epoch of verdicts and claims, unless it is the last, and tuned lines of a paper's table."""
+        note, has_tuned = EPOCH_NOTES[self.judged_epoch], any(line.variant == TUNED for row in self.rows for line in row.lines)
+        of_epoch = f"Verdicts and claims use the {note}, as the paper does; other lines are not judged." if note else ""
+        of_tuned = "Tuned lines are not judged: the paper has other settings." if has_tuned and self.page is not None else ""
+        return " ".join(filter(None, [of_epoch, of_tuned]))

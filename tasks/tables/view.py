@@ -11,12 +11,11 @@ from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import tested_on
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
-from tasks.runs.protocols import COMMON
 from tasks.runs.tuned import STANDING
 from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
 from tasks.tables.present import is_of_other_code
-from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.result import NOT_THE_ROWS, MeasuredRun, TableResult
 from tasks.tables.runs import belongs, paper_protocol
 from tasks.tables.shown import (
     EPOCH_NOTES,
@@ -39,6 +38,7 @@ NONE_FOUND = "none found"
 NOTHING = 1e-5  # smaller values are rounding errors, shown as 0
 Waiting = Mapping[tuple[str, str], str]
 
+Systems = dict[tuple[str, str | None], str]  # (dataset, settings) -> the first line with them, as compared
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
     """Return a table with its measurements: every mean is over runs that differ only in the seed, on the present data.
@@ -52,7 +52,10 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     result, left_out = comparable(result, today)
     protocol = paper_protocol(name)
     epoch = protocol.prints
-    rows = tuple(_row(name, table, row, result, waiting or {}) for row in table.rows)
+    systems: Systems = {}
+    reference_first = sorted(table.rows, key=lambda row: row != table.reference)  # of two rows with its settings it is compared
+    by_name = {row: _row(name, table, row, result, waiting or {}, systems) for row in reference_first}
+    rows = tuple(by_name[row] for row in table.rows)
     lines = [line for row in rows for line in row.lines]
     columns = _columns(table, lines)
     claims = judge_claims(table, result, epoch)
@@ -87,8 +90,8 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
     """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
 
-    A line has no cell on a dataset on which an earlier line of its row has the same settings: it is the same system. `printed` is the epoch
-    of the published values.
+    A line has no cell on a dataset on which another one has the same settings: it is the same system. `printed` is the epoch of the
+    published values.
     """
     epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
     lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
@@ -101,20 +104,25 @@ def _without_repeated(line: ShownLine) -> ShownLine:
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
-    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there. The common track does not count."""
+    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there, as `TableResult.of_rows`."""
     entry = table.rows[row]
-    measured = {run.dataset for run in result.of_paper_track.runs if run.row == row}
+    measured = {run.dataset for run in result.of_rows.runs if run.row == row}
     return [] if entry.kind == "quoted" else [name for name in table.datasets if belongs(table, entry, name) and name not in measured]
 
 
 def _counted(datasets: set[str], columns: Sequence[ShownColumn], rows: Sequence[ShownRow], claims: Sequence[JudgedClaim]) -> Counted:
     """Return what was measured and judged on these datasets."""
-    lines = [line for row in rows for line in row.lines]
-    cells = [cell for line in lines for column, cell in zip(columns, line.cells, strict=True) if cell and column.dataset in datasets]
-    verdicts = Counter(cell.verdict for cell in cells if cell.same_as is None)
+    verdicts: Counter[str | None] = Counter()
+    for row in rows:
+        variants = {line.variant for line in row.lines}
+        for line in row.lines:
+            cells = [cell for column, cell in zip(columns, line.cells, strict=True) if cell and column.dataset in datasets]
+            verdicts.update(cell.verdict for cell in cells if cell.same_as not in variants)
     judgements = Counter(claim.judgement for claim in claims if claim.dataset in datasets and claim.judgement != "not decided")
     return Counted(
-        rows=sum(any(run.dataset in datasets for line in row.lines if line.variant != COMMON for run in line.runs) for row in rows),
+        rows=sum(
+            any(run.dataset in datasets for line in row.lines if line.variant not in NOT_THE_ROWS for run in line.runs) for row in rows
+        ),
         verdicts={verdict: verdicts[verdict] for verdict in VERDICTS if verdicts[verdict]},
         claims=dict(sorted(judgements.items())),
     )
@@ -194,9 +202,9 @@ def _unresolved(table: TableFile) -> Iterator[str]:
 # ---------------------------------------------------------------- rows
 
 
-def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
-    row, missing, own = table.rows[key], unmeasured(table, key, result), result.of_paper_track
-    lines = _lines(name, table, key, [run for run in result.runs if run.row == key])
+def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting, systems: Systems) -> ShownRow:
+    row, missing, own = table.rows[key], unmeasured(table, key, result), result.of_rows
+    lines = _lines(name, table, key, [run for run in result.runs if run.row == key], systems)
     failed_on = {run.dataset for run in own.failed if run.row == key}
     commands = {on: _how_to_run(name, key, on, own) for on in missing if on not in failed_on}
     reasons = {on: row.lacks or waiting.get((key, on)) or commands.get(on) for on in missing}
@@ -235,11 +243,11 @@ def _how_to_run(name: str, row: str, dataset: str, result: TableResult) -> str:
     return f"start it with dml reproduce {name}{which}{where}"
 
 
-def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
-    """Return a line for each variant and epoch: the file's variants first, in its order."""
+def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun], systems: Systems) -> tuple[ShownLine, ...]:
+    """Return a line for each variant and epoch: the file's variants first, in its order. Adds them to the table's `systems`."""
     row = table.rows[key]
     is_ambiguous = sum(other.label == row.label for other in table.rows.values()) > 1
-    system = f"{row.label} ({key})" if is_ambiguous else row.label
+    label = f"{row.label} ({key})" if is_ambiguous else row.label
     by_line: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         by_line[run.variant, run.epoch].append(run)
@@ -248,11 +256,16 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
     lines, first_with = [], dict[tuple[str, str | None], str]()  # (dataset, settings) -> first variant with them
     for variant, epoch in sorted(by_line, key=lambda line: (variants.index(line[0]), EPOCHS.index(line[1]))):
         of_line = by_line[variant, epoch]
-        one_of_each = {run.dataset: run for run in of_line}  # the runs of a line share their settings on each dataset
-        first = {dataset: first_with.setdefault((dataset, run.facts.settings), variant) for dataset, run in one_of_each.items()}
-        same_as = {dataset: other for dataset, other in first.items() if other != variant}
-        # published values apply neither to the common track nor to other epochs
-        printed = row.published if variant != COMMON and epoch == paper_protocol(name).prints else (None,) * len(row.published)
+        system = ", ".join(filter(None, [label, "" if is_only and variant in row.variants[:1] else variant, EPOCH_NOTES[epoch]]))
+        same_as: dict[str, str] = {}
+        for dataset, run in {run.dataset: run for run in of_line}.items():  # the runs of a line share their settings on each dataset
+            settings = dataset, run.facts.settings
+            in_row, in_table = first_with.setdefault(settings, variant), systems.setdefault(settings, system)
+            if in_row != variant or in_table != system:
+                same_as[dataset] = in_row if in_row != variant else in_table
+        # published values apply neither to the common track and tuned settings nor to other epochs
+        is_printed = variant not in NOT_THE_ROWS and epoch == paper_protocol(name).prints
+        printed = row.published if is_printed else (None,) * len(row.published)
         line = ShownLine(
             variant=variant,
             epoch=epoch,
@@ -260,7 +273,7 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -
             cells=tuple(_cell(table, row, index, value, of_line, same_as) for index, value in enumerate(printed)),
             runs=tuple(map(_shown_run, of_line)),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
-            system=", ".join(filter(None, [system, "" if is_only and variant in row.variants[:1] else variant, EPOCH_NOTES[epoch]])),
+            system=system,
         )
         lines.append(line)
     return tuple(lines)

@@ -64,6 +64,13 @@ def test_what_was_measured_counts(project: Project, choice: Choice, how: str, nu
     assert (state.how, *astuple(state.own_data)) == (how, 2, num_done, 0, num_seeds, 0)
 
 
+def test_runs_with_tuned_settings_are_not_of_the_table_s_systems(project: Project) -> None:
+    measure(project, Choice())
+    tuned = [run.model_copy(update={"variant": "tuned"}) for run in load_result(project, TABLE).runs]
+    save_result(project, TableResult(name=TABLE, runs=tuple(tuned)))
+    assert (state_of(project).how, state_of(project).own_data.done) == ("not run", 0)
+
+
 def test_a_pair_has_the_seeds_of_its_variant_with_the_most(project: Project) -> None:
     """Seeds of two variants are never averaged."""
     measure(project, Choice())

@@ -154,7 +154,7 @@ def judged(file: TableFile, *runs: MeasuredRun) -> JudgedClaim:
 def run(row: str, seed: int, dataset: str = "cub200", variant: str = "plain", epoch: str = "last", **scores: float) -> MeasuredRun:
     place = {"row": row, "variant": variant, "dataset": dataset, "project_dataset": dataset, "seed": seed, "epoch": epoch}
     scores = {name.replace("_at_", "@"): value for name, value in scores.items()}
-    return MeasuredRun(**place, identity="i", scores=scores, figures="f", training={"of": variant}, evaluation={"epoch": epoch})
+    return MeasuredRun(**place, identity="i", scores=scores, figures="f", training={"of": f"{row} {variant}"}, evaluation={"epoch": epoch})
 
 
 def test_rows_are_paired_by_seed_in_their_first_variant_after_the_last_epoch():

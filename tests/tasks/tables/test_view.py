@@ -128,6 +128,43 @@ def test_a_row_of_the_common_track_alone_is_not_measured_and_names_the_command_t
     assert (table.own_data.rows, table.in_part) == (0, "")
 
 
+def test_tuned_settings_are_not_judged_and_do_not_measure_the_row():
+    """They were found by this project's search: a published value is of other settings."""
+    tuned = [one.model_copy(update={"variant": "tuned", "training": {}}) for one in seeds("ours", recall_at_1=0.605)]
+    failed = FailedRun(row="wide", variant="tuned", dataset="cub200", seed=0, reason="no memory")
+    table = shown(*tuned, failed=(failed,))
+    ours, command = rows(table)["ours"], "start it with dml reproduce project/table1"
+    assert [(line.variant, line.cells[0].verdict) for line in ours.lines] == [("tuned", None)]
+    assert (ours.status, ours.waits) == ("not run", {"cub200": command, "sop": command})
+    assert (rows(table)["wide"].status, table.own_data.rows, table.own_data.verdicts) == ("not run", 0, {})
+    assert "Tuned lines are not judged: the paper has other settings." in as_markdown(table)
+    both = shown(*tuned, *seeds("ours", recall_at_1=0.605))
+    assert (both.own_data.rows, both.own_data.verdicts) == (1, {"compatible": 1})
+    assert "Tuned" not in as_markdown(shown(*seeds("ours", recall_at_1=0.605)))
+
+
+def test_one_training_in_two_rows_is_one_system():
+    """A paper prints a system in two parts of a table: both rows are judged, and one is compared and ranked."""
+    values = {"ours": 0.6, "wide": 0.6, "third": 0.5, "fourth": 0.4}
+    runs = [run(row, seed, variant="as_published", recall_at_1=values[row] + seed**2 / 1000) for row in values for seed in range(3)]
+    runs = [one.model_copy(update={"training": {}}) if one.row in ("ours", "wide") else one for one in runs]
+    more = {name: FILE["rows"]["wide"] | {"label": name} for name in ("third", "fourth")}
+    file = FILE | {"rows": FILE["rows"] | more}
+    table = shown(*runs, file=file)
+    (found,) = table.comparisons
+    assert list(found.means) == ["Ours", "third", "fourth"]
+    assert table.ranking is not None
+    assert list(table.ranking.mean_ranks) == list(found.means)
+    lines = {row.name: row.lines[0] for row in table.rows if row.lines}
+    assert [lines[row].repeated for row in values] == ["", "settings of Ours: not compared", "", ""]
+    assert sum(table.own_data.verdicts.values()) == 4, "each row's published value is judged"
+    table = shown(*runs, file=file | {"reference": "wide"})
+    (found,) = table.comparisons
+    assert (list(found.means), found.reference, found.is_named) == (["Wide", "third", "fourth"], "Wide", True)
+    assert [row.name for row in table.rows] == [*file["rows"]]
+    assert rows(table)["ours"].lines[0].repeated == "settings of Wide: not compared"
+
+
 def of_epochs(name: str) -> ShownTable:
     """Return a table with 0.55 after the last epoch and 0.605 at the best one; 60.5 is printed."""
     file = FILE | {"claims": [{"says": "Above 58.", "row": "ours", "metric": "recall@1", "reference": 0.58, "side": "above"}]}
@@ -287,7 +324,7 @@ def test_a_tuned_line_with_the_row_s_own_settings_is_shown_and_is_no_second_syst
 
     def measured(row: str, variant: str, score: float, *, own: bool, dataset: str = "cub200") -> list:
         runs = [run(row, seed, dataset, variant=variant, recall_at_1=score + seed**2 / 1000) for seed in range(3)]
-        return [one.model_copy(update={"training": {"of": "own" if own else variant}}) for one in runs]
+        return [one.model_copy(update={"training": {"of": f"{row} {'own' if own else variant}"}}) for one in runs]
 
     everything = [*measured("ours", "as_published", 0.6, own=True), *measured("wide", "as_published", 0.5, own=True)]
     table = shown(*everything, *measured("ours", "tuned", 0.61, own=True), *measured("wide", "tuned", 0.55, own=False))
