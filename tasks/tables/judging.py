@@ -18,6 +18,7 @@ Lines (a row in a variant) are compared and ranked by the first metric of each d
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -83,8 +84,7 @@ def judge(
     deviation = float(np.std(values, ddof=1))
     half_90 = half_width_of(deviation, num_seeds, 0.1)
     if num_queries is not None:
-        share = min(max(mean / whole, 1 / num_queries), 1 - 1 / num_queries)
-        half_90 = max(half_90, float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries / num_seeds) ** 0.5)
+        half_90 = max(half_90, _least_half_90(mean, num_queries, whole) / num_seeds**0.5)
         deviation = max(deviation, whole / num_queries)
     error = deviation * (1 + 1 / num_seeds) ** 0.5
     half_width = float(stdtrit(num_seeds - 1, 0.975)) * error + rounding
@@ -92,6 +92,17 @@ def judge(
     verdict: Judgement = "above" if published < low else "below" if published > high else "compatible"
     is_equal = half_90 > 0 and abs(mean - published) + half_90 <= tolerance
     return Verdict(verdict, f"{verdict}, mean equal" if is_equal else verdict, low, high, is_equal)
+
+
+def fewest_for_equality(published: float, tolerance: float, num_queries: int, whole: float) -> int:
+    """Return the fewest seeds whose mean `judge` can call equal to a published share of queries: with fewer the interval is too wide."""
+    return max(MIN_SEEDS, ceil((_least_half_90(published, num_queries, whole) / tolerance) ** 2))
+
+
+def _least_half_90(mean: float, num_queries: int, whole: float) -> float:
+    """Return the least half-width of one seed's 90 % interval, by the binomial variance of the share."""
+    share = min(max(mean / whole, 1 / num_queries), 1 - 1 / num_queries)
+    return float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries) ** 0.5
 
 
 def _too_few(num_seeds: int) -> str:

@@ -89,7 +89,7 @@ class ShownCell(Record):
 
 
 class ShownTolerance(Record):
-    """Tolerance within which a mean equals a published value, with its reason; `of` names the cells, `says` the size in words."""
+    """Tolerance within which a mean equals a published value, with its reason; `of` names the cells, `says` size and needed seeds."""
 
     of: str
     value: float

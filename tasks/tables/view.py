@@ -10,10 +10,11 @@ from dml_core.epochs import EPOCHS, Epoch
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.comparing import tested_on
 from dml_core.evaluation.statistics.over_seeds import summarise_seeds
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.tuned import STANDING
 from tasks.tables.file import Row, TableFile, Value
-from tasks.tables.judging import compare_lines, compared_epoch, judge, judge_claims, rank_lines
+from tasks.tables.judging import compare_lines, compared_epoch, fewest_for_equality, judge, judge_claims, rank_lines
 from tasks.tables.present import is_of_other_code
 from tasks.tables.result import NOT_THE_ROWS, MeasuredRun, TableResult
 from tasks.tables.runs import belongs, paper_protocol
@@ -37,8 +38,8 @@ DECIMALS = {"share": 3, "distance": 3}  # least number for a measured value; 1 f
 NONE_FOUND = "none found"
 NOTHING = 1e-5  # smaller values are rounding errors, shown as 0
 Waiting = Mapping[tuple[str, str], str]
-
 Systems = dict[tuple[str, str | None], str]  # (dataset, settings) -> the first line with them, as compared
+
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
     """Return a table with its measurements: every mean is over runs that differ only in the seed, on the present data.
@@ -67,7 +68,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         made=result.made,
         columns=columns,
         rows=rows,
-        tolerances=_tolerances(table),
+        tolerances=_tolerances(table, columns, lines),
         unresolved=tuple(_unresolved(table)),
         claims=claims,
         independent=protocol.independent,
@@ -164,12 +165,31 @@ def _columns(table: TableFile, lines: Sequence[ShownLine]) -> tuple[ShownColumn,
     return tuple(columns)
 
 
-def _tolerances(table: TableFile) -> tuple[ShownTolerance, ...]:
+def _tolerances(table: TableFile, columns: Sequence[ShownColumn], lines: Sequence[ShownLine]) -> tuple[ShownTolerance, ...]:
     """Return the tolerances: the table's or those of metric and dataset, then those of metrics, then those of rows."""
+    cells = [(column, cell) for line in lines for column, cell in zip(columns, line.cells, strict=True) if cell is not None]
+    num_queries = {column.dataset: cell.num_queries for column, cell in cells if cell.num_queries is not None}
     general = [("every column", table.tolerance)] if table.tolerance is not None else _common_tolerances(table)
     of_rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
     tolerances = [*general, *table.tolerances.items(), *of_rows]
-    return tuple(ShownTolerance(of=cells, value=given.value, says=given.says, reason=given.reason) for cells, given in tolerances)
+    return tuple(
+        ShownTolerance(of=cells, value=given.value, says=given.says + _fewest_seeds(table, given, num_queries), reason=given.reason)
+        for cells, given in tolerances
+    )
+
+
+def _fewest_seeds(table: TableFile, tolerance: Tolerance, num_queries: Mapping[str, int]) -> str:
+    """Return in words how many seeds "mean equal" needs in the measured columns with a tolerance, if more than any verdict."""
+    needed = {
+        fewest_for_equality(value, tolerance.at(value), num_queries[column.dataset], column.factor)
+        for row in table.rows.values()
+        for column, value in zip(table.flat_columns, row.published, strict=True)
+        if value is not None and column.dataset in num_queries and metric_info(column.metric).is_share_of_queries
+        if row.kind != "quoted" and table.tolerance_of(row, column) == tolerance
+    }
+    if max(needed, default=MIN_SEEDS) == MIN_SEEDS:
+        return ""
+    return f"; mean equal needs at least {' to '.join(map(str, sorted({min(needed), max(needed)})))} seeds"
 
 
 def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:

@@ -13,6 +13,7 @@ from tasks.tables.result import TableResult
 from tasks.tables.shown import ShownTable
 from tasks.tables.tolerances import Tolerance, common_tolerance
 from tasks.tables.view import shown_table
+from tests.tasks.tables.test_claims import run
 from tests.tasks.tables.test_view import FILE
 
 SGSL_FINALS = [94.43, 94.60, 94.70, 94.50, 94.50, 94.92, 95.03, 94.61]  # released logs of Cars196
@@ -66,6 +67,16 @@ def test_every_judged_cell_has_a_tolerance_that_fits_its_figure() -> None:
     tolerance = sop.tolerance_of(sop.rows["softtriple"], column)
     assert tolerance is not None
     assert tolerance.at(76.3) < 76.3 - 75.9
+
+
+@pytest.mark.parametrize(("num_queries", "says"), [(60_502, "; mean equal needs at least 5 seeds"), (600_502, "")])
+def test_a_tolerance_names_the_seeds_that_an_equal_mean_needs(num_queries: int, says: str) -> None:
+    tolerance = {"value": 0.003, "scale": "binomial", "reason": "r"}
+    table = parse(TableFile, FILE | {"tolerance": tolerance}, "table")
+    result = TableResult(name="project/table1", runs=(run("ours", 0, variant="as_published", recall_at_1=0.6, num_queries=num_queries),))
+    first, *others = shown_table(result.name, table, result).tolerances
+    assert first.says == "0.003 sqrt(p (100 - p)) for a published p" + says
+    assert not any("seeds" in other.says for other in others)
 
 
 def test_nmi_has_one_rule() -> None:

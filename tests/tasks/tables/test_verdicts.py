@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import ttest_1samp
 
-from tasks.tables.judging import judge
+from tasks.tables.judging import fewest_for_equality, judge
 
 SCORES = st.lists(st.floats(0, 100, allow_nan=False).map(lambda value: round(value, 2)), min_size=3, max_size=6)
 
@@ -62,6 +62,15 @@ def test_equal_values_of_few_queries_have_a_spread() -> None:
     assert judge([0.0] * 3, 0.0, 1.0, num_queries=20, whole=100).is_equal is False
     # s is one query, 5 points: one more run is within 60 ± 4.303 * 5 * sqrt(4 / 3) = 24.84
     assert [judge(values, figure, 1.0, num_queries=20, whole=100).verdict for figure in (84.8, 84.9)] == ["compatible", "below"]
+
+
+@pytest.mark.parametrize(("factor", "num_queries", "fewest"), [(0.003, 60_502, 5), (0.006, 14_218, 6), (0.026, 5_924, 3)])
+def test_fewer_seeds_than_the_fewest_cannot_show_an_equal_mean(factor: float, num_queries: int, fewest: int) -> None:
+    """SOP, In-shop and CUB with the tolerances of `tolerances.yaml`: seeds without any spread, whose mean is the printed figure."""
+    tolerance = factor * (76.3 * 23.7) ** 0.5
+    assert fewest_for_equality(76.3, tolerance, num_queries, 100) == fewest
+    equal = [judge([76.3] * num_seeds, 76.3, tolerance, num_queries, whole=100).is_equal for num_seeds in range(1, 9)]
+    assert equal == [num_seeds >= fewest for num_seeds in range(1, 9)]
 
 
 def share_compatible(num_seeds: int, num_draws: int) -> float:
