@@ -71,7 +71,7 @@ def _next_count(
     elif least.half_width > resolve.points:
         result = f"; more than {resolve.points:g}, but --max-seeds is reached"
     else:
-        result = f", within {resolve.points:g}"
+        result = f", within {resolve.points:g} among the requested systems"
     difference = f"{least.system} - {least.reference}, ± {significant(least.half_width, 3)} points"
     say(f"{title}: {num_seeds} seeds; the least precise difference is {difference}{result}")
     return wanted

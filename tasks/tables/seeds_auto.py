@@ -1,8 +1,9 @@
 """`--seeds auto`: whether systems have run with enough seeds, and how many more they need.
 
 Seeds are enough if the interval of every system's difference to the reference, paired by seed, has at most the requested half-width. The
-intervals are those that the comparison prints: all of them hold simultaneously in 95 of 100 tables. Only their width is checked, never
-whether a difference is significant: adding seeds until a test succeeds makes it succeed by chance.
+intervals are those of a comparison of the requested systems: all of them hold simultaneously in 95 of 100 tables. A page that shows further
+lines corrects for more differences, so its intervals are wider; these lines get no seeds here, and might never be precise enough. Only the
+width is checked, never whether a difference is significant: adding seeds until a test succeeds makes it succeed by chance.
 """
 
 from dataclasses import dataclass

@@ -128,7 +128,7 @@ def test_seeds_are_added_until_every_difference_is_sure_enough() -> None:
     assert sum(map(len, drawn.rounds)) == 3 * count, "no run is asked for twice"
     assert said[0].startswith("comparison on d: 3 seeds; the least precise difference is ")
     assert "continuing with " in said[0]
-    assert said[-1].endswith("points, within 1.5")
+    assert said[-1].endswith("points, within 1.5 among the requested systems")
     before = Drawn(deviation=1.5)
     resolved(specs("a", "b", "c"), before, Resolve(1.5, count - 1))
     assert len({spec.seed for batch in before.rounds for spec in batch}) == count - 1
