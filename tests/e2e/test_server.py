@@ -105,10 +105,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
-    (folder / "prefect").mkdir()
+    for name in ("prefect", "home"):
+        (folder / name).mkdir()
     copy_empty_database(folder / "prefect")
-    environment = project.environment | {
-        "PREFECT_HOME": str(folder / "prefect"),
+    environment = project.environment | {  # of deployment and worker, whose user has no folder of Prefect yet
+        "HOME": str(folder / "home"),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "3",
@@ -118,7 +119,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = (folder / "server.log").open("w")
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    of_server = environment | {"PREFECT_HOME": str(folder / "prefect")}
+    process = subprocess.Popen(command, env=of_server, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     server = None
     try:
         wait_for(f"{url}/health")
@@ -207,6 +209,9 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(experiments, "params.variant = 'untrained' and params.seed = '0'")
     assert [entry for entry in found if "recall_at_8" in entry.data.metrics], "the scheduled run's scores"
+    state = server.project.root / "state"
+    steps = {step.name for name in ("train", "embed", "evaluate") for step in (state / "store" / name).iterdir()}
+    assert {record.name for record in (state / "prefect/storage").iterdir()} == steps, "the next flow finds them finished"
     limits = {entry["name"]: entry["limit"] for entry in server.ask("v2/concurrency_limits/filter")}
     assert limits["dml-workers"] == 1, "the run found or made the limit, which it cannot pass over"
 
