@@ -203,6 +203,9 @@ def _table_notes(runs: Sequence[RunSpec]) -> list[str]:
         return {place: {"loss": row.loss or {}}} | blocks
 
     of_evaluation = [f"{name}: evaluation.kmeans has no effect: no column has a metric of clustering" for name in idle]
+    for name in tables:
+        why = idle_evaluation([run for run in runs if run.table == name]).get("evaluation.metric")
+        of_evaluation += [f"{name}: evaluation.metric has no effect: {why}"] if why is not None else []
     of_rows = idle_notes((run.dataset, run.training, blocks_of(run)) for run in trained)
     return [*of_evaluation, *of_rows, *unreached_notes((run.dataset, run.label, run.training) for run in trained)]
 

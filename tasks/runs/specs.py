@@ -441,18 +441,18 @@ def standing_runs(
     """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
-    for setting in overrides:
-        if (why := _why_unread(params, setting, datasets, seeds, whole)) is not None:
-            raise ConfigError(f"--set {setting} has no effect: {why}")
-    if not whole:
-        seeds = seeds or comparison.seeds[: comparison.num_default_seeds]
+    of_runs = seeds if whole else seeds or comparison.seeds[: comparison.num_default_seeds]
 
     def chosen(dataset: str) -> Sequence[str] | None:
         if whole or variants:
             return variants
         return [name for name in variants_on(params, dataset) if comparison.variants[name].get(BY_DEFAULT, True)]
 
-    runs = {name: comparison_runs(params, name, chosen(name), seeds, overrides) for name in datasets or comparison.default_datasets}
+    runs = {name: comparison_runs(params, name, chosen(name), of_runs, overrides) for name in datasets or comparison.default_datasets}
+    every = [spec for specs in runs.values() for spec in specs]
+    for setting in overrides:
+        if (why := _why_unread(params, every, setting, datasets, seeds, whole)) is not None:
+            raise ConfigError(f"--set {setting} has no effect: {why}")
     for name, specs in runs.items():
         for setting in overrides:
             reasons = _why_not_applied(params, name, specs, setting).values()
@@ -462,7 +462,9 @@ def standing_runs(
     return runs
 
 
-def _why_unread(params: Params, setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None, whole: bool) -> str | None:
+def _why_unread(
+    params: Params, runs: Sequence[RunSpec], setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None, whole: bool
+) -> str | None:
     """Return why no run reads a `--set`, for settings that are not of training; None if one does."""
     reasons = {
         "promotion": "only `dml models promote` reads it, from params.yaml",
@@ -470,7 +472,7 @@ def _why_unread(params: Params, setting: str, datasets: Sequence[str] | None, se
         "comparison.default_datasets": "the datasets are named" if datasets else None,
         "comparison.seeds": "--seed or --seeds chooses the seeds" if seeds else None,
         "comparison.num_default_seeds": "--seed, --seeds or --all chooses the seeds" if seeds or whole else None,
-        **_idle_evaluation(params.evaluation),
+        **idle_evaluation(runs),
     }
     path = _path_of(setting)
     return next((why for place, why in reasons.items() if f"{path}.".startswith(f"{place}.")), None)
@@ -515,15 +517,19 @@ def setting_notes(params: Params, runs: Sequence[RunSpec]) -> list[str]:
 
     datasets = dict.fromkeys(dataset for dataset, _ in trained)
     every = [run for dataset in datasets for run in runnable_runs(params, dataset, (0,)) if run.training.num_epochs]
-    of_evaluation = [f"{path} has no effect: {why}" for path, why in _idle_evaluation(params.evaluation).items()]
+    of_evaluation = [f"{path} has no effect: {why}" for path, why in idle_evaluation(runs).items()]
     idle = idle_notes((run.dataset, run.training, blocks_of(run)) for run in every)
     return [*of_evaluation, *idle, *unreached_notes((run.dataset, run.label, run.training) for run in trained.values())]
 
 
-def _idle_evaluation(evaluation: EvaluationConfig) -> dict[str, str]:
-    """Return dotted path -> why the setting of an evaluation has no effect, for those that are given."""
-    is_idle = "kmeans" in evaluation.model_fields_set and not evaluation.clustering
-    return {"evaluation.kmeans": "evaluation.clustering is false"} if is_idle else {}
+def idle_evaluation(runs: Sequence[RunSpec]) -> dict[str, str]:
+    """Return dotted path -> why the setting of the runs' evaluation has no effect on any of them, for those that are given."""
+    idle = {}
+    if all("kmeans" in run.evaluation.model_fields_set and not run.evaluation.clustering for run in runs):
+        idle["evaluation.kmeans"] = "evaluation.clustering is false"
+    if all(run.evaluation.metric == "euclidean" and run.training.model.head.normalise_at_test for run in runs):
+        idle["evaluation.metric"] = "the test embeddings are unit vectors (model.head.normalise_at_test), which both metrics rank alike"
+    return idle if runs else {}
 
 
 def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:

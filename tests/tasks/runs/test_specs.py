@@ -337,6 +337,19 @@ def test_a_setting_that_no_run_reads_is_refused(tmp_path: Path, setting: str, op
         assert standing_runs(params, overrides=[setting])
 
 
+def test_distances_of_unit_vectors_are_refused_or_named(tmp_path: Path) -> None:
+    """They rank as cosines do: the scores would be those of the default metric under another name."""
+    setting, why = "evaluation.metric=euclidean", "the test embeddings are unit vectors (model.head.normalise_at_test), which both metrics"
+    params = overridden(tmp_path, setting)
+    with pytest.raises(ConfigError, match=re.escape(f"--set {setting} has no effect: {why} rank alike")):
+        standing_runs(params, ["synthetic"], ["softmax"], [0], [setting])
+    (note,) = setting_notes(params, standing_runs(params, ["synthetic"], ["softmax"], [0])["synthetic"])
+    assert note == f"evaluation.metric has no effect: {why} rank alike"
+    params = overridden(tmp_path, setting, "comparison.variants.softmax.model.head.normalise_at_test=false")
+    runs = standing_runs(params, ["synthetic"], ["softmax", "sgsl"], [0], [setting])["synthetic"]
+    assert setting_notes(params, runs) == []
+
+
 def test_freezing_the_batchnorm_of_a_network_without_one_is_refused(tmp_path: Path) -> None:
     freeze = "comparison.protocol.model.freeze_batchnorm=all"
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: backbone 'small_cnn' has no BatchNorm; change that instead"):
