@@ -1,6 +1,7 @@
 """Verbs for image search: `index` builds and changes indexes, `search` finds images in one."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +19,15 @@ from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, check_file, check_folder
 from flows.cli.session import open_model, say, say_boxes
 from tasks.files import check_output, write_output
+from tasks.models.sources import Images as Found
 from tasks.models.sources import find_images
+from tasks.wording import counted
 
 if TYPE_CHECKING:  # these import torch
     from dml_core.trained import TrainedModel
     from tasks.models.searching import Answer
 
+_NUM_SHOWN = 10  # names in a command
 index_app = new_group("index", cls=FirstByDefault, no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
@@ -80,10 +84,9 @@ def add(
 ) -> None:
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
-    present = frozenset(index.names())
-    check, omitted = partial(check_names, folder, present=present), present if new else None
+    check, grown = partial(check_names, folder, present=frozenset(index.names())), index if new else None
     with _told_bad(skip_bad) as bad:
-        identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad, omitted)
+        identity, weights, batches = _batches(source, check, lambda: open_index_model(index, model)[1], images, thumbnail, bad, grown)
         changed = add_items(folder, batches, identity, weights)
     _print_index(changed)
 
@@ -148,23 +151,26 @@ def _batches(
     images: Path | None,
     pixels: int,
     bad: list[str] | None,
-    omitted: frozenset[str] | None = None,
+    grown: Index | None = None,
 ) -> tuple[str, str | None, Iterator[Batch]]:
     """Return the identity of a source's model, the hash of its weights (None if unknown), and the batches.
 
-    If the source holds images, `check` is called with their names before they are embedded; `model` is called only then. Images with names
-    in `omitted` are left out; the command ends if these are all.
+    If the source holds images, `check` is called with their names before they are embedded; `model` is called only then. Images whose names
+    the index `grown` has are left out; the command ends if these are all.
     """
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 
     if is_embeddings(Path(source)):
-        if omitted is not None:
+        if grown is not None:
             raise ConfigError(f"--new applies only to images, and {source} contains embeddings; remove the option")
         network, batches = batches_of_embeddings(Path(source), images, pixels)
         return network.model_identity, network.weights_sha256, batches
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
-    paths = find_images(source).without(omitted or ())
+    paths = find_images(source)
+    if grown is not None:
+        _say_outdated(grown, paths, source)
+        paths = paths.without(frozenset(grown.names()))
     if not len(paths):
         say(f"the index has all images of {source}")
         raise typer.Exit
@@ -172,6 +178,20 @@ def _batches(
     trained = model()
     say_boxes(trained, paths)
     return trained.identity, trained.weights_sha256, batches_of_images(trained, paths, pixels, bad)
+
+
+def _say_outdated(index: Index, images: Found, source: str) -> None:
+    """Say which images of an index have another class in a source that has some of them, and which are not there any more."""
+    indexed = dict(zip(index.names(), index.items["class_name"].to_pylist(), strict=True))
+    classes = dict(zip(images.names, images.classes or (), strict=False))
+    other = [name for name, class_name in indexed.items() if classes.get(name, class_name) != class_name]
+    missing = sorted(indexed.keys() - set(images.names))
+    if len(missing) == len(indexed):  # the index was built from other sources
+        missing = []
+    for what, names, then in (("has another class for", other, ", then add them again"), ("lacks", missing, "")):
+        if names:
+            command = shlex.join(["dml", "index", "remove", str(index.folder), *names[:_NUM_SHOWN]]) + " ..." * (len(names) > _NUM_SHOWN)
+            say(f"note: {source} {what} {counted(len(names), 'image')} of the index; remove them{then}: {command}")
 
 
 @contextmanager

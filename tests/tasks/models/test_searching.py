@@ -137,6 +137,31 @@ def test_of_a_folder_that_grows_the_new_images_are_added(
         assert (found["name"], found["score"]) == (f"class/{number}.jpg", pytest.approx(1, abs=1e-5))
 
 
+def test_what_became_outdated_in_the_index_of_a_source_that_grows_is_named(
+    project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--new` leaves their names out: corrected classes were still found under the wrong one, and deleted images were found."""
+    monkeypatch.chdir(project.root)
+    index = str(tmp_path / "my index")
+    for number, path in enumerate([path for path in sorted(images.rglob("*.jpg")) if path.parent != images][:5]):
+        shutil.copy(path, tmp_path / f"{number}.jpg")
+
+    def add(rows: dict[int, str], *words: str) -> list[str]:
+        (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{number}.jpg,{label}\n" for number, label in rows.items()))
+        done = CliRunner().invoke(app, [*words, str(tmp_path / "list.csv"), *(["--new"] if "add" in words else ["-o", index])])
+        assert done.exit_code == 0
+        return [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+
+    assert add({0: "finch", 1: "finch", 2: "wren"}, "index", "own/good/0") == []
+    assert add({0: "finch", 1: "finch", 2: "wren", 3: "wren"}, "index", "add", index) == []
+    assert add({0: "finch", 1: "wren", 3: "wren"}, "index", "add", index) == [
+        f"note: {tmp_path}/list.csv has another class for 1 image of the index; remove them, then add them again: "
+        f"dml index remove '{index}' 1.jpg",
+        f"note: {tmp_path}/list.csv lacks 1 image of the index; remove them: dml index remove '{index}' 2.jpg",
+    ]
+    assert add({4: "finch"}, "index", "add", index) == [], "another source"
+
+
 def test_the_reasons_are_printed_also_where_all_images_are_damaged(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
