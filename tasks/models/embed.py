@@ -137,7 +137,8 @@ def embed_images(
     """
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     with write_errors(f"{out}: embeddings", "free space or name another place"):
-        _begin_or_resume(out, _plan(model, images, shard_rows), {name: _versions(images, rows) for name, rows in rows_of.items()})
+        versions = {name: _versions(images, rows) for name, rows in rows_of.items()}
+        _begin_or_resume(out, _plan(model, images, shard_rows), versions, _names_sha256(images, images.classes))
         remove_leftovers(out)
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
         bad: Bad = {}
@@ -240,14 +241,18 @@ _opened: dict[bytes, TrainedModel] = {}
 
 
 def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any]:
-    """Describe the folder's content: another plan means other embeddings."""
-    listed = json.dumps([images.names, images.classes, images.boxes])
+    """Describe the folder's content: another plan means other embeddings. Classes are no part of it: they are written at each end."""
     graph = model.description.graph
     exported_as = "" if graph is None else f"{graph.format} {graph.precision}"
     network = {"model": model.identity, "weights_sha256": model.weights_sha256, "exported_as": exported_as}
     network |= {"title": model.title, "metric": model.metric}
-    names = {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest()}
+    names = {"images": len(images), "names_sha256": _names_sha256(images)}
     return network | {"source": images.root} | names | {"shard_rows": shard_rows}
+
+
+def _names_sha256(images: Images, classes: list[str] | None = None) -> str:
+    """Return a hash of the names and boxes; until 30 November 2026 the classes were in it, too."""
+    return hashlib.sha256(json.dumps([images.names, classes, images.boxes]).encode()).hexdigest()
 
 
 def _versions(images: Images, rows: range) -> str:
@@ -255,10 +260,11 @@ def _versions(images: Images, rows: range) -> str:
     return hashlib.sha256("\n".join(map(images.version, rows)).encode()).hexdigest()
 
 
-def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) -> None:
+def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str], with_classes: str) -> None:
     """Start the folder `out` with the content `plan`, or resume it: shards whose images have changed are removed.
 
-    `shards` is name of each shard -> hash of its images' versions. A folder with other contents is rejected.
+    `shards` is name of each shard -> hash of its images' versions, `with_classes` the `names_sha256` of older plans. A folder with other
+    contents is rejected.
     """
     path = out / PLAN_FILE
     if path.is_file():
@@ -267,6 +273,8 @@ def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str]) ->
         except ValueError:
             raise ConfigError(f"{path}: damaged; remove {out}, or name another folder") from None
         before = begun.pop("shards", None) if isinstance(begun, dict) else None
+        if isinstance(before, dict) and begun.get("names_sha256") == with_classes:
+            begun["names_sha256"] = plan["names_sha256"]
         if not isinstance(before, dict) or {"weights_sha256": plan["weights_sha256"]} | begun != plan:  # older plans have no hash
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
         if before == shards:

@@ -1,5 +1,6 @@
 """`dml embed`: rows in order for every source; bad images are reported; an interrupted run resumes and ends with the same bytes."""
 
+import hashlib
 import json
 import os
 import re
@@ -245,6 +246,24 @@ def test_another_network_or_other_images_are_refused(project: Project, model: Tr
     (tmp_path / "mine/x").write_text("")
     with pytest.raises(ConfigError, match="was not created by dml embed"):
         embed_images(model, few, tmp_path / "mine")
+
+
+def test_a_corrected_label_is_written_without_embedding_anything_again(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    paths = [str(path) for path in sorted(folder.rglob("*.jpg"))[:3]]
+
+    def embed(*labels: str) -> tuple[int, list[str]]:
+        (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},{label}\n" for path, label in zip(paths, labels, strict=True)))
+        num_reused = embed_to(model, find_images(str(tmp_path / "list.csv")), tmp_path / "out").num_reused
+        assert pq.read_table(tmp_path / "out/items.parquet")["label"].to_pylist() == [*labels]
+        return num_reused, load_embeddings(tmp_path / "out", "images")[1].tolist()
+
+    assert embed("wren", "finch", "wren") == (0, ["wren", "finch", "wren"])
+    plan = json.loads((tmp_path / "out/plan.json").read_text())
+    before = json.dumps([paths, ["wren", "finch", "wren"], None])  # as of before 30 November 2026
+    (tmp_path / "out/plan.json").write_text(json.dumps(plan | {"names_sha256": hashlib.sha256(before.encode()).hexdigest()}))
+    assert embed("wren", "finch", "wren") == (3, ["wren", "finch", "wren"])
+    (tmp_path / "out/plan.json").write_text(json.dumps(plan))
+    assert embed("wren", "wren", "wren") == (3, ["wren", "wren", "wren"])
 
 
 def test_rows_of_another_folder_with_the_same_names_are_not_reused(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
