@@ -95,7 +95,7 @@ def _in_folder(folder: Path) -> Images:
     names = _image_names([path.as_posix() for path in sorted(path.relative_to(folder) for path in _paths(folder))], str(folder))
     for name in names:
         check_utf8(name, folder)
-    return _in_files(names, _parents(names), None, folder.absolute())
+    return _in_files(names, _parents(names, str(folder)), None, folder.absolute())
 
 
 def _in_files(names: list[str], classes: list[str] | None, boxes: list[Box | None] | None, root: Path) -> Images:
@@ -139,7 +139,7 @@ def _in_bucket(address: str) -> Images:
     store = Store(address, Path())  # its client is created on first use, so that this store can be sent to other machines
     etags = Store(address, Path()).list_objects()
     names = _image_names(sorted(etags), address)
-    return Images(names, _parents(names), None, address, lambda place: store.read(names[place]), lambda place: etags[names[place]])
+    return Images(names, _parents(names, address), None, address, lambda place: store.read(names[place]), lambda place: etags[names[place]])
 
 
 def _in_list(path: Path) -> Images:
@@ -149,7 +149,11 @@ def _in_list(path: Path) -> Images:
     return _in_files([entry.path for entry in entries], classes or None, boxes if any(boxes) else None, path.absolute().parent)
 
 
-def _parents(names: list[str]) -> list[str] | None:
-    """Return each image's parent folder as its class; None if some images have no parent folder."""
+def _parents(names: list[str], source: str) -> list[str] | None:
+    """Return each image's parent folder as its class; None if some have no parent folder, with a warning if others have."""
     parents = [PurePosixPath(name).parent.name for name in names]
-    return parents if all(parents) else None
+    num_stray = parents.count("")
+    if 0 < num_stray < len(names):
+        stray = f"{counted(num_stray, 'image')} outside of its folders (the first: {names[parents.index('')]})"
+        logger.warning("%s", printable(f"{source}: no image gets a class because of {stray}; for classes move all images into folders"))
+    return None if num_stray else parents

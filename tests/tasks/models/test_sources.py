@@ -61,3 +61,17 @@ def test_files_that_are_no_images_are_counted_by_suffix(tmp_path: Path, caplog: 
     caplog.clear()
     assert find_images(str(tmp_path / "a")).names == ["1.JFIF", "2.avif"]
     assert not caplog.records
+
+
+def test_images_without_a_folder_that_take_the_classes_of_the_others_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a/1.jpg", "a/2.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_images(str(tmp_path)).classes == ["a", "a", "b"]
+    assert find_images(str(tmp_path / "a")).classes is None
+    assert not caplog.records
+    (tmp_path / "cover.png").touch()
+    assert find_images(str(tmp_path)).classes is None
+    (line,) = (record.getMessage() for record in caplog.records)
+    because = "because of 1 image outside of its folders (the first: cover.png)"
+    assert line == f"{tmp_path}: no image gets a class {because}; for classes move all images into folders"
