@@ -101,6 +101,7 @@ def _check_place(out: Path) -> None:
     if not out.exists():
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    names = {name for name in names if not name.startswith(".nfs")}  # NFS keeps deleted files that a process has open
     strange = names - {MEASURED_FILE, DESCRIPTION_FILE, *FILES.values()} if MEASURED_FILE in names else names
     if strange:
         raise ConfigError(f"{out}: already exists and is not an exported network ({min(strange)}); name a new folder")
