@@ -177,15 +177,15 @@ def search_notes(params: Params, runs: Sequence[RunSpec], prepared: Mapping[str,
     return list(lines)
 
 
-def _search_of(params: Params, run: RunSpec) -> tuple[str | None, TrainingConfig, TunedFile | None]:
+def _search_of(params: Params, run: RunSpec) -> tuple[str, TrainingConfig, TunedFile | None]:
     """Return the dataset of the search whose settings a run uses, the row's own settings there, and the search's file; None without."""
     if run.table is None:
         (own,) = comparison_runs(params, run.dataset, (run.variant,), (run.seed,), tuned=False)
         is_tuned = own.training != run.training
         return run.dataset, own.training, read_tuned(STANDING, row_name(run.variant), run.dataset) if is_tuned else None
     if run.variant != TUNED:
-        return None, run.training, None
+        return run.dataset, run.training, None
     table, row = load_table(run.table), str(run.row)
     column = table.tuned_on(str(run.column))
-    name = named_dataset(params, column, table.dataset_options(column))
+    name = named_dataset(params, column, table.dataset_options(column)) or column
     return name, row_training(run.table, table.rows[row], column), read_tuned(run.table, row, column)

@@ -1,27 +1,22 @@
 """Records of a verification: evidence of one trained run, accepted references, verdicts of rows.
 
 Evidence states what went into a run and what came out, so that two runs can be compared at the step where they part. All hashes are SHA-256
-in hexadecimal.
+in hexadecimal. Fields that a newer program added are kept.
 """
 
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from dml_core.evaluation.metric_info import recall_k
+from tasks.runs.records import Record
 
 FORMAT = 1
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Record(BaseModel):
-    """A part of these files; fields that a newer program added are kept unchanged, as by `tasks.runs.records.Record`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-class Environment(_Record):
+class Environment(Record):
     """The surroundings that may change a result although parameters and data are the same.
 
     Attributes:
@@ -44,7 +39,7 @@ class Environment(_Record):
     workers: int = 1
 
 
-class Evidence(_Record):
+class Evidence(Record):
     """One trained and scored run.
 
     Attributes:
@@ -92,7 +87,7 @@ class Evidence(_Record):
         return f"recall@{min(ks)}" if ks else None
 
 
-class Reference(_Record):
+class Reference(Record):
     """Accepted evidence of all rows of a table or of a dataset's standing comparison, a committed file.
 
     Attributes:
@@ -141,14 +136,14 @@ BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)  # verdicts that raise
 REPRODUCED = (Verdict.IDENTICAL, Verdict.WITHIN_BAND)
 
 
-class Band(_Record):
+class Band(Record):
     """Limits of one score of one run, its level corrected for the number of rows and nights; two one-sided limits."""
 
     low: float
     high: float
 
 
-class RowVerdict(_Record):
+class RowVerdict(Record):
     """Verdict of one run of one row.
 
     Attributes:
@@ -178,7 +173,7 @@ class RowVerdict(_Record):
         return "" if self.evidence is None or name is None else f"{100 * self.evidence.scores[name]:.1f}"
 
 
-class Verification(_Record):
+class Verification(Record):
     """One execution of `dml verify`: a night's share of the rows, or all.
 
     Attributes:
