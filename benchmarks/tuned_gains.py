@@ -17,9 +17,9 @@ from prefect import flow
 
 from dml_core.evaluation.statistics.paired import paired_difference
 from flows.chain import STEPS_AT_ONCE, prepare
+from flows.cli.session import open_project
 from flows.services import Services
 from flows.tune import Scores
-from tasks.environment import open_project
 from tasks.runs.specs import load_params
 from tasks.runs.tuned import TunedFile, read_tuned, tuned_path
 from tasks.tables.file import load_table
@@ -58,7 +58,7 @@ def tuned_gains(table: str, dataset: str, num_pairs: int) -> None:
                 print(f"| {row} | none: no trial was better | own settings | | |", flush=True)
                 continue
             (search,) = plan_searches(params, f"{table}/{row}", [dataset], file.folds, file.seed, file.metric)
-            packed = Path(prepare(project, search.dataset).folder)
+            packed = Path(prepare(services, search.dataset).folder)
             scores = Scores(search.on(packed), training_rows(project, search.dataset, packed), services)
             trials = [Trial(0, search.own), Trial(file.trial, search.own | file.tried[file.trial].params)]
             own, winner = scores.add(trials, pairs)

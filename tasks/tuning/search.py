@@ -13,6 +13,7 @@ from pathlib import Path
 from dml_core.config import check_known, located, parse, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import read_info
+from dml_core.data.store.rows import Counts
 from dml_core.data.store.split_config import ValidationConfig, check_folds, num_held_out
 from dml_core.errors import ConfigError, DataError
 from dml_core.evaluation.config import EvaluationConfig
@@ -21,8 +22,8 @@ from dml_core.overrides import nested
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, prepared_folder
-from tasks.environment import Project
 from tasks.data import has_new_raw_files
+from tasks.environment import Project
 from tasks.runs.identity import source_digest, step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import SEEDS, RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
@@ -30,7 +31,7 @@ from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import at_scale, belongs, named_dataset, not_in_params, runs_of_tables
+from tasks.tables.runs import at_scale, belongs, named_dataset, not_in_params, runs_of_tables, searched_on
 from tasks.tuning.halving import METHOD, SearchResult
 from tasks.tuning.space import Params, Space, changed_settings, lay_over, own_value, published_options, row_space
 
@@ -133,7 +134,7 @@ class Search:
         Raises:
             ConfigError: the dataset has too few training classes for the folds.
         """
-        num_classes = read_info(packed).roles["train"].num_classes
+        num_classes = read_info(packed).roles.get("train", Counts(0, 0)).num_classes
         with located(f"{self.table}/{self.row} on {self.dataset}"):
             check_folds(self.folds, num_classes)
         return replace(self, num_classes=num_classes)
@@ -273,9 +274,18 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
 
 
 def tuned_file(
-    search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str], requested_trials: int
+    search: Search,
+    name: str,
+    whole: DatasetRecord,
+    dataset: DatasetRecord,
+    result: SearchResult,
+    tags: dict[str, str],
+    requested_trials: int,
 ) -> TunedFile:
-    """Return the file of a search (`TunedFile`); `name` is its identity, `dataset` has its training rows, `tags` the commit of the code."""
+    """Return the file of a search (`TunedFile`).
+
+    `name` is its identity, `whole` the dataset that is searched on, `dataset` has its training rows, `tags` the commit of the code.
+    """
     winner = result.winner
     return TunedFile(
         table=search.table,
@@ -294,6 +304,7 @@ def tuned_file(
         tried=tuple(Tried(params=search.changes(trial.params), scores=trial.scores, failed=trial.reason) for trial in result.trials),
         space=result.space,
         fingerprint=dataset.digest,
+        searched_on=searched_on(search.training, whole),
         sampler=METHOD,
         commit=tags.get("git_commit"),
         dirty=tags.get("git_dirty") == "true",

@@ -14,6 +14,7 @@ from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import SEEDS, load_params
 from tasks.tables.file import load_table
+from tasks.tables.runs import searched_on
 from tasks.tuning.halving import SearchResult, measure_gain
 from tasks.tuning.proposals import Trial, propose
 from tasks.tuning.search import FIRST_SEED, LAST_SEED, SEEDS_OF_A_SEARCH, Search, plan_searches, tuned_file
@@ -22,6 +23,7 @@ from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
+WHOLE = DATASET.model_copy(update={"digest": "4567"})
 
 
 def planned(name: str, folds: int = 2, seed: int = 0, metric: str = "recall@1", num_classes: int | None = 5) -> Search:
@@ -144,14 +146,15 @@ def test_the_winners_settings_are_kept_where_its_gain_is_confirmed(winner_scores
     best = Trial(2, search.own | {"loss.options.scale": 31.0}, (0.7, 0.9))
     trials = (own, Trial(1, search.own | {"loss.options.scale": 7.0}, (), "not finite"), best)
     found = SearchResult(trials, best, measure_gain((0.5, 0.55, 0.52, 0.53, 0.51), winner_scores), search.space)
-    file = tuned_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"}, 2)
+    file = tuned_file(search, "name", WHOLE, DATASET, found, {"git_commit": "c", "git_dirty": "true"}, 2)
+    assert (file.fingerprint, file.searched_on) == ("0123", searched_on(search.training, WHOLE))
     assert file.training == ({"loss": {"options": {"scale": 31.0}}} if kept else {})
     assert (file.score, file.own_score) == (pytest.approx(0.8), pytest.approx(0.6))
     assert [one.params for one in file.tried] == [{}, {"loss.options.scale": 7.0}, {"loss.options.scale": 31.0}]
     assert (file.tried[1].failed, file.num_trials, file.dirty) == ("not finite", 3, True)
     options = "--dataset fashion-mnist --trials 2 --folds 2 --seed 0 --metric recall@1"
     assert file.command == f"dml tune project/fashion_mnist/softtriple {options}"
-    assert tuned_file(search, "name", DATASET, SearchResult(trials, own, None, search.space), {}, 2).training == {}
+    assert tuned_file(search, "name", WHOLE, DATASET, SearchResult(trials, own, None, search.space), {}, 2).training == {}
 
 
 def test_a_group_s_rate_that_was_tried_is_kept_although_the_row_inherits_it() -> None:
@@ -168,7 +171,7 @@ def test_a_group_s_rate_that_was_tried_is_kept_although_the_row_inherits_it() ->
     ):
         best = Trial(1, params, (0.8,) * 6)
         found = SearchResult((Trial(0, search.own, (0.6,)), best), best, measure_gain((0.6, 0.61, 0.6), (0.8, 0.8, 0.81)), search.space)
-        file = tuned_file(search, "name", DATASET, found, {}, 2)
+        file = tuned_file(search, "name", WHOLE, DATASET, found, {}, 2)
         assert (flatten(file.training), file.tried[1].params) == (kept, kept)
         tuned = lay_over(search.training, nested(kept))
         assert {path: own_value(tuned, path) for path in space} == params
