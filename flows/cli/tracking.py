@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 import webbrowser
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from flows.cli.columns import Column, print_table
 from flows.cli.options import SameOverrides
 from flows.cli.session import open_project, say
 from tasks.environment import shown
-from tasks.runs.comparable import present_digest, standing_today
+from tasks.runs.comparable import commonest, present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
 from tasks.tracking.child_run import page_query, view_link
@@ -33,6 +34,7 @@ from tasks.tracking.published import (
     published_runs,
     standing_comparisons,
 )
+from tasks.tracking.tags import Tag
 from tasks.wording import counted, reproduce_command
 
 if TYPE_CHECKING:
@@ -56,8 +58,10 @@ def compare(
     except ValueError as error:
         raise ConfigError(f"dataset {error}") from None
     title = comparison_title(dataset, params.evaluation.role, override or ())
-    today = standing_today(params, dataset, present_digest(project, dataset), override or ())
-    runs, left_out = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
+    published = published_runs(project.tracking_uri, dataset, title)
+    digest = present_digest(project, dataset) or commonest(Counter(run.tags.get(Tag.DIGEST) for run in published))
+    today = standing_today(params, dataset, digest, override or ())
+    runs, left_out = comparable_runs(dataset, published, today)
     for line in [*left_out, *older_code_lines(dataset, runs)]:
         print(printable(line))
     if not runs and dataset not in params.comparison.datasets:

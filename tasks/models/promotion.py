@@ -189,7 +189,7 @@ def _compared(
     gain = gain_by_class(recalls, class_recalls(registry, current))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
-    system = f"{current.tags[Tag.VARIANT]}, seed {current.tags[Tag.SEED]}"
+    system = ", seed ".join(current.tags.get(tag, "unknown") for tag in (Tag.VARIANT, Tag.SEED))
     how = f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
     reason = f"{gain.describe(level)} {how}"
     if 100 * gain.at_least(level) <= min_gain:

@@ -166,8 +166,8 @@ def occurrences(values: Iterable[tuple[Place, str | None]]) -> dict[Place, Count
 
 
 def commonest(counts: Counter[str | None]) -> str | None:
-    """Return the most frequent value; of equals the first."""
-    return counts.most_common(1)[0][0]
+    """Return the most frequent value; of equals the first, and None of none."""
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | None:

@@ -75,6 +75,11 @@ class PublishedRun:
         """Seed of the run."""
         return int(self.tags[Tag.SEED])
 
+    @property
+    def has_place(self) -> bool:
+        """Whether its variant and seed can be read: a user can edit and delete tags in MLflow."""
+        return bool(self.tags.get(Tag.VARIANT)) and self.tags.get(Tag.SEED, "").isdecimal()
+
     def has_scores(self, metrics: Mapping[str, float]) -> bool:
         """Return whether no score differs from the run's in MLflow; names that only one of them has do not count."""
         main, detail = score_metrics(metrics)

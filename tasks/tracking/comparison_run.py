@@ -93,7 +93,7 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
 
 
 def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) -> bool:
-    """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by older code.
+    """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by other code.
 
     They stay in the variant's mean until they run again. A mark of a run that the present code made is removed. Return False, without a
     change, if the report itself is of older code.
@@ -113,11 +113,12 @@ def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) ->
         return False  # a report that waited; today's code does not have its settings
     of_variant = {Tag.PART: report.comparison, Tag.VARIANT: report.variant}
     runs = runs_in(client, [experiment], of_variant) if is_present else []
-    for run in (entry for entry in runs if entry.data.tags[Tag.SEED] != str(report.seed)):
+    placed = [entry for entry in runs if PublishedRun.of_mlflow(entry).has_place]
+    for run in (entry for entry in placed if entry.data.tags[Tag.SEED] != str(report.seed)):
         tags, seed = run.data.tags, run.data.tags[Tag.SEED]
         has_tags = all(tags.get(tag) == expected[tag] for tag in (Tag.DIGEST, Tag.SETTINGS))
         is_alike = has_tags and run.data.params == parameters | {"seed": seed}  # one on another device has another identity for that alone
-        is_older = tags[Tag.IDENTITY] != identity(int(seed))
+        is_older = tags.get(Tag.IDENTITY) != identity(int(seed))
         with suppress(MlflowException):  # another thread or process has superseded it meanwhile
             if not is_older and Tag.OLDER_CODE in tags:
                 client.delete_tag(run.info.run_id, Tag.OLDER_CODE)
@@ -136,7 +137,7 @@ def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> No
 
 def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
     """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-    shown = {run.data.tags[Tag.VARIANT]: run.info.run_id for run in runs_in(client, [experiment], {Tag.SUMMARY: comparison})}
+    shown = {run.data.tags.get(Tag.VARIANT, ""): run.info.run_id for run in runs_in(client, [experiment], {Tag.SUMMARY: comparison})}
     for variant in shown.keys() - summaries.keys():
         client.delete_run(shown[variant])
     for variant, metrics in summaries.items():
@@ -207,7 +208,7 @@ def describe_comparison(
     It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
     variants follows, or of those that fit into MLflow's limit: highest mean first, the confidence set of the best bold, a link to one run
     for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the
-    variants, links to the report and the model, and remarks: on omitted runs, and those that older code made.
+    variants, links to the report and the model, and remarks: on omitted runs, and those that other code made.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     (_, _, *names), *rows = comparison_rows(runs)

@@ -1,5 +1,6 @@
 """Records that MLflow has not accepted yet: one sealed file each; a damaged one is renamed and never overwritten."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ REPORT: Any = Report  # a union is no type to mypy
 
 
 def keep_report(outbox: Path, report: Report) -> Path:
-    """Write a report into the outbox and return its file.
+    """Write a report into the outbox and return its file, whose time stays that of the same run's report if that waits there.
 
     Raises:
         StoreError: the outbox cannot be written, or a newer version of the program wrote the report that waits there.
     """
     path = outbox / report.outbox_name
-    read_or_set_aside(path, REPORT)
+    before = read_or_set_aside(path, REPORT)
+    times = path.stat() if before is not None and before.model_copy(update={"tags": report.tags}) == report else None
     write_sealed(path, report)
+    if times is not None:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     return path
 
 

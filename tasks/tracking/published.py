@@ -2,6 +2,7 @@
 over seeds and compared.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -17,6 +18,11 @@ from tasks.tracking.connection import EXPERIMENT_PREFIX, PROJECT_EXPERIMENTS, al
 from tasks.tracking.queries import available_way, query_database, query_server
 from tasks.tracking.tags import Tag
 
+EDITED = (
+    f"run %s in MLflow is left out: its tag {Tag.VARIANT} or {Tag.SEED} was deleted or edited; restore it, or delete the run there and run "
+    "dml reproduce again"
+)
+logger = logging.getLogger(__name__)
 CurrentRuns = dict[tuple[str, str], PublishedRun]  # by identity and variant
 DATABASE_RUNS = """
     SELECT runs.run_uuid FROM runs JOIN experiments USING (experiment_id)
@@ -57,7 +63,7 @@ def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:
         runs = published_runs(uri, dataset, comparison)
     except TrackingError:
         return {}  # publishing tries again and reports it
-    return {(run.tags[Tag.IDENTITY], run.variant): run for run in runs if Tag.OLDER_CODE not in run.tags}
+    return {(run.tags.get(Tag.IDENTITY, ""), run.variant): run for run in runs if Tag.OLDER_CODE not in run.tags}
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
@@ -111,8 +117,17 @@ def standing_comparisons(uri: str) -> dict[str, str]:
 
 
 def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
-    """Sort runs by variant and seed: the last bit of a mean depends on the order, and MLflow sorts by start time."""
-    return sorted(runs, key=lambda run: (run.variant, run.seed))
+    """Sort runs by variant and seed: the last bit of a mean depends on the order, and MLflow sorts by start time.
+
+    Runs whose variant or seed was edited away in MLflow are left out with a warning.
+    """
+    valid = []
+    for run in runs:
+        if run.has_place:
+            valid.append(run)
+        else:
+            logger.warning(EDITED, run.run_id)
+    return sorted(valid, key=lambda run: (run.variant, run.seed))
 
 
 def _read_database(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
@@ -162,7 +177,7 @@ def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) ->
 
 
 def older_code_lines(dataset: str, runs: Sequence[PublishedRun]) -> list[str]:
-    """Return a line for each variant with runs that older code made (`--code keep`): their seeds, and the files that differ."""
+    """Return a line for each variant with runs that other code made (`--code keep`): their seeds, and the files that differ."""
     lines = []
     for variant in dict.fromkeys(run.variant for run in runs):
         older = {run.seed: run.tags[Tag.OLDER_CODE].split(", ") for run in runs if run.variant == variant and Tag.OLDER_CODE in run.tags}

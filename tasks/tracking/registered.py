@@ -169,7 +169,7 @@ class Registry:
         """Return a run of a network's pretrained backbone without training, scored on the same views of the same images, or None."""
         with one_line_errors(self.uri):
             for run in self._runs(Tag.DIGEST, network.tags.get(Tag.DIGEST, "")):
-                model_id = find_model(self._client, run) if run.data.tags[Tag.VARIANT].split()[0] == FROZEN else None
+                model_id = find_model(self._client, run) if run.data.tags.get(Tag.VARIANT, "").split()[:1] == [FROZEN] else None
                 candidate = self._logged(run, model_id) if model_id is not None else None
                 if candidate is not None and _is_without_training(candidate, network):
                     return candidate

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,28 +23,29 @@ from typing import Any
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, Run, ViewType
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from dml_core.errors import DmlError, TrackingError
-from dml_core.training.history import Progress, read_history
+from dml_core.training.history import read_history
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
-from tasks.tracking.child_run import PublishedRun, experiment_name
+from tasks.tracking.child_run import PublishedRun, current_tags, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 from tasks.tracking.tags import Tag
 
-SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
 SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 REPLACED = (
     "MLflow at %s: runs of '%s' that were published from another folder are replaced; if that folder is another project's, give each "
     "project a server or a workspace (MLFLOW_WORKSPACE)"
+)
+NEWER = (
+    "%s: MLflow has a run of '%s' that was published after this record began to wait; the record is not delivered; dml reproduce publishes "
+    "its run in place of that one"
 )
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
@@ -62,6 +64,7 @@ class Tracker:
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / LOCKS
         self._has_warned = False  # of runs that this project did not publish
+        self._begun: dict[tuple[str, str], str] = {}  # comparison and identity of a run that trains -> its id
         self._marked: set[tuple[str, str]] = set()  # comparisons and variants whose seeds of older code this process has marked
 
     @cached_property
@@ -104,6 +107,8 @@ class Tracker:
     def sync(self) -> int:
         """Deliver everything in the outbox; return the number of reports delivered. A comparison waits for its runs, as in `publish`.
 
+        A run's record is dropped with a warning if MLflow has got a newer run of its variant and seed meanwhile, as from another machine.
+
         Raises:
             TrackingError: MLflow cannot be used, and undelivered reports stay. Or, after the others were delivered: MLflow refuses some,
                 some are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run makes again.
@@ -116,6 +121,10 @@ class Tracker:
                 try:
                     report = read_report(path)
                     if isinstance(report, ComparisonReport) and runs_wait(self.outbox, report.comparison, self._locks):
+                        continue
+                    if isinstance(report, RunReport) and self._has_newer(report, path.stat().st_mtime):
+                        path.unlink()
+                        logger.warning(NEWER, child_run.run_title(report.dataset.name, report.variant, report.seed), report.comparison)
                         continue
                     self._deliver(report)
                 except DmlError as error:
@@ -138,7 +147,16 @@ class Tracker:
         """
         settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
-            return str(self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings).info.run_id)
+            run_id = str(self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings).info.run_id)
+        self._begun[comparison, identity] = run_id
+        return run_id
+
+    def end_failed(self, comparison: str, identity: str) -> None:
+        """Show a run that `begin_run` began as failed, if MLflow answers; it is running again once it is retried."""
+        run_id = self._begun.pop((comparison, identity), None)
+        if run_id is not None:
+            with suppress(TrackingError), one_line_errors(self.uri):
+                self._client.set_terminated(run_id, "FAILED")
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
         """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.
@@ -150,6 +168,18 @@ class Tracker:
             log_metrics(self._client, run_id, self._new_points(self._client.get_run(run_id), points))
 
     # ------------------------------------------------------------ delivery
+
+    def _has_newer(self, report: RunReport, kept_at: float) -> bool:
+        """Return whether MLflow has another run of a report's variant and seed that ended after a time."""
+        place = current_tags(report.comparison) | {Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
+        with one_line_errors(self.uri):
+            experiment = self._client.get_experiment_by_name(experiment_name(report.dataset.name))
+            runs = [] if experiment is None else runs_in(self._client, [experiment.experiment_id], place)
+        ended_later = [run for run in runs if (run.info.end_time or 0) > 1000 * kept_at]
+        return any(
+            run.data.tags.get(Tag.IDENTITY) != report.identity or not PublishedRun.of_mlflow(run).has_scores(report.scores.metrics)
+            for run in ended_later
+        )
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
@@ -288,6 +318,8 @@ class Tracker:
             self._client.update_run(run.info.run_id, "RUNNING")
             self._client.set_tag(run.info.run_id, Tag.PROCESS, child_run.process_tag())
             self._log_parameters(run.info.run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
+        if run.data.tags.get(Tag.SEED) != str(seed):  # a user edited it
+            self._client.set_tag(run.info.run_id, Tag.SEED, str(seed))
         return run
 
     def _log_parameters(self, run_id: str, parameters: dict[str, str]) -> None:
@@ -344,54 +376,3 @@ def _new_scores(run: Run, report: RunReport, model_id: str | None) -> list[Metri
     metrics += [Metric(name, value, now, 0) for name, value in others.items()]
     models = {None, *(output.model_id for output in (run.outputs.model_outputs if run.outputs else ()))}
     return [metric for metric in metrics if metric.key not in run.data.metrics or metric.model_id not in models]
-
-
-class LiveCurves:
-    """Epoch curves of a run in training, to be closed at its end; after the server fails once, nothing more is sent.
-
-    Epochs are sent at most every `SECONDS_BETWEEN`, all since the last time together, the first of them that long after the first message:
-    small networks end several per second, and a third of a short run's calls would be for curves that nobody has time to look at. Epochs
-    that are not sent by the end of the training are added when the run is published.
-
-    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run also has system metrics from then on, of the machine that runs the flow.
-    """
-
-    def __init__(self, tracker: Tracker, comparison: str, identity: str, spec: RunSpec) -> None:
-        self._tracker = tracker
-        self._run = (comparison, identity, spec)
-        self._run_id: str | None = None
-        self._system: SystemMetricsMonitor | None = None
-        self._failed = False
-        self._unsent: dict[tuple[str, int], float] = {}  # (metric, epoch) -> mean; an epoch that is trained again replaces the first
-        self._sent_at: float | None = None  # or when the training began
-
-    def __call__(self, progress: Progress) -> None:
-        """Log the means of an ended epoch; called with every message of a run."""
-        if self._sent_at is None:
-            self._sent_at = time.monotonic()
-        if not progress.epoch_ended or self._failed:
-            return
-        self._unsent |= {(f"epoch/{name}", progress.epoch): value for name, value in progress.metrics.items()}
-        if time.monotonic() - self._sent_at < SECONDS_BETWEEN:
-            return
-        try:
-            if self._run_id is None:
-                self._run_id = self._tracker.begin_run(*self._run)
-                self._watch_system(self._run_id)
-            self._tracker.log_epochs(self._run_id, [(name, value, epoch) for (name, epoch), value in self._unsent.items()])
-            self._unsent, self._sent_at = {}, time.monotonic()
-        except TrackingError as error:
-            logger.warning("%s; no live curves for this run, training continues", error)
-            self._failed = True
-            self.close()
-
-    def close(self) -> None:
-        """End the logging of system metrics, if there is any: MLflow's thread would log those of other runs to one that failed."""
-        if self._system is not None:
-            self._system.finish()  # type: ignore[no-untyped-call]
-            self._system = None
-
-    def _watch_system(self, run_id: str) -> None:
-        if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():  # type: ignore[no-untyped-call]
-            self._system = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=self._tracker.uri)  # type: ignore[no-untyped-call]
-            self._system.start()  # type: ignore[no-untyped-call]

@@ -55,8 +55,8 @@ def test_runs_of_older_code_are_named_with_the_files_that_differ() -> None:
     ]
     assert older_code_lines("d", RUNS) == []
     assert older_code_lines("d", runs) == [
-        "a on d, seeds 0, 2: made by older code: x.py, y.py, z.py",
-        "b on d, seed 1: made by older code: x.py",
+        "a on d, seeds 0, 2: made by other code: x.py, y.py, z.py",
+        "b on d, seed 1: made by other code: x.py",
     ]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from dml_core.errors import TrackingError
 from dml_core.training.history import Progress
-from tasks.tracking import tracker as tracker_module
-from tasks.tracking.tracker import LiveCurves
+from tasks.tracking import live as live_module
+from tasks.tracking.live import LiveCurves
 
 
 class Tracker:
@@ -43,7 +43,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(tracker_module, "time", made)
+    monkeypatch.setattr(live_module, "time", made)
     return made
 
 
@@ -99,8 +99,8 @@ def test_system_metrics_are_watched_where_asked_until_the_run_ends_or_the_server
         def finish(self) -> None:
             watched.append("finish")
 
-    monkeypatch.setattr(tracker_module, "SystemMetricsMonitor", Monitor)
-    monkeypatch.setattr(tracker_module, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(live_module, "SystemMetricsMonitor", Monitor)
+    monkeypatch.setattr(live_module, "SECONDS_BETWEEN", 0.0)
     LiveCurves(Tracker(), "c", "i", "spec")(epoch(0))
     assert not watched, "not asked for"
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")

@@ -60,6 +60,7 @@ from tasks.sealed import NewerFormatError
 from tasks.storage import Store
 from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.tracking.child_run import PublishedRun, experiment_name, process_tag
+from tasks.tracking.live import LiveCurves
 from tasks.tracking.outbox import keep_report, read_report
 from tasks.tracking.published import (
     comparable_runs,
@@ -73,7 +74,7 @@ from tasks.tracking.published import (
 )
 from tasks.tracking.registered import Registry, find_model, register_best
 from tasks.tracking.tags import Tag
-from tasks.tracking.tracker import LiveCurves, Tracker
+from tasks.tracking.tracker import Tracker
 from tasks.tracking.versions import Version, registered_name, registered_versions
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, SYNTHETIC_OPTIONS, small_training
@@ -131,7 +132,7 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
 @pytest.fixture
 def tracker(tmp_path: Path, store: Store, mlflow_database: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     """A tracker with an empty database, whose curves are sent at once."""
-    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
     shutil.copy(mlflow_database, tmp_path / "mlflow.db")
     return Tracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, store)
 
@@ -326,6 +327,21 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
     history = client.get_metric_history(run_id, "epoch/loss")
     assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
+
+
+def test_a_run_whose_step_failed_is_failed_in_mlflow_until_it_is_retried(tracker: Tracker, report: RunReport) -> None:
+    def train() -> str:
+        LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+        return statuses(tracker)["d / softtriple / seed 0"]
+
+    tracker.end_failed(COMPARISON, report.identity)  # before it was in MLflow
+    assert train() == "RUNNING"
+    tracker.end_failed(COMPARISON, report.identity)
+    tracker.publish(comparison())
+    assert statuses(tracker)["d / softtriple / seed 0"] == "FAILED"
+    assert train() == "RUNNING"
+    assert tracker.publish(report) is not None
+    assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
 
 
 def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(tracker: Tracker, report: RunReport) -> None:
@@ -551,9 +567,7 @@ def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_
     """After an edit of a loss and a run of seed 0, the mean had seeds of both codes without a word."""
 
     def run(seed: int, recall: float) -> RunReport:
-        spec = spec_of(report).model_copy(update={"seed": seed})
-        scored = identities.step_identities(spec, report.dataset)["evaluate"]
-        return other(tracker, report, identities.identity_in(COMPARISON, scored), report.variant, seed, recall)
+        return other(tracker, report, real_identity(report, seed), report.variant, seed, recall)
 
     def publish(one: RunReport) -> None:
         Tracker(tracker.uri, tmp_path, store).publish(one)  # each in a process of its own, as after an edit
@@ -568,11 +582,43 @@ def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_
     with pytest.MonkeyPatch.context() as edit:
         edit.setattr(identities, "source_digest", lambda modules: "edited")
         publish(run(0, 0.9))
-        assert remarks() == ["softtriple on d, seeds 1, 2: made by older code: files not recorded"]
+        assert remarks() == ["softtriple on d, seeds 1, 2: made by other code: files not recorded"]
         publish(run(1, 0.9))
-        assert remarks() == ["softtriple on d, seed 2: made by older code: files not recorded"]
+        assert remarks() == ["softtriple on d, seed 2: made by other code: files not recorded"]
     publish(before[0])  # the edit is undone
-    assert remarks() == ["softtriple on d, seed 1: made by older code: files not recorded"]
+    assert remarks() == ["softtriple on d, seed 1: made by other code: files not recorded"]
+
+
+@pytest.mark.parametrize("tag", [Tag.SEED, Tag.VARIANT, Tag.IDENTITY])
+def test_a_run_whose_tag_was_deleted_in_mlflow_is_left_out_with_a_warning_and_stops_nothing(
+    tracker: Tracker, report: RunReport, caplog: pytest.LogCaptureFixture, tag: str
+) -> None:
+    runs = [other(tracker, report, real_identity(report, seed), report.variant, seed, 0.5) for seed in range(2)]
+    edited, _ = (tracker.publish(run) for run in runs)
+    client = client_of(tracker)
+    tracker.publish(comparison())
+    (of_variant,) = client.search_runs([client.get_run(edited).info.experiment_id], f"tags.`{Tag.SUMMARY}` = '{COMPARISON}'")
+    client.delete_tag(edited, tag)
+    client.delete_tag(of_variant.info.run_id, Tag.VARIANT)
+    assert current_identities(tracker) - {""} == {runs[1].identity}, "so that the next flow publishes the other again"
+    assert (f"run {edited} in MLflow is left out: its tag dml.variant or dml.seed was deleted" in caplog.text) == (tag != Tag.IDENTITY)
+    for record in (runs[1], comparison()):
+        assert Tracker(tracker.uri, tracker._state, tracker._store).publish(record) is not None
+    again = tracker.publish(runs[0])
+    assert (again == edited) == (tag == Tag.SEED), "a seed is set again"
+    if tag == Tag.VARIANT:
+        client.delete_run(edited)  # as the warning says
+    assert current_identities(tracker) == {run.identity for run in runs}
+    caplog.clear()
+    assert tracker.publish(comparison()) is not None
+    assert not caplog.messages
+    assert variants_in_view(tracker)[report.variant]["num_seeds"] == 2
+
+
+def real_identity(report: RunReport, seed: int) -> str:
+    """Return the identity that the present code gives the report's run with another seed."""
+    scored = identities.step_identities(spec_of(report).model_copy(update={"seed": seed}), report.dataset)["evaluate"]
+    return identities.identity_in(COMPARISON, scored)
 
 
 def test_a_run_that_ran_again_with_other_scores_replaces_the_one_of_before(tracker: Tracker, report: RunReport) -> None:
@@ -891,6 +937,31 @@ def test_a_run_that_waits_is_replaced_by_a_newer_one_of_its_variant_and_seed(tra
     assert tracker.sync() == 1
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [newer]
     assert len(published_runs(tracker.uri, "d", "a table on d")) == 1
+
+
+@pytest.mark.parametrize("is_offline_again", [False, True])
+def test_a_record_that_waited_does_not_hide_a_run_that_was_published_meanwhile(
+    tracker: Tracker, report: RunReport, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_offline_again: bool
+) -> None:
+    away, hers = Tracker("http://127.0.0.1:9", tmp_path, store), Tracker(tracker.uri, tmp_path, store)
+    hers.outbox = tmp_path / "her outbox"
+    mine = {seed: other(tracker, report, f"mine-{seed}", "softtriple", seed, 0.5) for seed in range(3)}
+    before = hers.publish(other(tracker, report, "hers-2", "softtriple", 2, 0.4))
+    assert [away.publish(run) for run in mine.values()] == [None] * 3
+    time.sleep(0.01)
+    newer = hers.publish(other(tracker, report, "hers-0", "softtriple", 0, 0.4))
+    if is_offline_again:  # nothing ran, and every run is published again
+        assert away.publish(mine[0]) is None
+    caplog.clear()
+    assert tracker.sync() == 2
+    (line,) = [line for line in caplog.messages if "is not delivered" in line]
+    assert line.startswith(f"d / softtriple / seed 0: MLflow has a run of '{COMPARISON}' that was published after this record")
+    assert current_identities(tracker) == {"hers-0", "mine-1", "mine-2"}
+    assert before in {run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)}, "an older run is replaced"
+    assert newer in {run.info.run_id for run in all_runs(tracker)}
+    assert not list(tracker.outbox.glob("*.json"))
+    assert tracker.publish(mine[0]) is not None, "a command that runs it again"
+    assert current_identities(tracker) == {"mine-0", "mine-1", "mine-2"}
 
 
 def test_a_run_whose_packed_data_is_gone_keeps_no_other_from_being_delivered(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from tasks.runs.records import RunReport
 from tasks.storage import Store
+from tasks.tracking.live import LiveCurves
 from tasks.tracking.published import current_runs
-from tasks.tracking.tracker import LiveCurves, Tracker
+from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
 from tests.tasks.tracking.test_tracking import client_of, comparison, current_identities, made, other, spec_of, store, tracker  # noqa: F401
 
