@@ -32,6 +32,7 @@ from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
 from tasks.mirror import copy_objects
+from tasks.processes import kill_with_descendants
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import check_unused, warning_of_moved_classes
 from tasks.runs.specs import DatasetSpec, Params, load_params
@@ -359,15 +360,19 @@ def run_dvc(project: Project, *arguments: str) -> str:
     if {"{", "}"} & {*str(project.root)}:
         raise DataError(f"{project.root}: DVC fails in a folder whose path has braces; rename it")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"} | _without_git(project)
-    ran = subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False
-    )
+    command, pipe = [sys.executable, "-m", "dvc", *arguments], subprocess.PIPE
+    with subprocess.Popen(command, cwd=project.root, env=environment, stdout=pipe, stderr=pipe, text=True) as ran:
+        try:
+            printed, errors = ran.communicate()
+        except BaseException:  # an interrupt, or Prefect cancels the flow: the command of a stage would continue without DVC
+            kill_with_descendants(ran)
+            raise
     if ran.returncode != 0:
-        error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*)?)", ran.stdout + ran.stderr, re.MULTILINE)  # a second line after a colon
+        error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*)?)", printed + errors, re.MULTILINE)  # a second line after a colon
         reason = " ".join(error[1].split()) if error else f"exit code {ran.returncode}"
         remedy = "; copy the hidden folder .dvc of the repository into the project" if "not inside of a DVC repository" in reason else ""
         raise DataError(f"dvc {' '.join(arguments)} failed: {reason}{remedy}")
-    return ran.stdout
+    return printed
 
 
 def _without_git(project: Project) -> dict[str, str]:

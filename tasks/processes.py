@@ -9,6 +9,7 @@ ends the remaining processes.
 import contextlib
 import os
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,14 @@ def kill_children(names: Mapping[str, str]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     psutil.wait_procs(children, KILL_SECONDS)
+
+
+def kill_with_descendants(process: "subprocess.Popen[str]") -> None:
+    """Kill a process and all that it has started, and wait for its end."""
+    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
 
 
 def _named_children(names: Mapping[str, str]) -> Iterator[tuple[psutil.Process, str]]:

@@ -4,12 +4,17 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import boto3
+import psutil
 import pytest
 import yaml
 from PIL import Image
@@ -90,6 +95,38 @@ def test_a_copy_of_the_project_without_hidden_folders_is_told_what_it_lacks(tmp_
         DataError, match=r"dvc status failed: .*not inside of a DVC repository.*; copy the hidden folder \.dvc of the repos"
     ):
         run_dvc(environment.Project(tmp_path, tmp_path / "state", "", ""), "status")
+
+
+def test_what_dvc_has_started_ends_with_a_flow_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect cancels a flow by a signal to its process alone, whose handler raises an exception."""
+    (tmp_path / ".git").mkdir()
+    dvc, stage = tmp_path / "bin/dvc", tmp_path / "stage"
+    dvc.parent.mkdir()
+    dvc.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > '{stage}.new'\nmv '{stage}.new' '{stage}'\nwait\n")
+    dvc.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dvc))
+    project, caller = environment.Project(tmp_path, tmp_path / "state", "", ""), os.getpid()
+
+    def cancel() -> None:
+        while not stage.exists():
+            time.sleep(0.01)
+        os.kill(caller, signal.SIGUSR1)
+
+    def cancelled(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, cancelled)
+    try:
+        threading.Thread(target=cancel).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_dvc(project, "repro")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    number = int(stage.read_text())
+    until = time.monotonic() + 60
+    while psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -412,6 +449,7 @@ def test_a_lock_that_is_a_link_into_an_empty_volume_is_written_there(
     shutil.rmtree(folder / "data")
     (folder / "dvc.lock").symlink_to("state/dvc.lock")
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     update_dataset(find_project(), "synthetic")
     assert "prepare@synthetic" in (folder / "state" / "dvc.lock").read_text()
     assert (folder / "dvc.lock").is_symlink()
