@@ -34,7 +34,7 @@ def list_(
 ) -> None:
     """List trained networks, highest validation Recall@1 first.
 
-    Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Runs that older code made are named,
+    Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Runs that other code made are named,
     with the source files that have changed. Also lists the versions in MLflow's registry. Other commands take a table's network by its
     identity.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],
-    typer.Option("--code", help="Steps whose code has changed: strict runs them again, keep reuses and marks the results of older code."),
+    typer.Option("--code", help="Steps whose code has changed: strict runs them again, keep reuses and marks the results of other code."),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -172,7 +172,7 @@ def _rows(summaries: Summaries, comparison: Comparison | None, older_code: Mappi
         name, first, *others = variant, *(str(metrics[column]) for column in columns)
         if compared and variant in compared.best_set:
             name, first = f"**{name}**", f"**{first}**"
-        name += " (older code)" if variant in older_code else ""
+        name += " (other code)" if variant in older_code else ""
         rows.append([name, first, *others, *([compared.beside(variant)] if compared else [])])
     return rows
 

@@ -194,7 +194,7 @@ def _provenances(state: Path) -> Iterator[tuple[Path, Provenance]]:
 
 def made_by_older_code(files: Iterable[str]) -> str:
     """Return the remark of every report about results that `--code keep` reused."""
-    return f"made by older code: {', '.join(files)}"
+    return f"made by other code: {', '.join(files)}"
 
 
 def _provenance_path(state: Path, step: StepIdentity) -> Path:

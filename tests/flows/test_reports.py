@@ -118,7 +118,7 @@ def test_a_row_of_older_code_has_the_files_of_all_seeds(services: Services) -> N
     files = [("b.py",), (), ("a.py", "b.py")]
     runs = [replace(outcome(spec), older_code=of_run) for spec, of_run in zip(specs("softmax", seeds=(0, 1, 2)), files, strict=True)]
     for outcomes in (runs, runs[::-1]):
-        assert "\nsoftmax: made by older code: a.py, b.py.\n" in conclude(services, outcomes).page
+        assert "\nsoftmax: made by other code: a.py, b.py.\n" in conclude(services, outcomes).page
 
 
 def test_a_part_and_one_with_other_settings_leave_two_whole_reports(services: Services) -> None:

@@ -90,7 +90,7 @@ def test_runs_of_older_code_are_named_with_the_files_that_have_changed(
         models.list_(None)
     finally:
         shutil.rmtree(project.state / "made")
-    assert "\nown/good/0: made by older code: dml_core/losses/edited.py\n" in capsys.readouterr().out
+    assert "\nown/good/0: made by other code: dml_core/losses/edited.py\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -96,8 +96,8 @@ def test_a_removed_variant_is_removed_from_dvc_s_metrics(tmp_path: Path) -> None
 def test_a_row_that_older_code_made_is_marked_with_the_files(tmp_path: Path) -> None:
     runs = [run("a", 0, 0.25), run("b", 0, 0.1)]
     text = write_report("title", runs, tmp_path, {"a": ["dml_core/losses/a.py", "dml_core/training/loop.py"]})
-    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == ["variant", "a (older code)", "b"]
-    assert "\na: made by older code: dml_core/losses/a.py, dml_core/training/loop.py.\n" in text
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == ["variant", "a (other code)", "b"]
+    assert "\na: made by other code: dml_core/losses/a.py, dml_core/training/loop.py.\n" in text
     assert (tmp_path / "metrics/a.json").is_file()
 
 

@@ -188,9 +188,9 @@ def test_older_code_behind_a_mean_is_named_also_if_the_shown_seed_is_current(mad
     for runs, says in ((older, "softmax (seeds 1, 2)"), (tuple(replace(run, is_current=False) for run in older), "all of them")):
         folder = tmp_path / says[:3]
         write_look(project, replace(selected, runs=runs), "softmax", folder, "pca", quiet)
-        assert [note.text for note in page(folder / "index.html").all("p", "note")][:1] == [f"Made by older code: {says}."]
+        assert [note.text for note in page(folder / "index.html").all("p", "note")][:1] == [f"Made by other code: {says}."]
     heads = [head.text for head in page(tmp_path / "sof" / "run-00-softmax.html").all("th")]
-    assert "over 3 seeds, 2 made by older code" in heads
+    assert "over 3 seeds, 2 made by other code" in heads
     assert not [note for note in page(tmp_path / "sof" / "run-00-softmax.html").all("p", "note") if "Made by" in note.text]
 
 

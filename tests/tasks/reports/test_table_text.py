@@ -109,7 +109,7 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     assert "- refuted: Ours is below 0.5." in page
     assert "- 1 claim undecided: runs or scores missing" in page
     assert "as_published, 3 seeds, 1 of 3 runs made by other code" in page
-    assert "- Ours, as_published: made by older code: dml_core/losses/a.py." in page
+    assert "- Ours, as_published: made by other code: dml_core/losses/a.py." in page
     assert "\n- Ours: FAILED, as_released, sop, seed 1: no memory | left\n" in page
 
 

@@ -69,7 +69,7 @@ def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_pa
     assert first.identity != second.identity
     assert first.settings == second.settings
     assert list(finished_identities(tmp_path, second).items()) == [(second.identity, ()), (first.identity, (LOSS,))]
-    assert made_by_older_code((LOSS,)) == f"made by older code: {LOSS}"
+    assert made_by_older_code((LOSS,)) == f"made by other code: {LOSS}"
     record_provenance(tmp_path, second)
     del code["dml_core/training/loop.py"]
     code["dml_core/training/steps.py"] = "loop"
