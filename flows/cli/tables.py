@@ -176,8 +176,8 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
     """Add runs that another project measured to this project's tables.
 
     Use it to share the seeds of a table between machines without a common store. Runs measured here with the
-    present settings and data are kept, and dml reproduce reuses the imported ones, except with --seeds auto. The table names runs with
-    other settings or data and leaves them out of its means; those with former settings are shown where no run has the present ones.
+    present settings, data and code are kept, and dml reproduce reuses the imported ones, except with --seeds auto. The table names runs
+    with other settings or data and leaves them out of its means; those with former settings are shown where no run has the present ones.
     Such runs replace no others than imported ones like them.
     """
     project = open_project()

@@ -18,6 +18,7 @@ from tasks.environment import Project, find_project, open_project, set_environme
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_among
+from tasks.plans.results import standing_seeds
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.finished import intact_record, parse_run_name
 from tasks.runs.identity import NETWORK_IDENTITY
@@ -98,11 +99,12 @@ def find_run(project: Project, text: str) -> TrainedRun:
     name = parse_run_name(text)
     if name is None or name.variant is None:
         raise ConfigError(f"{text}: does not name a trained network; expected {MODEL_FORMS}")
-    seeds = None if name.seed is None else (name.seed,)
-    specs = comparison_runs(load_params(project.params_file), name.dataset, (name.variant,), seeds)
+    params = load_params(project.params_file)
+    seeds = standing_seeds(project, params).get(name.dataset) if name.seed is None else (name.seed,)
+    specs = comparison_runs(params, name.dataset, (name.variant,), seeds)
     dataset = dataset_if_prepared(project, name.dataset)
     trained = [] if dataset is None else trained_among(project, ((spec, dataset) for spec in specs))
-    runs = {run.spec.seed: run for run in trained if seeds or run.scored}
+    runs = {run.spec.seed: run for run in trained if name.seed is not None or run.scored}
     if not runs:
         option = "" if name.seed is None else f" --seed {name.seed}"
         raise ConfigError(f"{text}: not trained here; train it: dml run {name.dataset} {name.variant}{option}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dml_core.config import check_known
 from tasks.data import dataset_if_intact
 from tasks.environment import Project
-from tasks.plans.results import load_result, runs_today
+from tasks.plans.results import load_result, runs_today, standing_seeds
 from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
@@ -46,7 +46,8 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
         check_known("dataset of the comparison", dataset, params.comparison.datasets)
     names = [name for name in params.comparison.datasets if dataset in (None, name)]
     records = [(name, record) for name in names if (record := dataset_if_intact(project, name)) is not None]
-    return [*trained_among(project, ((spec, record) for name, record in records for spec in runnable_runs(params, name)))]
+    seeds = standing_seeds(project, params)
+    return [*trained_among(project, ((spec, record) for name, record in records for spec in runnable_runs(params, name, seeds[name])))]
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:

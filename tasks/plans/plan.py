@@ -19,7 +19,7 @@ from tasks.sealed import DamagedError
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.result import facts_of, read_result
+from tasks.tables.result import facts_of, imported_runs, read_result
 from tasks.tables.runs import named_dataset, runs_of_tables
 
 Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
@@ -58,7 +58,7 @@ class LocalState:
     def imported(self, table: str) -> frozenset[Facts]:
         """Return the facts of a table's imported runs; none of a damaged result, which the next command that uses it rebuilds."""
         try:
-            return read_result(self.project, table).imported
+            return frozenset(imported_runs(self.project, read_result(self.project, table)))
         except DamagedError:
             return frozenset()
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +28,19 @@ from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sea
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, standing_table
-from tasks.tables.present import has_present_settings, spec_today, table_today
-from tasks.tables.result import FailedRun, MeasuredRun, Place, TableResult, facts_of, read_result, result_path, save_result
+from tasks.tables.present import has_present_settings, is_of_other_code, spec_today, table_today
+from tasks.tables.result import (
+    FailedRun,
+    MeasuredRun,
+    Place,
+    TableResult,
+    facts_of,
+    imported_path,
+    imported_runs,
+    read_result,
+    result_path,
+    save_result,
+)
 from tasks.tables.runs import named_dataset, runs_of_tables
 from tasks.wording import counted
 
@@ -82,6 +93,19 @@ def add_runs(
         save_result(project, result.updated(runs, failed, made))
 
 
+def standing_seeds(project: Project, params: Params) -> dict[str, list[int]]:
+    """Return dataset -> seeds of the standing comparison on it: those of params.yaml, then others that ran, as with `--seeds auto`.
+
+    Raises:
+        NewerFormatError, StoreError: as in `load_result`.
+    """
+    seeds = {dataset: dict.fromkeys(params.comparison.seeds) for dataset in params.comparison.datasets}
+    for dataset, seed in sorted((run.dataset, run.seed) for run in load_result(project, STANDING).runs):
+        if dataset in seeds:
+            seeds[dataset][seed] = None
+    return {dataset: [*of_dataset] for dataset, of_dataset in seeds.items()}
+
+
 def runs_today(project: Project, params: Params, result: TableResult) -> Iterator[tuple[RunSpec, DatasetRecord]]:
     """Yield, for each measured or failed run of a result, the run with today's settings and its dataset; none on one that is not prepared.
 
@@ -131,8 +155,9 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
 def import_result(project: Project, path: Path) -> str:
     """Add the runs that another project exported to this project's result of their table; return their number, in words.
 
-    A run with the present data and settings replaces one that has others. Otherwise runs measured here are kept, and those imported earlier
-    are replaced, unless only they have the present data and settings. `tasks.runs.comparable.select` decides which runs means use.
+    A run with the present data and settings replaces one that has others; where both or neither have them, one of today's code replaces one
+    of other code. Otherwise runs measured here are kept, and those imported earlier are replaced. `tasks.runs.comparable.select` decides
+    which runs means use.
 
     Raises:
         ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
@@ -156,8 +181,7 @@ def import_result(project: Project, path: Path) -> str:
         here = {run.place for run in result.runs if not run.is_imported}
         added = _replacing(project, params, table, result, exported.runs)
         result = result.updated([run.model_copy(update={"is_imported": True}) for run in added], (), result.made or exported.made)
-        imported = tuple(run for run in result.runs if run.is_imported)
-        write_sealed(_imported_path(project, exported.name), TableResult(name=exported.name, runs=imported))
+        _keep_imported(project, result, exported.runs)
         save_result(project, result)
     num_replaced = sum(run.place in here for run in added)
     num_kept = sum(run.place in here for run in exported.runs) - num_replaced
@@ -165,7 +189,7 @@ def import_result(project: Project, path: Path) -> str:
     says = [f"{exported.name}: {counted(len(added), 'run')} imported"]
     says += [f"{counted(num_replaced, 'outdated run')} measured here replaced"] * bool(num_replaced)
     says += [f"{counted(num_kept, 'run')} measured here kept"] * bool(num_kept)
-    says += [f"{counted(num_skipped, 'run')} with former data or settings skipped, imported ones with the present kept"] * bool(num_skipped)
+    says += [f"{counted(num_skipped, 'run')} with other data, settings or code skipped, imported ones of today kept"] * bool(num_skipped)
     return "; ".join([*says, f"show them with: dml tables show {exported.name}"])
 
 
@@ -177,13 +201,26 @@ def _replacing(project: Project, params: Params, table: TableFile, result: Table
     def is_present(run: MeasuredRun) -> bool:
         return has_present_settings(params, result.name, table, run, digests.get(run.dataset, run.digest))
 
+    def rank(run: MeasuredRun) -> tuple[bool, bool]:
+        return is_present(run), not is_of_other_code(run)
+
     def replaces(run: MeasuredRun) -> bool:
         other = in_place.get(run.place)
         if other is None:
             return True
-        return is_present(run) >= is_present(other) if other.is_imported else is_present(run) > is_present(other)
+        return rank(run) >= rank(other) if other.is_imported else rank(run) > rank(other)
 
     return [run for run in runs if replaces(run)]
+
+
+def _keep_imported(project: Project, result: TableResult, runs: Sequence[MeasuredRun]) -> None:
+    """Add imported runs to the copy of a table's imported ones; those in its result come last, as a later run in a place counts."""
+    path = imported_path(project, result.name)
+    before = read_or_set_aside(path, TableResult) or TableResult(name=result.name)
+    in_place = {run.facts: run for run in result.runs if run.is_imported}
+    others = {run.facts: run.model_copy(update={"is_imported": True}) for run in (*before.runs, *runs)}
+    kept = [run for facts, run in others.items() if facts not in in_place]
+    write_sealed(path, TableResult(name=result.name, runs=(*kept, *in_place.values())))
 
 
 @dataclass(frozen=True)
@@ -204,27 +241,36 @@ class Unmeasured:
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
 
+    An imported run whose place one with other settings or data has taken, as on another branch, gets it back.
+
     A damaged dataset counts as not prepared; whatever reads it names it.
 
     Raises:
         NewerFormatError, StoreError: as in `load_result`.
     """
-    imported = {name: load_result(project, name).imported for name in {str(spec.table) for spec in runs}}
+    results = {name: load_result(project, name) for name in {str(spec.table) for spec in runs}}
+    imported = {name: imported_runs(project, result) for name, result in results.items()}
     digests: dict[str, str | None] = dict.fromkeys(spec.dataset for spec in runs)
     for name in digests:
         with suppress(DataError):
             digests[name] = present_digest(project, name)
-    remaining, num_imported, unprepared = list[RunSpec](), Counter[str](), dict[str, None]()
+    remaining, reused, unprepared = list[RunSpec](), defaultdict[str, list[MeasuredRun]](list), dict[str, None]()
     for spec in runs:
         facts, of_table = facts_of(spec, digests[spec.dataset]), imported[str(spec.table)]
         if facts in of_table:
-            num_imported[str(spec.table)] += 1
+            reused[str(spec.table)].append(of_table[facts])
             continue
         remaining.append(spec)
         if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
     notes = [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in unprepared]
-    return Unmeasured(remaining, dict(num_imported), notes)
+    for name, of_table in reused.items():
+        in_place = {run.place: run for run in results[name].runs}
+        if displaced := [run for run in of_table if in_place.get(run.place) != run]:
+            with alone(_lock(project)):
+                result = _read_or_rebuild(project, name)
+                save_result(project, result.updated(displaced, (), result.made))
+    return Unmeasured(remaining, {name: len(of_table) for name, of_table in reused.items()}, notes)
 
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:
@@ -240,18 +286,13 @@ def _lock(project: Project) -> Path:
     return project.state / "tables" / ".lock"
 
 
-def _imported_path(project: Project, name: str) -> Path:
-    """Return the path of the copy of a table's imported runs, from which a damaged result gets them back: the store has none of them."""
-    return result_path(project, f"{name}.imported")
-
-
 def _read_or_rebuild(project: Project, name: str) -> TableResult:
     """Return the result; a damaged one is set aside and rebuilt. The caller holds the lock."""
     try:
         return read_result(project, name)
     except DamagedError as error:
         aside = move_damaged(result_path(project, name))
-        imported = read_or_set_aside(_imported_path(project, name), TableResult) or TableResult(name=name)
+        imported = read_or_set_aside(imported_path(project, name), TableResult) or TableResult(name=name)
         rebuilt = _rebuilt_runs(project, name, aside)
         result = imported.updated(rebuilt, (), None)
         if result.runs:

@@ -14,6 +14,7 @@ from dml_core.data.store.embedded import EmbeddedImages
 from dml_core.errors import ConfigError, DmlError, StoreError
 from tasks.data import dataset_if_prepared
 from tasks.environment import Project
+from tasks.plans.results import standing_seeds
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.finished import finished_scores, parse_run_name, run_identities
@@ -99,7 +100,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named} names a seed, and so does --seed; give one of them")
     dataset, is_run = name.dataset, name.variant is not None
     seed = seed if name.seed is None else name.seed
-    seeds = sorted({*params.comparison.seeds, *([] if seed is None else [seed])})
+    known = standing_seeds(project, params).get(dataset, params.comparison.seeds)
+    seeds = sorted({*known, *([] if seed is None else [seed])})
     runnable = [] if is_run else runnable_runs(params, dataset, seeds, overrides)
     specs = runnable or comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
     record, store = dataset_if_prepared(project, dataset), open_store(project)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dml_core.config import parse
 from dml_core.epochs import EPOCHS
 from dml_core.errors import ConfigError, DataError
+from dml_core.models.backbones.published import PUBLISHED
 from tasks.environment import Project
 from tasks.runs.comparable import Today, commonest, occurrences, present_digest, spec_settings
 from tasks.runs.identity import step_identities
@@ -42,13 +43,20 @@ def has_present_settings(params: Params, name: str, table: TableFile, run: Measu
 
 
 def is_of_other_code(run: MeasuredRun) -> bool:
-    """Return whether today's code, with the run's own settings and data, has another identity than the run."""
+    """Return whether today's code, with the run's own settings and data, has another identity than the run.
+
+    False also if that is unknown, as the run starts from a converted file of weights that is not on this machine.
+    """
     if run.digest is None:
         return True  # the code of that time did not record it
     values = run.model_dump(include={"variant", "seed", "training", "evaluation", "measurements"}) | {"dataset": run.project_dataset}
     record = DatasetRecord(name=run.project_dataset, folder="", digest=run.digest, counts={}, source="")
     try:
-        return step_identities(parse(RunSpec, values, "run"), record)["evaluate"] != run.identity
+        spec = parse(RunSpec, values, "run")
+        backbone = spec.training.model.backbone
+        start = PUBLISHED.get(backbone.name) if backbone.weights == "imagenet" else None
+        is_unknown = start is not None and start.sha256 is None and start.kept_sha256 is None
+        return not is_unknown and step_identities(spec, record)["evaluate"] != run.identity
     except ConfigError:
         return True  # today's code does not have these settings
 

@@ -163,11 +163,6 @@ class TableResult(Record):
         runs, failed = (tuple(run for run in some if run.variant not in NOT_THE_ROWS) for some in (self.runs, self.failed))
         return self.model_copy(update={"runs": runs, "failed": failed})
 
-    @property
-    def imported(self) -> frozenset[Facts]:
-        """Facts of the imported runs: a run with the same facts need not be measured here."""
-        return frozenset(run.facts for run in self.runs if run.is_imported)
-
     def updated(self, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> "TableResult":
         """Return the result with these runs in their places and the others unchanged."""
         measured = {run.place: run for run in (*self.runs, *runs)}
@@ -184,6 +179,22 @@ class TableResult(Record):
 def result_path(project: Project, name: str) -> Path:
     """Return the path of a table's result."""
     return project.state / "tables" / f"{name}.json"
+
+
+def imported_path(project: Project, name: str) -> Path:
+    """Return the path of the copy of all imported runs of a table, also of those whose places others have taken: the store has none."""
+    return result_path(project, f"{name}.imported")
+
+
+def imported_runs(project: Project, result: TableResult) -> dict[Facts, MeasuredRun]:
+    """Return the imported runs of a table by their facts: a run with the same facts need not be measured here.
+
+    Among them are those whose places runs with other settings or data have taken since.
+    """
+    copy = read_or_set_aside(imported_path(project, result.name), TableResult)
+    imported = [*(copy.runs if copy is not None else ()), *(run for run in result.runs if run.is_imported)]
+    own = {run.facts for run in result.runs if imported and not run.is_imported}
+    return {facts: run for run in imported if (facts := run.facts) not in own}
 
 
 def read_result(project: Project, name: str) -> TableResult:

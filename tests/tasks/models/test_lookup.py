@@ -36,12 +36,32 @@ from tasks.models import lookup
 from tasks.models.listing import list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
+from tasks.plans.results import add_runs
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.identity import train_step
 from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.tuned import STANDING
 from tasks.storage import Store
+from tasks.tables.result import MeasuredRun
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import PARAMS, make_run
+
+
+def test_a_seed_that_ran_beside_those_of_params_is_listed_and_found(project: Project, tmp_path: Path) -> None:
+    """As after `--seeds auto`: MLflow's `@best` is chosen among all seeds."""
+    runs = comparison_runs(load_params(project.params_file), "own", ["good"])
+    shutil.copytree(project.root, tmp_path / "copy")
+    few = Project(tmp_path / "copy", tmp_path / "copy/state", str(tmp_path / "copy/state/store"), "")
+    few.params_file.write_text(yaml.safe_dump(merge(PARAMS, {"comparison": {"seeds": [0]}})))
+    first, other = (train_step(spec, read_dataset(project, "own")).identity for spec in runs)
+    assert [run.spec.seed for run in trained_runs(few) if run.spec.variant == "good"] == [0]
+    assert run_of(few, other) is None
+    measured = MeasuredRun.of(runs[1], make_run(project, runs[1]).scores, read_dataset(project, "own").digest)
+    add_runs(few, STANDING, [measured], (), None)
+    assert [run.spec.seed for run in trained_runs(few) if run.spec.variant == "good"] == [0, 1]
+    assert run_of(few, other) is not None
+    shutil.rmtree(Path(few.store) / "train" / first)
+    assert find_run(few, "own/good").trained == other
 
 
 @pytest.fixture(scope="module")

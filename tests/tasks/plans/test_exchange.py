@@ -8,6 +8,7 @@ from statistics import mean
 import pytest
 from typer.testing import CliRunner
 
+from dml_core.config import parse
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DmlError, StoreError
 from flows.cli.app import app
@@ -16,10 +17,12 @@ from tasks.environment import Project
 from tasks.plans.plan import plan_tables
 from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, export_result, import_result, load_result, unmeasured_runs
+from tasks.runs.identity import step_identities
+from tasks.runs.specs import RunSpec
 from tasks.sealed import DamagedError, NewerFormatError, write_sealed
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.present import table_today
+from tasks.tables.present import is_of_other_code, table_today
 from tasks.tables.result import MeasuredRun, TableResult, result_path
 from tasks.tables.runs import runs_of_tables
 from tasks.tables.shown import ShownTable
@@ -123,7 +126,7 @@ def test_runs_on_other_images_or_with_former_settings_do_not_replace_imported_on
     import_result(project, theirs)
     write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=tuple(changed(project, seed, 0.9, changes) for seed in (1, 7))))
     says = CliRunner().invoke(app, ["tables", "import", str(tmp_path / "given.json")]).stdout
-    skipped = "1 run with former data or settings skipped, imported ones with the present kept"
+    skipped = "1 run with other data, settings or code skipped, imported ones of today kept"
     assert says == f"{TABLE}: 1 run imported; {skipped}; show them with: dml tables show {TABLE}\n"
     assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
     assert requested(project)[0] == [3]
@@ -142,6 +145,44 @@ def test_runs_with_former_settings_are_replaced_by_those_with_the_present(projec
     assert ": 3 runs imported" in import_result(project, theirs)
     assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
     assert shown(project).left_out == ()
+
+
+def of_today(project: Project, seed: int, score: float) -> MeasuredRun:
+    """Return a run as `measured`, made by today's code."""
+    (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(seed,)))
+    identity = plan.runs[0].identities["evaluate"]
+    return measured(project, seed, score, identity=identity, figures=f"evaluate/{identity}")
+
+
+def test_a_run_of_today_s_code_replaces_one_of_other_code_and_not_the_reverse(project: Project, theirs: Path, tmp_path: Path) -> None:
+    """The file of a third project may have runs that the second has measured again after a fix."""
+    add_runs(project, TABLE, [measured(project, 1, 0.3), of_today(project, 2, 0.4)], (), "ours")
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=tuple(of_today(project, seed, 0.9) for seed in (0, 1))))
+    assert ": 2 runs imported; 1 outdated run measured here replaced; show" in import_result(project, tmp_path / "given.json")
+    skipped = "2 runs with other data, settings or code skipped, imported ones of today kept"
+    assert f": 0 runs imported; 1 run measured here kept; {skipped}; show" in import_result(project, theirs)
+    assert values(project) == pytest.approx({0: 90.0, 1: 90.0, 2: 40.0})
+
+
+@pytest.mark.parametrize("later", ["another import", "nothing"])
+def test_an_imported_run_is_reused_again_after_one_with_other_settings_took_its_place(
+    project: Project, theirs: Path, tmp_path: Path, later: str
+) -> None:
+    """A branch with other settings measures the row, and the next command runs on the first branch again."""
+    import_result(project, theirs)
+    on_branch = changed(project, 1, 0.9, {"training": {"num_epochs": 1}})
+    add_runs(project, TABLE, [on_branch], (), "ours")
+    if later == "another import":
+        write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(measured(project, 7, 0.7),)))
+        import_result(project, tmp_path / "given.json")
+    assert planned(project) == {0: "reused", 1: "reused", 2: "reused", 3: "run"}
+    assert requested(project)[0] == [3]
+    expected = {0: 60.0, 1: 61.0, 2: 62.0} | ({7: 70.0} if later == "another import" else {})
+    assert values(project) == pytest.approx(expected)
+    DAMAGE["cut"](result_path(project, TABLE))
+    assert values(project) == pytest.approx(expected)
+    add_runs(project, TABLE, [measured(project, 1, 0.2)], (), "ours")
+    assert requested(project)[0] == [1, 3], "a run measured here is not replaced"
 
 
 @pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
@@ -260,6 +301,27 @@ def test_runs_of_other_code_are_marked_so_whichever_project_measured_them(projec
             result = TableResult(name=TABLE, runs=tuple(run.model_copy(update={"is_imported": is_imported}) for run in some))
             (line,) = (line for row in shown_table(TABLE, load_table(TABLE), result).rows for line in row.lines)
             assert line.label == ", ".join(["as_published", *(word for word in words if is_imported or "imported" not in word)])
+
+
+def test_without_the_converted_weights_that_it_starts_from_no_code_is_called_other(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hash is part of the identity, which is unknown on a machine without the file."""
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
+    weights = tmp_path / "inception_v1_2016_08_28.pth"
+    run = measured(project, 0, 0.5)
+    run.training["model"]["backbone"] |= {"name": "inception_v1", "weights": "imagenet"}
+    run.training["transform"]["scaling"] = "minus-one-one"
+    settings = {"dataset": "cub200", "variant": run.variant, "seed": 0, "training": run.training, "evaluation": run.evaluation}
+    spec = parse(RunSpec, settings, "run")
+    weights.write_bytes(b"converted")
+    record = look(project).dataset("cub200", load_table(TABLE))
+    run = run.model_copy(update={"identity": step_identities(spec, record)["evaluate"]})
+    assert not is_of_other_code(run)
+    weights.write_bytes(b"another")
+    assert is_of_other_code(run)
+    weights.unlink()
+    assert not is_of_other_code(run)
 
 
 def test_progress_counts_the_imported_runs_that_are_reused_whatever_code_made_them(project: Project, theirs: Path, tmp_path: Path) -> None:

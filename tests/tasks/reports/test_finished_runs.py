@@ -12,13 +12,16 @@ from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
+from tasks.plans.results import add_runs
 from tasks.reports.finished_runs import NotRunError, choose, open_sides
 from tasks.runs import identity
 from tasks.runs.best import VALIDATION
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import step_identities
-from tasks.runs.records import CheckpointRecord, EmbeddingRecord, ScoreRecord, describe_folder, hash_of_files
+from tasks.runs.records import CheckpointRecord, EmbeddingRecord, MetricRecord, ScoreRecord, describe_folder, hash_of_files
 from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tasks.runs.tuned import STANDING
+from tasks.tables.result import MeasuredRun
 from tests.tasks.reports.made_up_runs import SEEDS, TRIPLET, make_project
 
 Made = tuple[Project, Params]
@@ -98,6 +101,16 @@ def test_a_damaged_run_is_named_and_hides_no_other(own: Made, caplog: pytest.Log
     assert {record.getMessage().partition(": ")[0] for record in caplog.records} == {str(path)}
     with pytest.raises(NotRunError, match=r"finished seeds: 0, 2.; run dml reproduce --dataset photos --variant softmax --seed 1"):
         choose(*own, "photos/softmax/1")
+
+
+def test_seeds_that_ran_beside_those_of_params_count(own: Made) -> None:
+    """As after `--seeds auto`: `dml compare` has them, too."""
+    project, params = own
+    few = params.model_copy(update={"comparison": params.comparison.model_copy(update={"seeds": SEEDS[:1]})})
+    assert {run.spec.seed for run in choose(project, few, "photos/softmax").runs} == {SEEDS[0]}
+    scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={})
+    add_runs(project, STANDING, [MeasuredRun.of(spec_of(own, seed=seed), scores, "d") for seed in SEEDS[1:]], (), None)
+    assert [run.spec.seed for run in choose(project, few, "photos/softmax").runs] == list(SEEDS)
 
 
 def test_a_variant_that_is_not_tuned_yet_hides_no_finished_run(made: Made) -> None:
