@@ -84,6 +84,24 @@ def test_n_pairs_is_sohn_s_loss_with_its_norm_regulariser():
     torch.testing.assert_close(total, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("num_classes", "num_each"), [(3, 3), (4, 2), (2, 4)])
+def test_smooth_ap_is_equation_5_of_brown_et_al_for_as_many_classes_as_images_of_each_alone(num_classes, num_each):
+    """1 - mean AP, with ranks by sigmoids. Other batches than n by n are divided at wrong places, and `tasks.checks` refuses them."""
+    x, y = random_batch()[0].tolist()[: num_classes * num_each], [place // num_each for place in range(num_classes * num_each)]
+    terms = []
+    for q, label in enumerate(y):
+        similar = [dot(unit(x[q]), unit(other)) for other in x]
+        same = [i for i in range(len(y)) if y[i] == label]
+
+        def rank(i, among, similar=similar):
+            return 1 + sum(1 / (1 + e((similar[i] - similar[j]) / 0.1)) for j in among if j != i)
+
+        terms.append(1 - mean(rank(i, same) / rank(i, range(len(y))) for i in same))
+    loss = build_loss("pml:SmoothAPLoss", {"temperature": 0.1}, num_classes, DIM)
+    total = float(loss(torch.tensor(x, dtype=torch.float64), torch.tensor(y)).total)
+    assert (total == pytest.approx(mean(terms), abs=1e-6)) == (num_classes == num_each)
+
+
 def test_a_miner_and_a_distance_come_by_name():
     options = {"margin": 0.3, "miner": {"name": "BatchHardMiner"}, "distance": {"name": "LpDistance", "power": 2}}
     loss = build_loss("pml:TripletMarginLoss", options, NUM_CLASSES, DIM)
