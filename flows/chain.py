@@ -8,7 +8,7 @@ shared by several chains runs once: chains of one flow wait for the same task, a
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -43,14 +43,13 @@ from tasks.runs.records import (
     RunReport,
     ScoreRecord,
     StepRecord,
-    check_unchanged,
     describe_folder,
     hash_of_files,
     read_scores,
 )
+from tasks.runs.replaced_data import of_same_data
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
 from tasks.scores.earlier_figures import CONTENT
-from tasks.storage import Store
 from tasks.tracking.live import LiveCurves
 from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
@@ -256,7 +255,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
                 services.display(spec.title, message)
                 live(message)
 
-            with _of_same_data(dataset, store, key), contextlib.closing(live):
+            with of_same_data(dataset, partial(store.clear, key)), contextlib.closing(live):
                 facts = group.run(_job("train", spec, dataset, key, "", services, lock), watch, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
@@ -278,7 +277,7 @@ def embed(
         services.display.step(spec.title, "embedding")
         store.clear(key)
         with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.anew, waits=True) as meter:
-            with _of_same_data(dataset, store, key):
+            with of_same_data(dataset, partial(store.clear, key)):
                 facts = group.run(_job("embed", spec, dataset, checkpoint.key, key, services, lock), lambda _: None, meter.workers)
             files = describe_folder(store.pull(key))
             facts |= services.meter.facts(meter)
@@ -315,7 +314,7 @@ def evaluate(
             limit_threads(max(1, num_cores() // SCORED_AT_ONCE))
             of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, config.epoch)
             history, facts = read_history(trained), dict[str, Any]()
-            with _of_same_data(dataset, store, key):
+            with of_same_data(dataset, partial(store.clear, key)):
                 measured = measure_run(spec.measurements, *of) if spec.measurements else {}
                 metrics = evaluate_run(config, spec.seed, history, extracted, folder, measured)
                 if spec.trial is None:  # a search scores hundreds of runs
@@ -361,22 +360,6 @@ def publish(
     )
     with services.meter.phase("publish"):
         return services.tracker.publish(report)
-
-
-@contextlib.contextmanager
-def _of_same_data(dataset: DatasetRecord, store: Store, key: str) -> Iterator[None]:
-    """Remove the body's output under `key` if the dataset was prepared again with other images, before or meanwhile.
-
-    Raises:
-        DataError: it was.
-    """
-    check_unchanged(dataset)
-    yield
-    try:
-        check_unchanged(dataset)
-    except DataError:
-        store.clear(key)
-        raise
 
 
 def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services: Services) -> float | None:

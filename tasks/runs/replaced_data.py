@@ -4,7 +4,7 @@ The locks of such flows are next to the packed data, which the copies of `dml ve
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
@@ -13,6 +13,7 @@ from dml_core.data.store.info import MANIFEST_FILE
 from dml_core.errors import DataError, printable
 from tasks.environment import Project
 from tasks.locks import RUNNING, FileLock, running, running_since
+from tasks.runs.records import DatasetRecord, check_unchanged
 
 MAX_NAMED = 5  # classes in a warning
 logger = logging.getLogger(__name__)
@@ -43,6 +44,22 @@ def check_unused(project: Project, name: str) -> None:
 
 def _folder(project: Project, name: str) -> Path:
     return project.packed(name).parent / f".{name}.users"
+
+
+@contextmanager
+def of_same_data(dataset: DatasetRecord, clear: Callable[[], object]) -> Iterator[None]:
+    """Clear the body's output if a dataset was prepared again with other images meanwhile, by something that does not ask for its users.
+
+    Raises:
+        DataError: it was, or before the body.
+    """
+    check_unchanged(dataset)
+    yield
+    try:
+        check_unchanged(dataset)
+    except DataError:
+        clear()
+        raise
 
 
 @contextmanager
