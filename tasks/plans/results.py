@@ -264,13 +264,13 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
         if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
     notes = [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in unprepared]
-    for name, of_table in reused.items():
+    for name, imports in reused.items():
         in_place = {run.place: run for run in results[name].runs}
-        if displaced := [run for run in of_table if in_place.get(run.place) != run]:
+        if displaced := [run for run in imports if in_place.get(run.place) != run]:
             with alone(_lock(project)):
                 result = _read_or_rebuild(project, name)
                 save_result(project, result.updated(displaced, (), result.made))
-    return Unmeasured(remaining, {name: len(of_table) for name, of_table in reused.items()}, notes)
+    return Unmeasured(remaining, {name: len(imports) for name, imports in reused.items()}, notes)
 
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:
