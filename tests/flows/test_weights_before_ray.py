@@ -127,13 +127,16 @@ def test_of_several_datasets_one_that_cannot_be_prepared_fails_its_own_runs(at_h
     monkeypatch.setattr(reproduce, "_prepare", prepared)
     monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: at_hand)
     monkeypatch.setattr(reproduce, "run_chains", lambda runs, *_: ([run.dataset for run in runs], ["a run's failure"]))
+    monkeypatch.setattr(
+        reproduce, "search_notes", lambda params, runs, prepared: [f"searched on other images of {name}" for name in prepared]
+    )
     damaged = spec.model_copy(update={"training": spec.training.without_weights()})
     runs = [damaged, damaged.model_copy(update={"dataset": "sop"}), damaged.model_copy(update={"seed": 1})]
     unprepared: dict[str, DataError] = {}
     assert reproduce._prepare_all(runs, None, services, unprepared) == {"sop": RECORD}
     assert list(unprepared) == ["cub200"]
     assert started == services.workers.expected == [3 if at_hand else 1], "Ray starts while datasets that are at hand are updated"
-    assert lines == ["cub200 cannot be prepared, so its runs fail: cub200: damaged"]
+    assert lines == ["cub200 cannot be prepared, so its runs fail: cub200: damaged", "note: searched on other images of sop"]
     outcomes, failures = reproduce._run_prepared(runs, {"sop": RECORD}, unprepared, services)
     assert outcomes == ["sop"]
     assert [(failure.spec.seed, failure.reason) for failure in failures[:-1]] == [(0, "cub200: damaged"), (1, "cub200: damaged")]
