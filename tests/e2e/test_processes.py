@@ -109,6 +109,7 @@ def test_a_run_is_reached_by_nobody_else_and_ends_with_its_gcs(project: Project,
     run.freeze_in_the_middle()
     nothing_listens_beyond_this_machine(run)
     nobody_submits_work_without_the_token(run)
+    other_images_do_not_replace_those_of(run, project)
     (gcs,) = run.named("gcs/gcs_server")
     gcs.kill()
     run.ends(2, "error: Ray's GCS (gcs_server) died", within_seconds=15)
@@ -170,6 +171,18 @@ def damage_much(state: Path) -> None:
     (kept,) = [path for path in (state / "prefect/storage").iterdir() if "EmbeddingRecord" in path.read_text()]
     cut(kept)
     garble(state / "prefect/prefect.db")
+
+
+def other_images_do_not_replace_those_of(run: Disturbed, project: Project) -> None:
+    """Start what packs other images while the run trains, each with an exit code for its failure, in another project's state."""
+    one, other = sorted((project.root / "data/raw/synthetic").rglob("*.jpg"))[:2]
+    before, packed = one.read_bytes(), contents(project.root / "data/packed")
+    one.write_bytes(other.read_bytes())
+    for command, code in ((("dvc", "repro", "prepare@synthetic"), 255), (("dml", "reproduce", "--dataset", "synthetic"), 2)):
+        printed = project.run(*command, code=code, DML_STATE=str(run.state.with_name("other")))
+        assert re.search(r"synthetic: in use by process \d+, whose runs would be lost", printed), printed
+    one.write_bytes(before)
+    assert contents(project.root / "data/packed") == packed
 
 
 def nothing_listens_beyond_this_machine(run: Disturbed) -> None:
