@@ -30,26 +30,31 @@ PORTS = (
 
 
 @contextmanager
-def loopback_cluster(num_cpus: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a cluster of one node; yield its address and its first process, of which all others are descendants."""
-    ports = dict(zip(PORTS, free_ports("127.0.0.1"), strict=False))
-    options: dict[str, object] = {
-        "node-ip-address": "127.0.0.1",
-        "num-cpus": num_cpus,
-        "include-dashboard": "false",
-        "min-worker-port": 0,
-        "max-worker-port": 0,
-    }
+def loopback_cluster(num_cpus: int, head: str | None = None) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a cluster of one node, or a node that joins the one with the address `head`.
+
+    Yields the address and the node's first process, of which all others are descendants.
+    """
+    ports = dict(zip(PORTS if head is None else PORTS[1:], free_ports("127.0.0.1"), strict=False))
+    options: dict[str, object] = {"node-ip-address": "127.0.0.1", "num-cpus": num_cpus, "min-worker-port": 0, "max-worker-port": 0}
     words = [f"--{name}={value}" for name, value in (ports | options).items()]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, str(ROOT / "infra/ray_on_loopback.py"), "start", "--head", "--block", "--no-monitor", *words]
+    command = [sys.executable, str(ROOT / "infra/ray_on_loopback.py"), "start", "--block", *words]
     environment = kept | SETTINGS | {"PYTHONPATH": str(ROOT)}
     with (
         tempfile.TemporaryDirectory(prefix="dml-ray-", dir="/tmp") as folder,
-        psutil.Popen([*command, f"--temp-dir={folder}"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process,
+        psutil.Popen(
+            [
+                *command,
+                *([f"--address={head}"] if head else ["--head", "--no-monitor", "--include-dashboard=false", f"--temp-dir={folder}"]),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        ) as process,
     ):
         try:
-            yield f"127.0.0.1:{ports['port']}", process
+            yield head or f"127.0.0.1:{ports['port']}", process
         finally:
             for child in process.children(recursive=True):
                 with suppress(psutil.NoSuchProcess):

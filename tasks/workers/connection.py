@@ -120,6 +120,15 @@ def is_one_machine() -> bool:
     return ray_cluster() is None or all(address.startswith(("127.", "::1")) for address in addresses)
 
 
+def node_resources(is_free: bool = False) -> list[dict[str, float]]:
+    """Return all or the free resources of each node except those that Ray is draining: nothing is started there."""
+    from ray._private.state import available_resources_per_node, state, total_resources_per_node
+
+    resources = available_resources_per_node() if is_free else total_resources_per_node()
+    leaving = state.get_draining_nodes()
+    return [amounts for node, amounts in resources.items() if node not in leaving]
+
+
 def stop_ray() -> None:
     """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
     while _to_end:

@@ -22,7 +22,7 @@ from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import Say, counted
-from tasks.workers.connection import RayGoneError, is_one_machine, reason_of
+from tasks.workers.connection import RayGoneError, is_one_machine, node_resources, reason_of
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
@@ -37,6 +37,7 @@ STARTING_SECONDS = 120.0  # to end a group that is starting: its controller can 
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
 IDLE_SECONDS = 60.0
+RESTART_SECONDS = 1800.0  # that a cluster has to bring back a node which the group needs
 WORKERS, TIMED = "the workers", "workers-timed"  # names of their start in `StartTimes`, and of the thread that measures it
 Watch = Callable[[Progress], None]
 Spent = Callable[[int, Cost], None]  # number of the attempt, what its workers have used so far
@@ -73,6 +74,7 @@ class WorkerGroup:
         self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
         self._error: BaseException | None = None
         self._num_workers = 0
+        self._was_large_enough = -RESTART_SECONDS
         self._threads: list[threading.Thread] = []  # all that wait for Ray
         self._idle = threading.Event()
         self._idle.set()
@@ -213,6 +215,7 @@ class WorkerGroup:
         self._held = None
         self._board = cast(Any, Board).options(scheduling_strategy=here).remote()
         self._num_workers = self._fitting_size()
+        self._is_large_enough()  # which is remembered while a node restarts
         folder = self._folder.absolute()
         on_a_cluster = ray_cluster() is not None
         meeting_file = folder / f"rendezvous-{uuid.uuid4()}"
@@ -312,12 +315,12 @@ class WorkerGroup:
     # ------------------------------------------------------------ workers that come and go
 
     def _wait_for_room(self) -> None:
-        """Wait until the cluster, if it is large enough, has room, or the group is closed. An autoscaler sees the request."""
+        """Wait until the cluster has room, while it is large enough and the group not closed. An autoscaler sees the request."""
         from ray.util import placement_group, remove_placement_group
 
         request = placement_group([self._placement.resources] * self._num_workers)
         try:
-            while not self._closed and self._num_workers <= self._num_places() and not request.wait(timeout_seconds=1):
+            while not self._closed and self._is_large_enough() and not request.wait(timeout_seconds=1):
                 pass
         finally:
             remove_placement_group(request)
@@ -327,12 +330,13 @@ class WorkerGroup:
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
         is_timeout = isinstance(getattr(self._error, "controller_failure", None), WorkerGroupStartupTimeoutError)
-        return is_timeout and ray_cluster() is not None and self._num_workers <= self._num_places()
+        return is_timeout and ray_cluster() is not None and self._is_large_enough()
 
-    def _num_places(self) -> int:
-        from ray._private.state import total_resources_per_node
-
-        return self._placement.num_places(_nodes_that_stay(total_resources_per_node()))
+    def _is_large_enough(self) -> bool:
+        """Return whether the cluster's nodes have places for the group, or had within half an hour: one may be restarting."""
+        if self._num_workers <= self._placement.num_places(node_resources()):
+            self._was_large_enough = time.monotonic()
+        return time.monotonic() - self._was_large_enough < RESTART_SECONDS
 
     def _make_way_if_there_is_room(self, job: Job) -> None:
         """Ask the group to end after a checkpoint if a larger one could do its job."""
@@ -356,9 +360,7 @@ class WorkerGroup:
 
     def _fitted(self) -> Placement:
         """Return the placement of an elastic run on the current machines and the same kind of device, with the flow's other groups."""
-        from ray._private.state import total_resources_per_node
-
-        nodes, last = _nodes_that_stay(total_resources_per_node()), self._placement
+        nodes, last = node_resources(), self._placement
         flow = self._scale.model_copy(update={"concurrent_runs": last.num_groups, "device": last.device})
         try:
             return replace(choose(flow, nodes), num_groups=last.num_groups)
@@ -366,17 +368,7 @@ class WorkerGroup:
             return replace(last, num_workers=self._scale.fewest_workers)
 
     def _num_free(self, placement: Placement) -> int:
-        from ray._private.state import available_resources_per_node
-
-        return placement.num_places(_nodes_that_stay(available_resources_per_node()))
-
-
-def _nodes_that_stay(resources: dict[str, dict[str, float]]) -> list[dict[str, float]]:
-    """Return the resources of each node except those that Ray is draining: nothing is started there."""
-    from ray._private.state import state
-
-    leaving = state.get_draining_nodes()
-    return [amounts for node, amounts in resources.items() if node not in leaving]
+        return placement.num_places(node_resources(is_free=True))
 
 
 def _serve(config: dict[str, Any]) -> None:
