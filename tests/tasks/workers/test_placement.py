@@ -309,6 +309,23 @@ def test_an_elastic_run_grows_only_where_its_workers_fit(
     assert workers._placement.num_cores == num_cores
 
 
+def test_a_cluster_that_has_lost_a_node_stays_large_enough_for_half_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale, now, nodes = ScaleSpec(num_workers=2), [5.0], {"first": {"CPU": 2.0}}
+    monkeypatch.setattr(state, "state", SimpleNamespace(get_draining_nodes=dict, disconnect=lambda: None))
+    monkeypatch.setattr(state, "total_resources_per_node", lambda: nodes)
+    monkeypatch.setattr(group.time, "monotonic", lambda: now[0])
+    workers = group.WorkerGroup(choose(scale, [{"CPU": 2.0}]), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+    workers._num_workers = 3
+    assert not workers._is_large_enough(), "it never was"
+    workers._num_workers = 2
+    assert workers._is_large_enough()
+    nodes.clear()
+    now[0] += 1799
+    assert workers._is_large_enough()
+    now[0] += 2
+    assert not workers._is_large_enough()
+
+
 @pytest.mark.parametrize(
     ("nodes", "scale", "num_threads", "is_one_machine"),
     [
@@ -326,6 +343,7 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head_and_none_has
     rendezvous: list[Any] = []
     monkeypatch.setattr("tasks.workers.board.Board", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None)))
     monkeypatch.setattr(group.WorkerGroup, "_time_start", lambda *_: None)
+    monkeypatch.setattr(group.WorkerGroup, "_is_large_enough", lambda *_: True)
     monkeypatch.setattr(
         "tasks.workers.rendezvous.Trainer",
         lambda serve, train_loop_config, backend_config, **_: (
