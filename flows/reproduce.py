@@ -23,7 +23,7 @@ from flows.request import REQUEST, DatasetName, Request, VariantName, requested_
 from flows.resolving import run_until_resolved
 from flows.reuse.step_cache import forget_failure
 from flows.reuse.written_reports import record_reports
-from flows.services import Services
+from flows.services import Services, if_server_answers
 from tasks.checks import check_parts, check_settings, is_at_hand, prepare_machine
 from tasks.data import read_packed
 from tasks.environment import Project, open_project, shown
@@ -93,10 +93,11 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
         reports = write_reports(runs, outcomes, failures, params, services)
         record_reports(reports, outcomes, params, services)
     _say_times(outcomes, services)
-    for report in reports:
-        create_markdown_artifact(report.page, key=report.key, description=report.title)
-    if project.tracking_uri.startswith("http"):
-        create_link_artifact(shown(project.tracking_uri), "MLflow", key="mlflow")
+    with if_server_answers("its page has not all reports"):
+        for report in reports:
+            create_markdown_artifact(report.page, key=report.key, description=report.title)
+        if project.tracking_uri.startswith("http"):
+            create_link_artifact(shown(project.tracking_uri), "MLflow", key="mlflow")
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports
@@ -239,7 +240,8 @@ def run(
     _say_times(outcomes, services)
     if failures:
         raise RunsFailedError(failures, 1, ())
-    create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)
+    with if_server_answers("its page has no scores"):
+        create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)
     return outcomes[0]
 
 

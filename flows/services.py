@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
@@ -164,11 +165,17 @@ def slots(num_workers: int, check_going_on: Callable[[], None]) -> Iterator[None
     try:
         yield
     finally:
-        try:
+        with if_server_answers(f"it takes back the slots of '{WORKERS_LIMIT}' within {LEASE_SECONDS} s"):
             held.close()
-        except Exception as error:  # noqa: BLE001 - the step is done, and would be retried
-            message = "%s while slots of '%s' were released: Prefect's server takes them back within %d s"
-            logger.warning(message, type(error).__name__, WORKERS_LIMIT, LEASE_SECONDS)
+
+
+@contextmanager
+def if_server_answers(otherwise: str) -> Iterator[None]:
+    """Log an error of Prefect's client in the body, with its consequence: it fails no step that is done, and no flow."""
+    try:
+        yield
+    except HTTPError as error:
+        logger.warning("Prefect's server does not answer (%s): %s", type(error).__name__, otherwise)
 
 
 def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:

@@ -23,7 +23,7 @@ from flows.outcomes import Outcome
 from flows.reports import artifact_key
 from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
-from flows.services import Services
+from flows.services import Services, if_server_answers
 from tasks.checks import prepare_machine
 from tasks.environment import Project, open_project
 from tasks.locks import FileLock
@@ -265,4 +265,5 @@ def _publish(tuned: Tuned, services: Services) -> None:
         is_search=True,
     )
     services.tracker.publish(report)
-    create_markdown_artifact(about, key=artifact_key("tuning", f"{search.table}-{search.row}"), description=search.title)
+    with if_server_answers("its page has no report of the search"):
+        create_markdown_artifact(about, key=artifact_key("tuning", f"{search.table}-{search.row}"), description=search.title)

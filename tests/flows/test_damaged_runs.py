@@ -235,7 +235,7 @@ def test_a_server_that_is_away_when_slots_are_released_fails_no_step(
     monkeypatch.setattr(_sync, "release_concurrency_slots_with_lease", release)
     with slots(1, lambda: None):
         pass
-    assert "ConnectError while slots of 'dml-workers' were released" in caplog.text
+    assert "(ConnectError): it takes back the slots of 'dml-workers' within 90 s" in caplog.text
 
 
 def test_a_run_that_waits_for_slots_ends_when_the_flow_stops(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:

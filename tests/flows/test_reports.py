@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 import flows.reports
@@ -218,7 +219,11 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
         "run_chains": lambda *_, **__: ([], []),
     }.items():
         monkeypatch.setattr(flows.reproduce, name, stand_in)
-    monkeypatch.setattr(flows.reproduce, "create_markdown_artifact", lambda *_, **__: None)
+
+    def away(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("All connection attempts failed")
+
+    monkeypatch.setattr(flows.reproduce, "create_markdown_artifact", away)  # Prefect's server, for a moment
     monkeypatch.setattr(table_pages, "shown_table", counted)
     monkeypatch.setattr(table_pages, "write_whole", noted)
     reports = flows.reproduce.reproduce.fn(Request(tables=tuple(NAMES)))
