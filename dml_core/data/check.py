@@ -233,10 +233,10 @@ def _changed_by_views(
     views = [(image.row.path, _scaled(image, config, stored_size), config.crop_size) for image in images for config in transforms]
     cropped = [(path, sides, crop) for path, sides, crop in views if crop is not None]
     padded = [path for path, sides, crop in cropped if min(sides) < crop]
-    mostly_cut = [path for path, (width, height), crop in cropped if 2 * min(crop, width) * min(crop, height) < width * height]
+    mostly_cut = [path for path, (width, height), crop in cropped if 4 * min(crop, width) * min(crop, height) < width * height]
     return {
         "smaller than the test views, padded with black": list(dict.fromkeys(padded)),
-        "of which a test view shows less than half": list(dict.fromkeys(mostly_cut)),
+        "of which a test view shows less than a quarter": list(dict.fromkeys(mostly_cut)),
         "without a box, where views are cut to boxes: a run stops there": [
             image.row.path for image in images if cut and (image.row.box is None or stored_size is not None)
         ],

@@ -146,7 +146,7 @@ def _images_of(counts: Mapping[str, Counts]) -> str:
 def data_fetch(name: DatasetName) -> None:
     """Fetch raw files, or print how to get them.
 
-    Generates, copies, downloads and unpacks; existing files stay unchanged.
+    Generates, copies, downloads and unpacks. Existing files stay unchanged, except copies of objects of which the mirror has new versions.
     """
     with _working_on(name, "fetching") as (project, spec, progress):
         raw = fetch_raw(project, spec, progress)
@@ -159,7 +159,7 @@ def data_check(name: DatasetName) -> None:
 
     Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation. Notes what
     decoding and the comparison's test views change: transparency, more than 8 bits per channel, animations, images that are padded or of
-    which less than half is seen. Prints five files of each kind; a file below state/checks lists all.
+    which less than a quarter is seen. Prints five files of each kind; a file below state/checks lists all.
     """
     from dml_core.data.check import check_dataset
 

@@ -466,8 +466,8 @@ def test_files_beside_a_list_are_noted(project: Project, tmp_path: Path) -> None
 
 
 def test_long_images_of_which_a_test_view_shows_little_are_noted(project: Project, tmp_path: Path) -> None:
-    added = add_images(project, "mine", draw_classes(tmp_path / "images", width=20, height=60))
-    assert [(note.what, note.num_found) for note in added.notes] == [("of which a test view shows less than half", 12)]
+    added = add_images(project, "mine", draw_classes(tmp_path / "images", width=20, height=100))
+    assert [(note.what, note.num_found) for note in added.notes] == [("of which a test view shows less than a quarter", 12)]
 
 
 def test_a_list_for_the_folder_reader_and_a_file_that_is_no_list(project: Project, tmp_path: Path) -> None:
