@@ -31,7 +31,7 @@ from tasks.dvc_lock import dvc_digest, locked_stages, raw_digest
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
-from tasks.mirror import copy_objects
+from tasks.mirror import Copied, copy_objects
 from tasks.processes import kill_with_descendants
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import check_unused, warning_of_moved_classes
@@ -83,8 +83,8 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
 
 
 def _copy_mirror(address: str, raw: Path, known: Path, progress: Callable[[int, int], None] | None) -> None:
-    """Copy a mirror's objects. `known` has the ETags of those that were copied; without it, or raw files, all missing ones are copied."""
-    copied: dict[str, str] = {}
+    """Copy a mirror's objects. `known` records those that were copied; without it, or raw files, all missing ones are copied."""
+    copied: Copied = {}
     if known.is_file() and raw.is_dir() and any(raw.iterdir()):
         with suppress(ValueError):  # cut
             copied = json.loads(known.read_bytes())

@@ -41,7 +41,9 @@ def test_a_mirror_s_copy_keeps_what_was_deleted_here_and_fetches_what_changed_th
     def fetched() -> tuple[dict[str, bytes], list[str]]:
         caplog.clear()
         fetch_raw(project, spec)
-        return contents(folder), [record.getMessage().removeprefix(f"{mirror}: ") for record in caplog.records]
+        return contents(folder), [
+            record.getMessage().removeprefix(f"{mirror}: ") for record in caplog.records if record.name == "tasks.mirror"
+        ]
 
     def put(name: str, body: bytes) -> None:
         client.put_object(Bucket=s3_bucket, Key=f"birds/{name}", Body=body)
@@ -52,19 +54,28 @@ def test_a_mirror_s_copy_keeps_what_was_deleted_here_and_fetches_what_changed_th
     (folder / "egret/1.jpg").rename(folder / "heron/3.jpg")
     put("egret/2.jpg", b"better")
     put("egret/4.jpg", b"new")
+    put("heron/1.jpg", b"better")
+    (folder / "heron/1.jpg").write_bytes(b"mine")
     client.delete_object(Bucket=s3_bucket, Key="birds/heron/2.jpg")
-    expected = {"heron/3.jpg": b"egret/1.jpg", "egret/2.jpg": b"better", "egret/4.jpg": b"new"}
-    expected |= {name: name.encode() for name in ("heron/1.jpg", "heron/2.jpg")}
+    expected = {"heron/3.jpg": b"egret/1.jpg", "egret/2.jpg": b"better", "egret/4.jpg": b"new", "heron/1.jpg": b"mine"}
+    expected |= {"heron/2.jpg": b"heron/2.jpg"}
     assert fetched() == (
         expected,
         [
             "new versions, which replace the files here: 1 object (egret/2.jpg)",
+            "new versions, not copied over files that changed here: 1 object (heron/1.jpg)",
             "not copied again, since deleted here: 1 object (egret/1.jpg)",
             "deleted there, and still here: 1 object (heron/2.jpg)",
         ],
     )
     (folder / "heron/2.jpg").unlink()
-    assert fetched()[1] == ["not copied again, since deleted here: 1 object (egret/1.jpg)"]
+    (folder / "heron/1.jpg").unlink()
+    files, notes = fetched()
+    assert files["heron/1.jpg"] == b"better"
+    assert [note.partition(":")[0] for note in notes] == [
+        "new versions, which replace the files here",
+        "not copied again, since deleted here",
+    ]
     shutil.rmtree(folder)
     assert set(fetched()[0]) == {"egret/1.jpg", "egret/2.jpg", "egret/4.jpg", "heron/1.jpg"}, "all are missing"
 
