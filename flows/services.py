@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 from httpx import HTTPError
@@ -19,6 +20,7 @@ from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.locks import FileLock
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
+from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -109,16 +111,19 @@ class Services(Backends):
 
     def start_workers_early(self, num_to_train: int) -> None:
         """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
-        if num_to_train and ray_cluster() is None:
+        if num_to_train and ray_cluster() is not None:
+            threading.Thread(target=self._load_libraries, daemon=True).start()
+        elif num_to_train:
             self._is_announced = True
             self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
             self.workers.start_early(num_to_train, self._load_libraries)
 
     def _load_libraries(self) -> None:
-        """Load what scoring and publishing need, which otherwise the first run waits for."""
-        import tasks.scores.evaluation  # noqa: F401
-
-        self.tracker.load()
+        """Load what scoring and publishing need: the first run need not wait for it, and edits during the training change no scores."""
+        with suppress(Exception):  # the run that needs it reports it
+            for module in source_files(STEP_MODULES["evaluate"]):
+                import_module(module)
+            self.tracker.load()
 
     def announce(self, num_runs: int, num_to_train: int) -> None:
         """Print how many runs follow, how many of them train, and that Ray takes time to start."""

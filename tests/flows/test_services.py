@@ -1,6 +1,7 @@
 """Services that a flow's steps share."""
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -21,3 +22,21 @@ def test_a_dataset_is_in_use_until_the_end_of_the_flow(tmp_path: Path, monkeypat
         assert services.use_dataset("birds") == "birds"
         assert users(project, "birds") == f"process {os.getpid()}"
     assert users(project, "birds") == ""
+
+
+@pytest.mark.parametrize("cluster", [None, "head:6379"])
+def test_code_that_scores_is_loaded_while_runs_train(cluster: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would otherwise be loaded as it is edited during the training, and its scores count as those of the code before."""
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/mlflow.db")
+    loaded: list[str] = []
+    monkeypatch.setattr("flows.services.import_module", loaded.append)
+    monkeypatch.setattr("tasks.workers.pool.Workers._open", lambda self: None)
+    if cluster is not None:
+        monkeypatch.setenv("RAY_ADDRESS", cluster)
+    with closing(Services(project, ScaleSpec())) as services:
+        monkeypatch.setattr(services.tracker, "load", lambda: loaded.append("end"))
+        services.start_workers_early(1)
+        until = time.monotonic() + 60
+        while "end" not in loaded and time.monotonic() < until:
+            time.sleep(0.01)
+    assert {"tasks.scores.evaluation", "dml_core.evaluation.evaluator", "tasks.scores.figures", "end"} <= {*loaded}
