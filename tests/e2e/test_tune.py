@@ -180,6 +180,7 @@ def test_the_table_runs_the_winner_and_says_where_it_came_from(project: Project,
     _, found = tuned
     printed = project.run("dml", "reproduce", "project/tiny", "--variant", "tuned")
     assert re.search(r"tuned, 1 seed \| \d+\.\d", printed)
+    assert "were searched on other images" not in printed
     with closing(sqlite3.connect(project.root / "state" / "mlflow.db")) as database:
         (run,) = database.execute("SELECT run_uuid FROM tags WHERE key = 'dml.variant' AND value = 'softtriple tuned'").fetchone()
         logged = yaml.safe_load(next((project.root / "state/mlartifacts").rglob(f"{run}/artifacts/config.yaml")).read_text())["training"]
@@ -187,3 +188,8 @@ def test_the_table_runs_the_winner_and_says_where_it_came_from(project: Project,
     assert logged["validation"] is None, "the table trains on all training classes"
     page = (project.root / "results/site/project/tiny.html").read_text()
     assert f"dml tune, {found['num_trials']} trials, seed 0, commit {found['commit'][:10]}" in page
+    longer = merge(TABLE, {"rows": {"softtriple": {"training": {"num_epochs": 2}}}})
+    (project.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(longer))
+    printed = project.run("dml", "reproduce", "project/tiny", "--variant", "tuned")
+    noted = "note: project/tiny/softtriple: its tuned settings were searched on other images of synthetic, or from other settings"
+    assert (noted in printed) == bool(found["training"])
