@@ -1,11 +1,15 @@
 """The search of a row: its runs, when it is a different search, and what is kept of its winner."""
 
+import shutil
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
+import yaml
 
 import tasks.tuning.search
-from dml_core.config import flatten
+from dml_core.config import flatten, merge, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.overrides import nested
 from dml_core.search_space import Search as Range
@@ -19,7 +23,7 @@ from tasks.tuning.halving import SearchResult, measure_gain
 from tasks.tuning.proposals import Trial, propose
 from tasks.tuning.search import FIRST_SEED, LAST_SEED, SEEDS_OF_A_SEARCH, Search, plan_searches, tuned_file
 from tasks.tuning.space import lay_over, own_value, row_space
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
 PARAMS = load_params(ROOT / "params.yaml")
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
@@ -65,6 +69,18 @@ def test_more_runs_at_a_time_than_a_flow_has_threads_for_are_refused() -> None:
         tasks.tuning.search.checked_searches(
             Project(ROOT, ROOT / "state", "", ""), ["project/fashion_mnist/softtriple"], (), 4, 0, "recall@1", 65
         )
+
+
+def test_classes_of_the_former_images_refuse_no_search_once_there_are_new_raw_files(tmp_path: Path, packed: Path) -> None:
+    project = Project(tmp_path, tmp_path / "state", "", "")
+    options = {"datasets": {"synthetic": {"options": {**SYNTHETIC_OPTIONS, "seed": 0}}}}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), options)))
+    shutil.copytree(packed, project.packed("synthetic"))
+    search = partial(tasks.tuning.search.checked_searches, project, ["project/standing/softtriple"], ("synthetic",), 4, 0, "recall@1", None)
+    with pytest.raises(ConfigError, match="folds"):
+        search()
+    (tmp_path / "data/raw/synthetic").mkdir(parents=True)
+    assert [found.dataset for found in search()[1]] == ["synthetic"]
 
 
 @pytest.mark.parametrize("name", ["softtriple", "softtriple/table1"])
