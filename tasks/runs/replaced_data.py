@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
-from dml_core.data.store.info import MANIFEST_FILE
+from dml_core.data.store.info import MANIFEST_FILE, read_info
 from dml_core.errors import DataError, printable
 from tasks.environment import Project
 from tasks.locks import RUNNING, FileLock, running, running_since
@@ -51,14 +51,16 @@ def of_same_data(dataset: DatasetRecord, clear: Callable[[], object]) -> Iterato
     """Clear the body's output if a dataset was prepared again with other images meanwhile, by something that does not ask for its users.
 
     Raises:
-        DataError: it was, or before the body.
+        DataError: it was, or before the body; or it was removed or cannot be read: the output stays, and is used with the same images.
     """
     check_unchanged(dataset)
     yield
     try:
         check_unchanged(dataset)
     except DataError:
-        clear()
+        with suppress(DataError):
+            read_info(Path(dataset.folder))
+            clear()
         raise
 
 
