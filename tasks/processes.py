@@ -51,7 +51,11 @@ def kill_children(names: Mapping[str, str]) -> None:
 
 def kill_with_descendants(process: "subprocess.Popen[str]") -> None:
     """Kill a process and all that it has started, and wait for its end."""
-    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, of the same Ctrl-C
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for each in started:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
     process.wait()

@@ -156,7 +156,8 @@ class Tracker:
         run_id = self._begun.pop((comparison, identity), None)
         if run_id is not None:
             with suppress(TrackingError), one_line_errors(self.uri):
-                self._client.set_terminated(run_id, "FAILED")
+                if self._client.get_run(run_id).info.status == "RUNNING":  # and not a published one, trained again with another result
+                    self._client.set_terminated(run_id, "FAILED")
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
         """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.

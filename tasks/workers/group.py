@@ -171,12 +171,14 @@ class WorkerGroup:
                 return state.facts
             if not is_alive:
                 if self._found_no_room():
-                    raise _NoRoomError("the cluster's resources are in use (by this flow's runs or by other work)")
+                    raise _NoRoomError("the cluster's resources are in use (by this flow's runs or by other work), or a node restarts")
                 ended = _MadeWayError if state.has_made_way else _GroupEndedError
                 raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
             if state.is_taken and self._held is None:
                 self._held = self._ask("held")
             now = time.monotonic()
+            if state.is_taken:
+                self._was_large_enough = now
             if not state.is_taken and now - submitted > START_SECONDS:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
             if state.quiet_seconds > (PATIENT_SECONDS if state.is_patient else 60 * self._scale.hang_minutes):
@@ -333,10 +335,15 @@ class WorkerGroup:
         return is_timeout and ray_cluster() is not None and self._is_large_enough()
 
     def _is_large_enough(self) -> bool:
-        """Return whether the cluster's nodes have places for the group, or had within half an hour: one may be restarting."""
+        """Return whether the cluster's nodes have places for the group, or had within half an hour: one may be restarting.
+
+        An elastic run does not wait for the nodes that it has lost.
+        """
+        now = time.monotonic()
         if self._num_workers <= self._placement.num_places(node_resources()):
-            self._was_large_enough = time.monotonic()
-        return time.monotonic() - self._was_large_enough < RESTART_SECONDS
+            self._was_large_enough = now
+            return True
+        return not self._scale.is_elastic and now - self._was_large_enough < RESTART_SECONDS
 
     def _make_way_if_there_is_room(self, job: Job) -> None:
         """Ask the group to end after a checkpoint if a larger one could do its job."""

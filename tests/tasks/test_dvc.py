@@ -25,6 +25,7 @@ from tasks import environment
 from tasks.data import changed_datasets, prepare_dataset, read_dataset, run_dvc, unchanged_dataset, update_dataset
 from tasks.dvc_lock import raw_digest
 from tasks.environment import find_project
+from tasks.processes import kill_with_descendants
 from tasks.runs.identity import source_files
 from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import DatasetSpec, load_params
@@ -127,6 +128,9 @@ def test_what_dvc_has_started_ends_with_a_flow_that_is_cancelled(tmp_path: Path,
     while psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.01)
+    with subprocess.Popen(["true"], text=True) as ended:  # of the same Ctrl-C
+        ended.wait()
+        kill_with_descendants(ended)
 
 
 @pytest.mark.slow

@@ -341,6 +341,8 @@ def test_a_run_whose_step_failed_is_failed_in_mlflow_until_it_is_retried(tracker
     assert statuses(tracker)["d / softtriple / seed 0"] == "FAILED"
     assert train() == "RUNNING"
     assert tracker.publish(report) is not None
+    assert train() == "FINISHED", "it is forced, or its checkpoint was lost"
+    tracker.end_failed(COMPARISON, report.identity)
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
 
 

@@ -324,6 +324,9 @@ def test_a_cluster_that_has_lost_a_node_stays_large_enough_for_half_an_hour(tmp_
     assert workers._is_large_enough()
     now[0] += 2
     assert not workers._is_large_enough()
+    workers._scale = ScaleSpec(num_workers=(1, 2))
+    now[0] -= 1800
+    assert not workers._is_large_enough(), "an elastic run goes on with what is there"
 
 
 @pytest.mark.parametrize(

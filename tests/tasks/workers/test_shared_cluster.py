@@ -66,7 +66,7 @@ def test_a_job_waits_until_the_idle_workers_of_another_flow_have_ended(
     first, second = (WorkerGroup(start_ray(SCALE), SCALE, tmp_path / name, said.append, starts) for name in ("first", "second"))
     assert first.run(job(many_images, tmp_path, "one", 1), lambda message: None)["attempts"] == 1
     assert second.run(job(many_images, tmp_path, "two", 1), lambda message: None)["attempts"] == 1, "a wait is no fault of the job"
-    in_use = "the cluster's resources are in use (by this flow's runs or by other work)"
+    in_use = "the cluster's resources are in use (by this flow's runs or by other work), or a node restarts"
     assert said == [f"d / two / seed 0: {in_use}; waiting for room"]
     monkeypatch.setattr(group, "IDLE_SECONDS", 600.0)
     assert first.run(job(many_images, tmp_path, "three", 1), lambda message: None)["attempts"] == 1, "idle workers are started again"
