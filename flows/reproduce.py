@@ -176,7 +176,7 @@ def _prepare_all(
         prepared = prepare_each([name for name in by_dataset if name not in here])
         num_to_train = sum(spec.dataset not in errors for spec in to_train)
         services.workers.expect(num_to_train)
-        services.start_workers_early(num_to_train)
+        services.start_workers_early(num_to_train, {name for run in runs for name in run.measurements})
         prepared |= prepare_each(here)
     for line in search_notes(params, runs, prepared):
         services.display.say(f"note: {line}")

@@ -2,8 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,7 @@ from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.locks import FileLock
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
-from tasks.runs.identity import STEP_MODULES, source_files
+from tasks.runs.identity import evaluate_modules, source_files
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -33,7 +34,7 @@ from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
-WAIT_SECONDS = 5.0  # for slots, between two looks at whether the flow is stopping
+WAIT_SECONDS = 30.0  # for slots, between two looks at whether the flow is stopping; an answer that comes later than that is lost
 SCORED_AT_ONCE = 2
 logger = logging.getLogger(__name__)
 
@@ -109,19 +110,20 @@ class Services(Backends):
         with self.workers.turn(is_to_embed) as group, slots(self.scale.most_workers, self.check_going_on):
             yield group
 
-    def start_workers_early(self, num_to_train: int) -> None:
-        """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
+    def start_workers_early(self, num_to_train: int, measurements: Collection[str]) -> None:
+        """Start Ray and workers on this machine while datasets are prepared, if runs will train; load what these measurements need."""
+        load = partial(self._load_libraries, measurements)
         if num_to_train and ray_cluster() is not None:
-            threading.Thread(target=self._load_libraries, daemon=True).start()
+            threading.Thread(target=load, daemon=True).start()
         elif num_to_train:
             self._is_announced = True
             self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
-            self.workers.start_early(num_to_train, self._load_libraries)
+            self.workers.start_early(num_to_train, load)
 
-    def _load_libraries(self) -> None:
+    def _load_libraries(self, measurements: Collection[str]) -> None:
         """Load what scoring and publishing need: the first run need not wait for it, and edits during the training change no scores."""
         with suppress(Exception):  # the run that needs it reports it
-            for module in source_files(STEP_MODULES["evaluate"]):
+            for module in source_files(evaluate_modules(measurements)):
                 import_module(module)
             self.tracker.load()
 

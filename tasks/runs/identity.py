@@ -15,7 +15,7 @@ error, since an edit of it would go unnoticed.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -90,11 +90,15 @@ def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
     """Return the step of a run's scores and figures, from the embeddings with identity `embedded`."""
     # The identity of the embeddings includes the epoch.
     reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json", exclude={"epoch"}), "seed": spec.seed}
-    modules = STEP_MODULES["evaluate"]
     if spec.measurements:
         reads["measurements"] = spec.measurements
-        modules = tuple(sorted({*modules, "tasks.scores.measuring", *map(measurement_module, spec.measurements)}))
-    return _step("evaluate", reads, embedded, modules)
+    return _step("evaluate", reads, embedded, evaluate_modules(spec.measurements))
+
+
+def evaluate_modules(measurements: Collection[str]) -> tuple[str, ...]:
+    """Return the entry modules of the code that scores runs with these measurements."""
+    modules = STEP_MODULES["evaluate"]
+    return tuple(sorted({*modules, "tasks.scores.measuring", *map(measurement_module, measurements)})) if measurements else modules
 
 
 def step_identities(spec: RunSpec, dataset: DatasetRecord) -> dict[str, str]:

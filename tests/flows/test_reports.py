@@ -180,7 +180,7 @@ class NoServices:
         self.display: Any = SimpleNamespace(say=lambda text: None)
         self.force, self.code, self.meter = False, "strict", Meter(project.state)
 
-    def start_workers_early(self, num_to_train: int) -> None:
+    def start_workers_early(self, num_to_train: int, measurements: object) -> None:
         """Start nothing."""
 
     def close(self) -> None:

@@ -35,8 +35,14 @@ def test_code_that_scores_is_loaded_while_runs_train(cluster: str | None, tmp_pa
         monkeypatch.setenv("RAY_ADDRESS", cluster)
     with closing(Services(project, ScaleSpec())) as services:
         monkeypatch.setattr(services.tracker, "load", lambda: loaded.append("end"))
-        services.start_workers_early(1)
+        services.start_workers_early(1, ["unique_centres"])
         until = time.monotonic() + 60
         while "end" not in loaded and time.monotonic() < until:
             time.sleep(0.01)
-    assert {"tasks.scores.evaluation", "dml_core.evaluation.evaluator", "tasks.scores.figures", "end"} <= {*loaded}
+    assert {
+        "tasks.scores.evaluation",
+        "dml_core.evaluation.evaluator",
+        "tasks.scores.figures",
+        "dml_core.measurements.unique_centres",
+        "end",
+    } <= {*loaded}

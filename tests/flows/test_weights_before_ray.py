@@ -95,7 +95,7 @@ def test_ray_starts_early_only_if_nothing_that_may_be_missing_is(missing, spec, 
             raise DataError("dvc repro failed: no network")
         return RECORD
 
-    services.start_workers_early = lambda num_to_train: done.append(f"Ray for {num_to_train}")
+    services.start_workers_early = lambda num_to_train, _: done.append(f"Ray for {num_to_train}")
     services.project.packed = lambda name: Path("/nowhere")
     monkeypatch.setattr(reproduce, "_prepare", prepared)
     monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: missing == "nothing")
@@ -122,7 +122,7 @@ def test_of_several_datasets_one_that_cannot_be_prepared_fails_its_own_runs(at_h
     lines: list[str] = []
     started: list[int] = []
     services.display.say = lines.append
-    services.start_workers_early = started.append
+    services.start_workers_early = lambda num_to_train, _: started.append(num_to_train)
     services.project.packed = lambda name: Path("/nowhere")
     monkeypatch.setattr(reproduce, "_prepare", prepared)
     monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: at_hand)
@@ -172,7 +172,7 @@ def test_a_missing_gpu_ends_a_flow_before_ray_starts(decoder, device, says, spec
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done: list[str] = []
     services.scale = ScaleSpec(device=device)
-    services.start_workers_early = lambda num_to_train: done.append("Ray")
+    services.start_workers_early = lambda *_: done.append("Ray")
     services.project.packed = lambda name: Path("/nowhere")
     monkeypatch.setattr(reproduce, "_prepare", lambda *_: RECORD)
     monkeypatch.setattr(reproduce, "is_at_hand", lambda *_: True)
