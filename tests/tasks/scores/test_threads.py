@@ -75,7 +75,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
 
     monkeypatch.setattr(chain, "num_cores", lambda: NUM_CORES)
     monkeypatch.setattr(chain, "read_history", lambda folder: [])
-    monkeypatch.setattr(chain, "check_unchanged", lambda dataset: None)
+    monkeypatch.setattr("tasks.runs.replaced_data.check_unchanged", lambda dataset: None)
     monkeypatch.setattr(tasks.scores.evaluation, "evaluate_run", scoring)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(score, ("first", "second")))
