@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dml_core
+import flows
+import tasks
 from dml_core.errors import ConfigError, printable
 from flows.local_database import copy_empty_database, keep_created_database, set_aside_if_damaged
 from flows.local_server import LocalServer
@@ -51,14 +54,18 @@ def check_code(project: Project) -> Project:
     A project without code, a folder with `params.yaml`, may be used with any.
 
     Raises:
-        ConfigError: the running code is that of another checkout, as of the one whose environment `dml` is from.
+        ConfigError: the running code is that of another checkout, as of the one whose environment `dml` is from, or a copy, as of the
+            library after `pip install ./dml_core`.
     """
-    own, running = project.root / "flows", Path(__file__).parents[1]
-    if (own / "chain.py").is_file() and not own.samefile(running):
-        raise ConfigError(
-            f"{project.root} has its own code, but this command runs that of {running.parent}; run {project.root}/.venv/bin/dml "
-            f"(made there by: make .venv/.done), or set PYTHONPATH={project.root}"
-        )
+    if not (project.root / "flows" / "chain.py").is_file():
+        return project
+    for running in (Path(package.__path__[0]) for package in (flows, tasks, dml_core)):
+        own = project.root / running.name
+        if own.is_dir() and not own.samefile(running):
+            raise ConfigError(
+                f"{project.root} has its own code, but this command runs that of {running.parent}; run {project.root}/.venv/bin/dml "
+                f"(made there by: rm -rf .venv; make .venv/.done), or set PYTHONPATH={project.root}"
+            )
     return project
 
 

@@ -130,6 +130,16 @@ def test_another_checkouts_code_is_refused(words: str, project: Path) -> None:
     assert dml("data", "list", cwd=project).returncode == 0
 
 
+def test_a_copy_of_the_library_is_refused_where_the_checkout_has_it(project: Path) -> None:
+    """As after `pip install ./dml_core` in the project's own environment: later edits of the library would not run."""
+    for name in ("flows", "tasks"):
+        (project / name).symlink_to(ROOT / name)
+    (project / "dml_core").mkdir()
+    refused(
+        dml("tables", cwd=project), f"{project} has its own code, but this command runs that of {ROOT}", "rm -rf .venv; make .venv/.done"
+    )
+
+
 @pytest.mark.slow
 def test_an_unknown_key(project: Path) -> None:
     change(project, comparison={"protocol": {"num_epoch": 3}})
