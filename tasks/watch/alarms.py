@@ -1,5 +1,7 @@
 """Raise and end alarms after a verification: one for each row that drifted, failed or vanished, until it is reproduced or not accepted.
 
+A row that failed has an alarm until it is trained to its end, one that vanished until the project has it again.
+
 An alarm is written to the state first and sent afterwards, with the id of its event; if the process dies in between, the next call sends
 the same event, and Prefect's server acts once on an id. `infra/automations.yaml` turns events into calls of a webhook.
 
@@ -89,14 +91,17 @@ def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
 def _updated(alarms: dict[str, Alarm], verifications: Sequence[Verification], accepted: Set[tuple[str, str]]) -> dict[str, Alarm]:
     """Return the alarms after verifications: new causes added, causes that are over marked as ended.
 
-    A cause is over if its row was verified without it, or is no longer accepted; `accepted` has name and row of all accepted rows.
+    A cause is over if its row was verified without it, or is no longer accepted; `accepted` has name and row of all accepted rows. Drift is
+    not over if a run of the row failed: nothing was compared.
     """
     raised = _raised(verifications)
     verified = {(verification.name, row.row) for verification in verifications for row in verification.rows}
+    bad = {(alarm.name, alarm.row) for alarm in raised.values()}
     after: dict[str, Alarm] = {}
     for cause, alarm in alarms.items():
         row, at = (alarm.name, alarm.row), verifications[0].started_at
-        is_over = alarm.ended is None and cause not in raised and (row in verified or row not in accepted)
+        lasts = row in bad and cause == f"{alarm.name} {alarm.row} {Verdict.DRIFTED}"
+        is_over = alarm.ended is None and cause not in raised and ((row in verified and not lasts) or row not in accepted)
         after[cause] = alarm.model_copy(update={"ended": at, "event": _event_id(cause, at, "recovered")}) if is_over else alarm
     return after | {cause: alarm for cause, alarm in raised.items() if cause not in after or after[cause].ended is not None}
 

@@ -91,11 +91,13 @@ def test_a_cause_is_one_alarm_until_its_row_is_reproduced(project: Project) -> N
     assert read_alarms(project.state) == {}
 
 
-def test_each_kind_of_cause_has_its_alarm_and_one_replaces_another(project: Project) -> None:
+def test_each_kind_of_cause_has_its_alarm(project: Project) -> None:
     notify(project, night(0, a=DRIFT, b=FAILED, c=GONE))
     assert causes(project) == ["synthetic a drifted", "synthetic b failed", "synthetic c vanished"]
-    notify(project, night(1, a=FAILED, b=Verdict.WITHIN_BAND, c=GONE))
-    assert causes(project) == ["synthetic c vanished", "synthetic a failed"]
+    notify(project, night(1, a=FAILED, b=DRIFT, c=GONE))
+    assert causes(project) == ["synthetic a drifted", "synthetic c vanished", "synthetic a failed", "synthetic b drifted"]
+    notify(project, night(2, a=SAME, b=Verdict.WITHIN_BAND, c=Verdict.NEW))
+    assert causes(project) == []
 
 
 def test_another_table_ends_no_alarm(project: Project) -> None:
@@ -203,10 +205,13 @@ class Sent:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
+        self.texts: list[str] = []
         self.fault: BaseException | None = None
 
     def __call__(self, server: str, events: list[dict[str, Any]]) -> bool:
-        self.events += [(event["event"], event["id"]) for event in events if event["event"] != "dml.verified"]
+        of_alarms = [event for event in events if event["event"] != "dml.verified"]
+        self.events += [(event["event"], event["id"]) for event in of_alarms]
+        self.texts += [event["payload"]["text"] for event in of_alarms]
         if self.fault is not None:
             raise self.fault
         return True
@@ -225,6 +230,16 @@ def test_an_event_is_sent_once_and_its_recovery_once(project: Project, sent: Sen
         notify(project, night(number, a=verdict))
     assert [event for event, _ in sent.events] == ["dml.alarm", "dml.recovered", "dml.alarm"]
     assert len({identity for _, identity in sent.events}) == 3
+
+
+@pytest.mark.parametrize("verdict", [FAILED, GONE])
+def test_no_message_says_that_drift_is_over_before_the_row_is_reproduced(verdict: Verdict, project: Project, sent: Sent) -> None:
+    for number, each in enumerate((DRIFT, verdict, SAME)):
+        notify(project, night(number, a=each))
+    drifted, other, *recovered = sent.texts
+    assert drifted.startswith("a, seed 0: drifted: ")
+    assert other.startswith(f"a, seed 0: {verdict}: ")
+    assert recovered == ["recovered: synthetic a drifted", f"recovered: synthetic a {verdict}"]
 
 
 def test_a_process_killed_while_it_sends_repeats_the_same_event(project: Project, sent: Sent) -> None:
