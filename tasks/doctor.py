@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from configparser import ConfigParser, Error
 from contextlib import closing
@@ -43,12 +44,14 @@ from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
 from tasks.tracking.connection import check_database, client_login, open_database
 from tasks.tracking.outbox import OUTBOX
 from tasks.wording import counted
+from tasks.workers.placement import DEVICES, num_gpus
 
 SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
 MISSING = "missing"  # in place of a version
+INSTALL = "make -B .venv/.done; where an image is used, build it again"
 NIGHT = timedelta(hours=26)  # as `report-missed-nights` in infra/automations.yaml
 Status = Literal["ok", "note", "wrong"]
 
@@ -74,7 +77,7 @@ class Finding:
 
 def examine(project: Project) -> list[Finding]:
     """Check everything that a flow of this project would use; call `set_environment` first."""
-    checks = (_packages, _parameters, _state, _stack, _store, _mlflow, _outbox, _alarms, _prefect, _pool, _ray, _dvc_remote)
+    checks = (_packages, _gpus, _parameters, _state, _stack, _store, _mlflow, _outbox, _alarms, _prefect, _pool, _ray, _dvc_remote)
     return [check(project) for check in checks]
 
 
@@ -85,23 +88,36 @@ def _packages(project: Project) -> Finding:
     """Compare the installed versions with those that the project pins. Packages of an extra may be missing."""
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     try:
-        requirements = requires("dml-repro") or ()
+        requirements = _requirements(project)
     except PackageNotFoundError:
-        return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
+        return Finding("packages", where, "wrong", "dml-repro is not installed", INSTALL)
     installed, differing = dict[str, str](), []
-    for requirement in map(Requirement, requirements):
+    for requirement, is_needed in requirements:
         name, expected = requirement.name, requirement.specifier
         if not str(expected).startswith("=="):
             continue
         installed[name] = _version(name)
-        is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         is_wrong = is_needed if installed[name] == MISSING else not expected.contains(installed[name])
         if is_wrong:
             differing.append(f"{name} is {installed[name]}, expected {str(expected).removeprefix('==')}")
     if differing:
-        return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
+        return Finding("packages", where, "wrong", "; ".join(differing), INSTALL)
     shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
     return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
+
+
+def _requirements(project: Project) -> list[tuple[Requirement, bool]]:
+    """Return each requirement, and whether it is needed without extras.
+
+    A checkout's file has them: what is installed of an editable project are those of the time of its installation.
+    """
+    file = project.root / "pyproject.toml"
+    metadata = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {}) if file.is_file() else {}
+    if metadata.get("name") != "dml-repro":
+        found = map(Requirement, requires("dml-repro") or ())
+        return [(line, line.marker is None or line.marker.evaluate({"extra": ""})) for line in found]
+    extras = [line for lines in metadata["optional-dependencies"].values() for line in lines]
+    return [(Requirement(line), True) for line in metadata["dependencies"]] + [(Requirement(line), False) for line in extras]
 
 
 def _version(name: str) -> str:
@@ -109,6 +125,16 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return MISSING
+
+
+def _gpus(project: Project) -> Finding:
+    """Report GPUs that the system has and torch cannot use: runs would train on the CPU."""
+    if not any(DEVICES.glob("nvidia[0-9]*")):
+        return Finding("gpus", "", "ok", "none on this machine")
+    if number := num_gpus():
+        return Finding("gpus", "", "ok", counted(number, "GPU"))
+    remedy = "update NVIDIA's driver (`nvidia-smi` prints the version), or unset CUDA_VISIBLE_DEVICES"
+    return Finding("gpus", str(DEVICES), "note", "torch can use none of this machine's GPUs; runs train on the CPU", remedy)
 
 
 def _parameters(project: Project) -> Finding:

@@ -188,7 +188,7 @@ def _connect(run: Path) -> Any:
     try:
         from supervisor.xmlrpc import SupervisorTransport
     except ImportError:
-        raise ConfigError("the local stack needs the packages supervisor and moto[server]; uv pip sync requirements.lock") from None
+        raise ConfigError("the local stack needs the packages supervisor and moto[server]; make -B .venv/.done") from None
     transport = SupervisorTransport(None, None, f"unix://{run / 'supervisor.sock'}")
     supervisor = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
     try:

@@ -98,6 +98,30 @@ def test_packages_of_an_extra_may_be_missing_but_not_of_another_version(here: Pa
         assert (packages.status, packages.result) == (status, said)
 
 
+def test_packages_are_compared_with_the_checkout_s_pins_of_today(here: Path) -> None:
+    """An editable project's metadata are those of its installation, and stay after `git pull`."""
+    file = here / "pyproject.toml"
+    pins = 'dependencies = ["dml-core[pml]==9.9.9", "numpy>=2"]\noptional-dependencies.pipeline = ["ray[default]==9.9.8", "absent==1"]'
+    file.write_text(f'[project]\nname = "dml-repro"\n{pins}\n')
+    packages = doctor._packages(find_project())
+    assert packages.status == "wrong"
+    assert packages.result == f"dml-core is {version('dml-core')}, expected 9.9.9; ray is {version('ray')}, expected 9.9.8"
+    assert packages.remedy.startswith("make -B .venv/.done")
+    file.write_text(file.read_text().replace("dml-repro", "someones-own"))
+    assert doctor._packages(find_project()).status == "ok"
+
+
+def test_gpus_that_torch_cannot_use(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DEVICES", here)
+    assert found("gpus").result == "none on this machine"
+    (here / "nvidia0").touch()
+    monkeypatch.setattr(doctor, "num_gpus", lambda: 0)
+    assert (found("gpus").status, found("gpus").result) == ("note", "torch can use none of this machine's GPUs; runs train on the CPU")
+    assert "driver" in found("gpus").remedy
+    monkeypatch.setattr(doctor, "num_gpus", lambda: 2)
+    assert (found("gpus").status, found("gpus").result) == ("ok", "2 GPUs")
+
+
 def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{free_port()}"
     settings = {
