@@ -10,6 +10,8 @@ from flows.cli.session import PrefectStart, open_project, say
 
 if TYPE_CHECKING:
     from flows.tune import Tuned
+    from tasks.runs.specs import Params
+    from tasks.tuning.search import Search
 
 
 @app.command(epilog=examples("dml tune project/standing/softtriple --dataset synthetic --trials 8"))
@@ -50,21 +52,33 @@ def tune(
         searched = flow(rows, dataset, trials, folds, parallel, seed, metric)
     except SearchesFailedError as error:
         for tuned in error.tuned:
-            _print_tuned(tuned)
+            _print_tuned(tuned, params)
         raise
     for tuned in searched:
-        _print_tuned(tuned)
+        _print_tuned(tuned, params)
 
 
-def _print_tuned(tuned: "Tuned") -> None:
-    from tasks.runs.tuned import STANDING
-
+def _print_tuned(tuned: "Tuned", params: "Params") -> None:
     search = tuned.search
     trial, pairs, score, settings = ((title, values) for title, *values in zip(*tuned.rows, strict=True))
     print_table(Column(*trial), Column(*pairs, drop=1), Column(*score), Column(*settings, wraps=True), title=search.title)
     print(tuned.file.says)
     print(f"settings: {tuned.path}")
-    if search.table == STANDING:
-        print(f"run them: dml reproduce --dataset {search.column} --variant {search.row}")
-    else:
-        print(f"run them: dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant tuned")
+    if tuned.file.training:
+        print(f"run them: {_command(search, params)}")
+
+
+def _command(search: "Search", params: "Params") -> str:
+    """Return the command that runs the settings found, after what has to be set in params.yaml for it."""
+    from tasks.runs.specs import row_name
+    from tasks.runs.tuned import STANDING, TUNED
+
+    if search.table != STANDING:
+        return f"dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant {TUNED}"
+    comparison = params.comparison
+    variant = next(name for name in comparison.variants if row_name(name) == search.row)
+    own, of_dataset = comparison.variants[variant].get(TUNED), comparison.datasets[search.column].get(TUNED, False)
+    missing = [f"remove comparison.variants.{variant}.tuned"] * (own is False)
+    missing += [f"set comparison.datasets.{search.column}.tuned: true"] * (not own and not of_dataset)
+    command = f"dml reproduce --dataset {search.column} --variant {variant}"
+    return f"{' and '.join(missing)} in params.yaml, then {command}" if missing else command

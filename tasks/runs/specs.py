@@ -26,7 +26,7 @@ from dml_core.overrides import PART, nested, override, parse_overridden
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.environment import state_folder
-from tasks.runs.tuned import STANDING, TUNED, read_tuned
+from tasks.runs.tuned import STANDING, TUNED, read_tuned, tune_command, tuned_path
 from tasks.runs.without_effect import idle_notes, unreached_notes, why_idle
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
@@ -137,7 +137,7 @@ class ComparisonSpec(Config):
 
     Attributes:
         datasets: dataset -> its changes to the protocol; `tuned: true` applies the settings that `dml tune project/standing/<variant>`
-            found for each variant there. Their order is the report's.
+            found for each variant there; variants without a search have their own, with a note. Their order is the report's.
         default_datasets: datasets that `dml reproduce` runs if none is named.
         num_default_seeds: how many of the first seeds it runs if none is named; None for all.
         seeds: every variant runs once with each.
@@ -337,7 +337,7 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
             where = f"{path.name}: comparison.variants"
             raise ConfigError(f"{where}: '{other}' and '{variant}' have the same row '{row_name(variant)}'; rename one")
     for name in params.comparison.datasets:
-        # `dml tune` reads this file too: only runs refuse an untuned variant
+        # `dml tune` reads this file too: only runs refuse a variant with `tuned: true` that is not tuned
         trainings = {variant: _training(params, name, variant, tuned=False) for variant in variants}
         with located(f"{path.name}: comparison: {name}"):
             check_same_classes({variant: trainings[variant] for variant in variants_on(params, name)}, params.evaluation.role)
@@ -519,7 +519,22 @@ def setting_notes(params: Params, runs: Sequence[RunSpec]) -> list[str]:
     every = [run for dataset in datasets for run in runnable_runs(params, dataset, (0,)) if run.training.num_epochs]
     of_evaluation = [f"{path} has no effect: {why}" for path, why in idle_evaluation(runs).items()]
     idle = idle_notes((run.dataset, run.training, blocks_of(run)) for run in every)
-    return [*of_evaluation, *idle, *unreached_notes((run.dataset, run.label, run.training) for run in trained.values())]
+    unreached = unreached_notes((run.dataset, run.label, run.training) for run in trained.values())
+    return [*of_evaluation, *idle, *unreached, *_unsearched_notes(comparison, trained)]
+
+
+def _unsearched_notes(comparison: ComparisonSpec, trained: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each dataset with `tuned: true` that names its variants without a search, which have their own settings."""
+    own: dict[str, list[str]] = {}
+    for dataset, variant in trained:
+        is_asked = comparison.datasets[dataset].get(TUNED, False) and TUNED not in comparison.variants[variant]
+        if is_asked and not _is_searched(dataset, variant):
+            own.setdefault(dataset, []).append(variant)
+    return [
+        f"comparison.datasets.{dataset}.tuned: no search of {', '.join(variants)} there, so with the variant's own settings; to search: "
+        f"{tune_command(STANDING, row_name(variants[0]), dataset)}"
+        for dataset, variants in own.items()
+    ]
 
 
 def idle_evaluation(runs: Sequence[RunSpec]) -> dict[str, str]:
@@ -655,7 +670,7 @@ def _layers(params: Params, dataset: str, variant: str, tuned: bool) -> dict[str
             raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")
     blocks = {f"comparison.datasets.{dataset}": of_dataset, f"comparison.variants.{variant}": of_variant}
     layers = {place: {key: value for key, value in block.items() if key not in own_keys} for place, block in blocks.items()}
-    if tuned and asks_tuned:
+    if tuned and asks_tuned and (TUNED in of_variant or _is_searched(dataset, variant)):
         with located(where):
             try:
                 place = f"comparison.variants.{variant}" if TUNED in of_variant else f"comparison.datasets.{dataset}"
@@ -663,6 +678,10 @@ def _layers(params: Params, dataset: str, variant: str, tuned: bool) -> dict[str
             except ConfigError as error:
                 raise ConfigError(f"{error}, or set tuned: false for this variant") from None
     return layers
+
+
+def _is_searched(dataset: str, variant: str) -> bool:
+    return tuned_path(STANDING, row_name(variant), dataset).is_file()
 
 
 def _training(params: Params, dataset: str, variant: str, tuned: bool) -> TrainingConfig:

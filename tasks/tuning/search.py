@@ -200,7 +200,7 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     """Plan the searches of a row, one for each of its datasets or of the named ones. Imports torch and the row's loss.
 
     Args:
-        name: `<paper>/<table>/<row>`.
+        name: `<paper>/<table>/<row>`, or `project/standing/<variant>`.
         datasets: names in the table's columns.
 
     Raises:
@@ -212,6 +212,7 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     if "/" not in table_name:
         raise ConfigError(f"'{name}': name a row of a table, for example {STANDING}/softtriple or softtriple/table1/softtriple")
     table = load_table(table_name)
+    row = row_name(row) if table_name == STANDING else row  # the variant's name will do
     if metric not in METRICS and recall_k(metric) is None:
         raise unknown_name("metric of a search", metric, [*METRICS, "recall@1"])
     check_known(f"row of {table_name}", row, table.rows)

@@ -154,8 +154,10 @@ def of_search_for_settings(patch: pytest.MonkeyPatch) -> list[str]:
     settings = "loss.options.centres_per_class=10, optimiser.groups.loss.learning_rate=0.00123, loss.options.margin=0.01"
     header = ["trial", "pairs of fold and seed", "recall@1, mean ± standard deviation", "settings"]
     named = SimpleNamespace(title="project/standing/softtriple on fashion-mnist", table="project/standing", row="softtriple", column="x")
-    tuned = SimpleNamespace(search=named, rows=[header, ["12", "16", "0.512 ± 0.012", settings]], file=SimpleNamespace(says=""), path="p")
-    tune._print_tuned(tuned)  # type: ignore[arg-type]
+    tuned = SimpleNamespace(
+        search=named, rows=[header, ["12", "16", "0.512 ± 0.012", settings]], file=SimpleNamespace(says="", training={}), path="p"
+    )
+    tune._print_tuned(tuned, PARAMS)  # type: ignore[arg-type]
     return ["0.512 ± 0.012", *settings.split(", ")]
 
 

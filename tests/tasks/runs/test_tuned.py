@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,17 +10,18 @@ import pytest
 from dml_core.config import merge
 from dml_core.errors import ConfigError, StoreError
 from dml_core.search_space import Search
+from flows.cli.tune import _print_tuned
 from tasks.plans.needs import search_notes
 from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.runs import protocols
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, comparison_runs, load_params
+from tasks.runs.specs import Params, comparison_runs, load_params, setting_notes
 from tasks.runs.tuned import STANDING, TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.sealed import read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
-from tasks.tables.file import Row, TableFile, load_table, table_names
+from tasks.tables.file import Row, TableFile, load_table, standing_table, table_names
 from tasks.tables.result import TableResult
 from tasks.tables.runs import row_training, runs_of, runs_of_tables, searched_on
 from tasks.tuning.search import plan_searches
@@ -288,6 +290,71 @@ def test_a_dataset_of_the_standing_comparison_may_ask_for_them_for_all_variants_
     assert tuned.training.model_dump() == merge(other.training.model_dump(), FOUND.training)
     assert tuned.training != other.training
     assert comparison_runs(asking, "fashion-mnist", ["softtriple"], [0]), "another dataset does not ask"
+
+
+def with_own(dataset: dict[str, Any], variant: dict[str, Any]) -> Params:
+    """The standing comparison with a variant My_Loss, and changes to the block of fashion-mnist."""
+    params = standing()
+    datasets = params.comparison.datasets | {"fashion-mnist": params.comparison.datasets["fashion-mnist"] | dataset}
+    variants = params.comparison.variants | {"My_Loss": params.comparison.variants["softtriple"] | variant}
+    return params.model_copy(update={"comparison": params.comparison.model_copy(update={"datasets": datasets, "variants": variants})})
+
+
+def test_variants_without_a_search_have_their_own_settings_on_a_dataset_that_asks_for_tuned_ones(tables: Path) -> None:
+    """All were refused until every variant was tuned or had `tuned: false`, which holds for all datasets."""
+    write_tuned(FOUND.model_copy(update={"table": STANDING, "row": "my-loss"}))
+    params, chosen = with_own({"tuned": True}, {}), ["softmax", "My_Loss", "untrained"]
+    own = comparison_runs(with_own({}, {}), DATASET, chosen, [0])
+    runs = {run.variant: run.training for run in comparison_runs(params, DATASET, chosen, [0])}
+    assert {run.variant: runs[run.variant] == run.training for run in own} == {"untrained": True, "softmax": True, "My_Loss": False}
+    assert setting_notes(params, comparison_runs(params, DATASET, ["My_Loss"], [0])) == []
+    (note,) = setting_notes(params, comparison_runs(params, DATASET, chosen, [0, 1]))
+    assert note == (
+        "comparison.datasets.fashion-mnist.tuned: no search of softmax there, so with the variant's own settings; to search: "
+        "dml tune project/standing/softmax --dataset fashion-mnist"
+    )
+
+
+def test_a_search_is_of_the_row_of_a_variant_by_either_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """settings.md and errors name the variant; only its row's name, my-loss, was accepted."""
+    params = with_own({}, {})
+    monkeypatch.setattr("tasks.tuning.search.load_table", lambda name: standing_table(params))
+    for name in ("My_Loss", "my-loss"):
+        (search,) = plan_searches(params, f"{STANDING}/{name}", ("synthetic",), 4, 0, "recall@1")
+        assert search.row == "my-loss"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "variant", "first"),
+    [
+        ({}, {}, "set comparison.datasets.fashion-mnist.tuned: true in params.yaml, then "),
+        ({"tuned": False}, {}, "set comparison.datasets.fashion-mnist.tuned: true in params.yaml, then "),
+        ({"tuned": True}, {}, ""),
+        ({}, {"tuned": True}, ""),
+        ({"tuned": True}, {"tuned": False}, "remove comparison.variants.My_Loss.tuned in params.yaml, then "),
+        (
+            {},
+            {"tuned": False},
+            "remove comparison.variants.My_Loss.tuned and set comparison.datasets.fashion-mnist.tuned: true in params.yaml, then ",
+        ),
+    ],
+)
+def test_the_command_that_a_search_prints_runs_what_it_found(
+    dataset: dict[str, Any], variant: dict[str, Any], first: str, tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named the row, which is no variant, and ran the own settings where neither the dataset nor the variant asks for tuned ones."""
+    file = FOUND.model_copy(update={"table": STANDING, "row": "my-loss"})
+    found: Any = SimpleNamespace(table=STANDING, row="my-loss", column=DATASET, title="x")
+    header = ["trial", "pairs of fold and seed", "recall@1", "settings"]
+    for training, said in ((file.training, [f"run them: {first}dml reproduce --dataset {DATASET} --variant My_Loss"]), ({}, [])):
+        tuned: Any = SimpleNamespace(search=found, rows=[header], file=file.model_copy(update={"training": training}), path="p")
+        _print_tuned(tuned, with_own(dataset, variant))
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("run them")] == said
+    write_tuned(file)
+    applied = {} if dataset.get("tuned") or variant.get("tuned") else {"tuned": True}
+    params = with_own(dataset | applied, {} if variant.get("tuned") is False else variant)
+    (run,) = comparison_runs(params, DATASET, ["My_Loss"], [0])
+    assert run.training.loss.options["scale"] == 31.25, "the line is right"
 
 
 def test_params_that_ask_for_what_is_not_tuned_yet_can_be_read(tables: Path, tmp_path: Path) -> None:
