@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check audit mutants mutants-sample results docs ui stack clean lock
+.PHONY: python help reproduce test test-quick proofs smoke check audit mutants mutants-sample results docs ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -60,8 +60,8 @@ ui: .venv/.done ## open the MLflow UI on the local results
 stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this machine; `dml stack down` ends them
 	@dml stack up
 
-clean: ## remove the environment, packed data, all results and the built site; raw data stay
-	rm -rf .venv data/packed state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the environment, packed data, the built site, and state/ with all results and DVC's remote; raw data and DVC's cache stay
+	rm -rf .venv build data/packed state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 COMPILE := uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	--no-emit-package dml-core --python-version 3.11 --quiet
@@ -70,10 +70,16 @@ lock: .venv/.done ## compile requirements.lock from pyproject.toml, and the imag
 	@$(COMPILE) --group dev --output-file requirements.lock
 	@$(COMPILE) --constraint requirements.lock --output-file infra/requirements.lock
 
-.venv/.done: requirements.lock pyproject.toml dml_core/pyproject.toml
+# An existing environment keeps its interpreter, whichever runs venv; python3 is that one, as PATH begins with it.
+python:
+	@test "$$(uname -sm)" = "Linux x86_64" || { echo "error: requirements.lock is for Linux on x86-64"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=python3.12"; exit 2; }
-	@$(PYTHON) -m venv .venv || { echo "error: Python's venv is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+	@test ! -e .venv/pyvenv.cfg || test -x $(BIN)/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])') || \
+		{ echo "error: .venv has another Python than $(PYTHON), or one that was removed; remove it first: rm -r .venv"; exit 2; }
+
+.venv/.done: requirements.lock pyproject.toml dml_core/pyproject.toml | python
+	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable dml_core --editable . uv==$(UV_VERSION)

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,26 @@ def test_no_pod_runs_as_root_or_may_become_it() -> None:
 def test_the_file_with_the_passwords_stays_out_of_git_and_of_the_image(name: str) -> None:
     assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", name], cwd=ROOT, check=False).returncode == 0
     assert (ROOT / "infra/Dockerfile.dockerignore").read_text().splitlines()[-1] == "**/.env", "the last line that fits decides"
+
+
+def test_make_refuses_an_environment_of_another_python(tmp_path: Path) -> None:
+    """Python's venv would keep the interpreter that is there, also a link to one that was removed."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    link = tmp_path / f".venv/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    link.parent.mkdir(parents=True)
+    (tmp_path / ".venv/pyvenv.cfg").touch()
+
+    def make() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", "--silent", "python", f"PYTHON={sys.executable}"], cwd=tmp_path, check=False, capture_output=True, text=True
+        )
+
+    assert "remove it first: rm -r .venv" in make().stdout
+    link.symlink_to(tmp_path / "removed")
+    assert make().returncode == 2
+    link.unlink()
+    link.symlink_to(sys.executable)
+    assert (make().returncode, make().stdout) == (0, "")
 
 
 def test_make_clean_leaves_the_raw_data(tmp_path: Path) -> None:
