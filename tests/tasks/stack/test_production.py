@@ -304,6 +304,13 @@ def test_a_gpu_group_asks_for_a_gpu_in_an_image_that_can_use_it() -> None:
     assert "NVIDIA_VISIBLE_DEVICES=all" in DOCKERFILE
 
 
+def test_a_rebuilt_image_is_pulled_and_deployed_again() -> None:
+    """The tags stay: without these, nodes keep the former image, and a Job that is there the former deployments."""
+    for own in (own for template in templates() for own in template["spec"]["containers"]):
+        assert own.get("imagePullPolicy") == ("Always" if own["image"].startswith("dml-repro:") else None), own["name"]
+    assert NAMED["Job", "prefect-setup"]["spec"]["ttlSecondsAfterFinished"] > 0
+
+
 def test_a_server_is_asked_for_its_health_where_the_stack_asks_it() -> None:
     for name in ("prefect-server", "mlflow", "prefect-worker"):
         assert container(name)["readinessProbe"]["httpGet"]["path"] == STACK["services"][name]["health"]
