@@ -212,11 +212,12 @@ def _table_notes(runs: Sequence[RunSpec]) -> list[str]:
 
 def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str], None]) -> list[RunSpec]:
     """Return the runs that were not imported with the present data and settings, and report the others."""
-    from tasks.plans.results import unmeasured_runs
+    from tasks.plans.results import unmeasured_runs, use_imported
 
     unmeasured = unmeasured_runs(project, runs)
-    for name, number in unmeasured.num_imported.items():
-        say(f"{name}: {counted(number, 'imported run')} reused; --force measures {'it' if number == 1 else 'them'} here")
+    use_imported(project, unmeasured.imported)
+    for name, imported in unmeasured.imported.items():
+        say(f"{name}: {counted(len(imported), 'imported run')} reused; --force measures {'it' if len(imported) == 1 else 'them'} here")
     for note in unmeasured.notes:
         say(note)
     return unmeasured.runs

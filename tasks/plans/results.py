@@ -1,9 +1,10 @@
 """Read, extend, export and import the results of tables. A damaged result is set aside and rebuilt from the store, except by `dml gc`."""
 
+import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -146,8 +147,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     if len(known) < len(result.runs):
         others = counted(len(result.runs) - len(known), "run")
         logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
-    runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
-    exported = TableResult(name=name, runs=runs, made=result.made)
+    exported = TableResult(name=name, runs=tuple(known), made=result.made)
     write_sealed(path, exported, "choose another file with -o, or free space")
     return exported
 
@@ -160,8 +160,8 @@ def import_result(project: Project, path: Path) -> str:
     which runs means use.
 
     Raises:
-        ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, or another folder than
-            that of its evaluation, or params.yaml is wrong; nothing was added.
+        ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, another folder than that
+            of its evaluation, or a number that is not finite, or params.yaml is wrong; nothing was added.
         NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
     remedy = "write one with: dml tables export TABLE -o FILE"
@@ -214,12 +214,16 @@ def _replacing(project: Project, params: Params, table: TableFile, result: Table
 
 
 def _keep_imported(project: Project, result: TableResult, runs: Sequence[MeasuredRun]) -> None:
-    """Add imported runs to the copy of a table's imported ones; those in its result come last, as a later run in a place counts."""
+    """Add imported runs to the copy of a table's imported ones, except what was measured here and comes back in another's file.
+
+    Those in its result come last, as a later run in a place counts.
+    """
     path = imported_path(project, result.name)
     before = read_or_set_aside(path, TableResult) or TableResult(name=result.name)
     in_place = {run.facts: run for run in result.runs if run.is_imported}
+    in_result = {run.facts for run in result.runs}
     others = {run.facts: run.model_copy(update={"is_imported": True}) for run in (*before.runs, *runs)}
-    kept = [run for facts, run in others.items() if facts not in in_place]
+    kept = [run for facts, run in others.items() if facts not in in_result]
     write_sealed(path, TableResult(name=result.name, runs=(*kept, *in_place.values())))
 
 
@@ -229,19 +233,17 @@ class Unmeasured:
 
     Attributes:
         runs: in their order.
-        num_imported: table -> number of the runs that were imported with the present data and settings.
+        imported: table -> those that were imported with the present data and settings.
         notes: a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown.
     """
 
     runs: list[RunSpec]
-    num_imported: dict[str, int]
+    imported: dict[str, list[MeasuredRun]]
     notes: list[str]
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
-
-    An imported run whose place one with other settings or data has taken, as on another branch, gets it back.
 
     A damaged dataset counts as not prepared; whatever reads it names it.
 
@@ -264,22 +266,31 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
         if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
     notes = [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in unprepared]
-    for name, imports in reused.items():
-        in_place = {run.place: run for run in results[name].runs}
-        if displaced := [run for run in imports if in_place.get(run.place) != run]:
-            with alone(_lock(project)):
-                result = _read_or_rebuild(project, name)
+    return Unmeasured(remaining, dict(reused), notes)
+
+
+def use_imported(project: Project, imported: Mapping[str, Sequence[MeasuredRun]]) -> None:
+    """Put imported runs back into their tables' results, whose places others have taken, as on a branch with other settings or data."""
+    for name, runs in imported.items():
+        with alone(_lock(project)):
+            result = _read_or_rebuild(project, name)
+            in_place, reusable = {run.place: run for run in result.runs}, imported_runs(project, result)
+            displaced = [run for run in runs if in_place.get(run.place) != run and run.facts in reusable]
+            if displaced:
                 save_result(project, result.updated(displaced, (), result.made))
-    return Unmeasured(remaining, {name: len(imports) for name, imports in reused.items()}, notes)
 
 
 def _check_imported(table: TableFile, run: MeasuredRun) -> None:
-    """Check every name of a run from another project. Its folder is a path in the store, below which files are read and removed."""
+    """Check every name and number of a run from another project. Its folder is a path in the store, whose files are read and removed."""
     check_known("row", run.row, table.rows)
     check_known("variant", run.variant, (*table.rows[run.row].variants, TUNED, COMMON))
     check_known("dataset", run.dataset, table.datasets)
     if not _IDENTITY.fullmatch(run.identity) or run.figures != f"evaluate/{run.identity}":
         raise ConfigError(f"the run of {run.label}, seed {run.seed}, has the folder '{run.figures}'; expected evaluate/ and its identity")
+    try:
+        json.dumps(run.model_dump(), allow_nan=False, default=str)
+    except ValueError:
+        raise ConfigError(f"the run of {run.label}, seed {run.seed}, has a number that is not finite (NaN or infinite)") from None
 
 
 def _lock(project: Project) -> Path:

@@ -19,7 +19,7 @@ from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, export_result, import_result, load_result, unmeasured_runs
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec
-from tasks.sealed import DamagedError, NewerFormatError, write_sealed
+from tasks.sealed import DamagedError, NewerFormatError, seal, unseal, write_sealed
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.present import is_of_other_code, table_today
@@ -87,6 +87,16 @@ def test_means_are_over_the_seeds_of_both_projects_and_runs_measured_here_are_ke
     ]  # fmt: skip
     import_result(project, theirs)
     assert values(project) == expected, "importing twice changes nothing"
+
+
+def test_a_run_measured_here_that_comes_back_in_another_s_file_is_no_imported_one(project: Project, tmp_path: Path) -> None:
+    """A colleague's file has the runs that the colleague imported from here."""
+    own = of_today(project, 1, 0.3)
+    add_runs(project, TABLE, [own], (), "ours")
+    write_sealed(tmp_path / "given.json", TableResult(name=TABLE, runs=(own, measured(project, 2, 0.4))))
+    import_result(project, tmp_path / "given.json")
+    add_runs(project, TABLE, [changed(project, 1, 0.9, {"training": {"num_epochs": 1}})], (), "on a branch")
+    assert requested(project)[0] == [0, 1, 3], "its own finished run is found in the store, with its pictures"
 
 
 @pytest.mark.parametrize("changes", [{"digest": "other images"}, {"training": {"num_epochs": 1}}], ids=["images", "settings"])
@@ -218,6 +228,25 @@ def test_unknown_names_and_foreign_folders_are_refused_and_nothing_is_added(
     assert not result_path(project, TABLE).exists()
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused_and_earlier_imports_stay(
+    project: Project, theirs: Path, tmp_path: Path, number: float
+) -> None:
+    """JSON written here has null in its place, which is no score: the whole result was set aside as damaged, with all imported runs."""
+    import_result(project, theirs)
+    for given, name in (({"scores": {"recall@1": 0.5, "nmi": number}}, "nmi"), ({"seconds": number}, "seconds")):
+        run = (
+            measured(project, 7, 0.5, **given)
+            .model_dump_json()
+            .replace(f'"{name}":null', f'"{name}":{"NaN" if number != number else "Infinity"}')
+        )
+        record = f'{{"name":"{TABLE}","runs":[{run}]}}'
+        (tmp_path / "given.json").write_text(seal(record))
+        with pytest.raises(ConfigError, match=r"given\.json: the run of softtriple as_published, seed 7, has a number that is not finite"):
+            import_result(project, tmp_path / "given.json")
+    assert values(project) == pytest.approx({0: 60.0, 1: 61.0, 2: 62.0})
+
+
 @pytest.mark.parametrize("gone", [{"row": "gone"}, {"variant": "gone"}, {"dataset": "gone"}], ids=str)
 def test_runs_that_are_no_longer_in_the_table_are_not_exported(
     project: Project, tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: dict[str, object]
@@ -274,7 +303,9 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
     assert run(app, ["tables", "import", str(theirs)]).stdout == f"{TABLE}: 3 runs imported; show them with: dml tables show {TABLE}\n"
     again = tmp_path / "again.json"
     assert run(app, ["tables", "export", TABLE, "-o", str(again)]).stdout.startswith(f"{TABLE}: 3 runs in {again}; add them")
-    assert again.read_bytes() == theirs.read_bytes()
+    exported = [json.loads(unseal(path.read_bytes()))["runs"] for path in (theirs, again)]
+    assert [[run.pop("is_imported") for run in runs] for runs in exported] == [[False] * 3, [True] * 3], "another project measured them"
+    assert exported[0] == exported[1]
     listed = json.loads(run(app, ["tables", "show", TABLE, "--json"]).stdout)
     (line,) = (line for row in listed["rows"] for line in row["lines"])
     assert [(one["seed"], one["is_imported"]) for one in line["runs"]] == [(0, True), (1, True), (2, True)]
