@@ -192,6 +192,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist, built from a copy of the sources by the environment's own setuptools."""
     folder = tmp_path_factory.mktemp("built")
     copytree(CORE, folder / "source", ignore=ignore_patterns("__pycache__", "*.egg-info", "build"))
+    earlier = folder / "build/dml-core/lib/dml_core/removed_since.py"
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     code = "from setuptools.build_meta import build_sdist, build_wheel; build_wheel('../dist'); build_sdist('../dist')"
     subprocess.run([sys.executable, "-c", code], cwd=folder / "source", capture_output=True, check=True)
     return folder / "dist"
@@ -205,6 +208,8 @@ def test_wheel_and_sdist_have_every_file_and_no_other(built: Path) -> None:
         assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
     with tarfile.open(next(built.glob("dml_core-*.tar.gz"))) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
+        settings = next(name for name in sdist.getnames() if name.count("/") == 1 and name.endswith("/setup.cfg"))
+        assert b"build_base" not in sdist.extractfile(settings).read(), "outside of the unpacked sources"  # type: ignore[union-attr]
     assert sources | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
