@@ -31,7 +31,7 @@ from tasks.reports.kit import markdown_table
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
-from tasks.runs.tuned import TunedFile, write_tuned
+from tasks.runs.tuned import TunedFile, confirmed_before, tuned_path, write_tuned
 from tasks.tuning import halving
 from tasks.tuning.halving import SearchResult
 from tasks.tuning.proposals import Trial
@@ -45,12 +45,20 @@ SHOWN = 5  # number of best trials, plus the row's own settings
 
 @dataclass(frozen=True)
 class Tuned:
-    """A search, its result, and the file it wrote."""
+    """A search, its result, and the content and path of its file. `kept` is the earlier search whose file is there instead, if any."""
 
     search: Search
     result: SearchResult
     file: TunedFile
     path: Path
+    kept: TunedFile | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the settings are, or which stay there, in one line."""
+        if self.kept is None:
+            return f"settings: {self.path}"
+        return f"not written: {self.path} keeps the settings that an earlier search confirmed ({self.kept.says}); remove it to drop them"
 
     @property
     def rows(self) -> list[list[str]]:
@@ -149,7 +157,8 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
                 lock.acquire()
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
     file = tuned_file(search, name, prepared, dataset, result, services.tags, num_trials)
-    tuned = Tuned(search, result, file, write_tuned(file))
+    kept = confirmed_before(file)
+    tuned = Tuned(search, result, file, write_tuned(file) if kept is None else tuned_path(file.table, file.row, file.dataset), kept)
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)
     return tuned
@@ -253,7 +262,9 @@ def _publish(tuned: Tuned, services: Services) -> None:
     """Publish the search's result on the MLflow page of its parent run and in Prefect."""
     search = tuned.search
     command = f"`{tuned.file.command}`; trial 0 has the row's own settings. No test image was read."
-    about = "\n\n".join([f"{search.title}: {tuned.file.says}.", markdown_table(tuned.rows), command])
+    about = "\n\n".join(
+        [f"{search.title}: {tuned.file.says}.", markdown_table(tuned.rows), command, *([tuned.place] if tuned.kept else [])]
+    )
     report = ComparisonReport(
         comparison=search.title,
         dataset=search.dataset,
@@ -261,7 +272,7 @@ def _publish(tuned: Tuned, services: Services) -> None:
         folder=None,
         tags=services.tags | {"paper": search.table.partition("/")[0], "table": search.table, "row": search.row},
         about=about,
-        files=(str(tuned.path),),
+        files=() if tuned.kept else (str(tuned.path),),
         is_search=True,
     )
     services.tracker.publish(report)

@@ -29,8 +29,9 @@ def tune(
 ) -> None:
     """Search a row's settings on folds of the training classes.
 
-    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it.
-    Rerun the command to resume: finished scores are reused.
+    Writes all trials to flows/tables/tuned, and the winner's settings if fresh folds and seeds confirm its gain; prints the command that
+    runs them. A search that confirms nothing does not replace what another one of the row confirmed. Rerun the command to resume: finished
+    scores are reused.
     """
     project = open_project()
     from tasks.checks import check_places
@@ -63,7 +64,7 @@ def _print_tuned(tuned: "Tuned", params: "Params") -> None:
     trial, pairs, score, settings = ((title, values) for title, *values in zip(*tuned.rows, strict=True))
     print_table(Column(*trial), Column(*pairs, drop=1), Column(*score), Column(*settings, wraps=True), title=search.title)
     print(tuned.file.says)
-    print(f"settings: {tuned.path}")
+    print(tuned.place)
     if tuned.file.training:
         print(f"run them: {_command(search, params)}")
 

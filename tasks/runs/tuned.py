@@ -130,6 +130,19 @@ def write_tuned(tuned: TunedFile) -> Path:
     return path
 
 
+def confirmed_before(found: TunedFile) -> TunedFile | None:
+    """Return the file that a search which confirmed nothing does not replace, or None.
+
+    It has settings that another search of the row confirmed, on the same images, and from the same own settings as far as it records them.
+    """
+    try:
+        before = read_tuned(found.table, found.row, found.dataset)
+    except ConfigError:
+        return None
+    is_same = before.fingerprint == found.fingerprint and before.searched_on in (None, found.searched_on)
+    return before if before.training and not found.training and is_same and before.command != found.command else None
+
+
 def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
     """Read the result of a search.
 

@@ -155,7 +155,7 @@ def of_search_for_settings(patch: pytest.MonkeyPatch) -> list[str]:
     header = ["trial", "pairs of fold and seed", "recall@1, mean ± standard deviation", "settings"]
     named = SimpleNamespace(title="project/standing/softtriple on fashion-mnist", table="project/standing", row="softtriple", column="x")
     tuned = SimpleNamespace(
-        search=named, rows=[header, ["12", "16", "0.512 ± 0.012", settings]], file=SimpleNamespace(says="", training={}), path="p"
+        search=named, rows=[header, ["12", "16", "0.512 ± 0.012", settings]], file=SimpleNamespace(says="", training={}), place="p"
     )
     tune._print_tuned(tuned, PARAMS)  # type: ignore[arg-type]
     return ["0.512 ± 0.012", *settings.split(", ")]

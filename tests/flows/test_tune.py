@@ -14,18 +14,20 @@ from dml_core.errors import ConfigError, DataError, DmlError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
-from flows.tune import Scores, SearchesFailedError, locks_of
+from flows.tune import Scores, SearchesFailedError, Tuned, locks_of
 from tasks.environment import Project
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.tuned import TunedFile, read_tuned, write_tuned
 from tasks.storage import Store
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import plan_searches
 from tasks.tuning.space import lay_over
 from tasks.workers.connection import RayGoneError
 from tests.conftest import ROOT, small_training
+from tests.tasks.runs.test_tuned import FOUND
 
 DATASET = DatasetRecord(name="d", folder="/packed", digest="0123", counts={}, source="synthetic")
 
@@ -108,6 +110,41 @@ def test_a_search_ends_if_ray_is_gone_and_goes_on_without_settings_that_cannot_b
     assert scores._wait(failed(TrainingError("the loss is not finite"))) == "the loss is not finite"
     with pytest.raises(RayGoneError):
         scores._wait(failed(RayGoneError("Ray does not answer")))
+
+
+def left_by(monkeypatch: pytest.MonkeyPatch, tables: Path, before: TunedFile, found: TunedFile) -> Tuned:
+    """Return what a search that finds `found` leaves where `before` is."""
+    search: Any = SimpleNamespace(dataset="d", title="t", identity=lambda dataset: "0" * 64, space=(), guesses=(), draw="", fits=None)
+    search.on = lambda folder: search
+    services: Any = SimpleNamespace(project=None, tags={}, display=SimpleNamespace(say=lambda line: None))
+    monkeypatch.setattr("tasks.runs.protocols.TABLES", tables)
+    write_tuned(before)
+    for name, result in {"training_rows": DATASET, "check_on": None, "locks_of": (), "tuned_file": found, "_publish": None}.items():
+        monkeypatch.setattr(tune, name, lambda *given, result=result: result)
+    monkeypatch.setattr(tune.halving, "search", lambda *given: None)
+    return tune._tune(search, DATASET, 16, None, services)  # type: ignore[arg-type]
+
+
+def test_a_search_that_confirms_nothing_keeps_what_another_confirmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A second look with another seed replaced the confirmed settings with none."""
+    nothing = FOUND.model_copy(update={"training": {}, "seed": 4})
+    left = left_by(monkeypatch, tmp_path, FOUND, nothing)
+    assert read_tuned(FOUND.table, FOUND.row, FOUND.dataset) == FOUND
+    assert left.place.startswith(
+        f"not written: {left.path} keeps the settings that an earlier search confirmed (dml tune, 3 trials, seed 3"
+    )
+    replaced: list[tuple[TunedFile, dict[str, Any]]] = [
+        (FOUND.model_copy(update={"training": {}}), {}),
+        (FOUND, {"seed": FOUND.seed}),
+        (FOUND, {"fingerprint": "4567"}),
+        (FOUND, {"searched_on": "cdef"}),
+        (FOUND, {"training": {"num_epochs": 9}}),
+    ]
+    for before, changes in replaced:
+        found = nothing.model_copy(update=changes)
+        left = left_by(monkeypatch, tmp_path, before, found)
+        assert read_tuned(FOUND.table, FOUND.row, FOUND.dataset) == found
+        assert left.place == f"settings: {left.path}"
 
 
 def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Exception | list[str]]:

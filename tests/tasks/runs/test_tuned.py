@@ -347,7 +347,7 @@ def test_the_command_that_a_search_prints_runs_what_it_found(
     found: Any = SimpleNamespace(table=STANDING, row="my-loss", column=DATASET, title="x")
     header = ["trial", "pairs of fold and seed", "recall@1", "settings"]
     for training, said in ((file.training, [f"run them: {first}dml reproduce --dataset {DATASET} --variant My_Loss"]), ({}, [])):
-        tuned: Any = SimpleNamespace(search=found, rows=[header], file=file.model_copy(update={"training": training}), path="p")
+        tuned: Any = SimpleNamespace(search=found, rows=[header], file=file.model_copy(update={"training": training}), place="p")
         _print_tuned(tuned, with_own(dataset, variant))
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("run them")] == said
     write_tuned(file)
