@@ -43,7 +43,10 @@ def verify(
     seed: Annotated[
         list[int] | None,
         typer.Option(
-            "--seed", "-s", metavar="SEED", help="This seed; repeat for several. Default: the accepted seed verified longest ago."
+            "--seed",
+            "-s",
+            metavar="SEED",
+            help="This seed; repeat for several. Default: the accepted seed verified longest ago, of a receipt one at random.",
         ),
     ] = None,
     receipt: Annotated[
@@ -160,7 +163,8 @@ def _print(verified: "Verified") -> None:
                 Column("row", [row.row for row in verification.rows], wraps=True),
                 Column("seed", [str(row.seed) if row.evidence is not None else "" for row in verification.rows]),
                 Column("verdict", [row.verdict.value for row in verification.rows]),
-                Column("R@1", [row.recall for row in verification.rows], drop=1),
+                Column("R@1", [row.recall for row in verification.rows], drop=2),
+                Column("band", [row.recall_band for row in verification.rows], drop=1),
                 Column("comparison", [row.reason for row in verification.rows], wraps=True),
             )
     changed = dict.fromkeys(line for one in verified.verifications for verdict in one.rows for line in verdict.changed)

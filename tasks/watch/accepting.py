@@ -26,7 +26,7 @@ from tasks.watch.storage import (
     rows_today,
     write_reference,
 )
-from tasks.watch.verdicts import verdict_of
+from tasks.watch.verdicts import INPUTS, verdict_of
 from tasks.wording import Say, counted
 
 
@@ -79,13 +79,13 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     verified = _verified(project, name, list(finished), commit)
     say(f"{name}: collecting the evidence of {counted(sum(map(len, finished.values())), 'run')}")
     level = shared_level(kept, finished)
+    fewest = min(map(len, finished.values()))
+    if fewest < seeds_needed(level):
+        say(f"note: {counted(fewest, 'seed')}; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
     evidence = []
     for row, seeds in finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
         evidence += _checked(project, runs, verified[row], level)
-    fewest = min(map(len, finished.values()))
-    if fewest < seeds_needed(level):
-        say(f"note: {counted(fewest, 'seed')}; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
     return Reference(
         name=name,
         protocol=protocol_of(params, name),
@@ -161,12 +161,14 @@ def _person(root: Path) -> str:
 
 def _check_finished(name: str, unfinished: Sequence[tuple[str, int]], finished: Mapping[str, object]) -> None:
     if not finished:
-        raise ConfigError(f"{name}: no row is finished by this code; run them with dml reproduce, then: dml verify {name}")
+        remedy = f"run them with dml reproduce, imported ones with --force; then: dml verify {name}"
+        raise ConfigError(f"{name}: no row is finished by this code; {remedy}")
     if unfinished:
         shown = ", ".join(f"{row} seed {seed}" for row, seed in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
         raise ConfigError(
-            f"{name}: {counted(len(unfinished), 'unfinished run')}: {shown}{more}; run them with dml reproduce, or name rows with --row"
+            f"{name}: {counted(len(unfinished), 'unfinished run')}: {shown}{more}; run them with dml reproduce, "
+            "imported ones with --force, or name rows with --row"
         )
 
 
@@ -190,8 +192,10 @@ def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evide
     for one in verified:
         verdict = verdict_of(one, finished, level)
         if verdict.verdict is Verdict.DRIFTED:
-            again = "dml reproduce --force, then dml verify"
             reason = "; ".join([verdict.reason, *verdict.changed])
+            again = "dml reproduce --force, then dml verify"
+            if one.environment.device != "cpu" and not any(what in reason for what in INPUTS.values()) and not verdict.bands:
+                again = f"on a GPU finish {seeds_needed(level)} seeds for a band, or train with scale.deterministic; then dml verify"
             raise ConfigError(f"{one.row}: the finished runs are not what the verification trained ({reason}); {again}")
     return finished
 

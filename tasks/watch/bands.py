@@ -7,7 +7,7 @@ good is a fault as well. Extremes are not dropped: a t limit needs the whole spr
 many (tests/tasks/watch/test_bands.py simulates both).
 
 Judged are Recall@K at the smallest K, MAP@R, NMI, the mean loss of the first and of the last epoch, and the number of epochs to a target
-score. The level is Bonferroni's, over all accepted rows, scores, sides and the nights of a month.
+score. The level is Bonferroni's, over all accepted rows, scores, sides and the nights of a month; a receipt is verified once.
 """
 
 import math
@@ -29,14 +29,14 @@ WIDEST = 9.0  # standard deviations; a wider band would accept almost any run
 RELATIVE_FLOOR = 1e-6  # of the mean: deviation of scores that are equal in all accepted runs
 
 
-def shared_level(references: Iterable[Reference], rows: Iterable[str] = ()) -> float:
-    """Return the level of the bands of all accepted rows and of `rows`, about to be accepted, which share a night's false alarms."""
-    return level_of(len({one.row for reference in references for one in reference.evidence}.union(rows)))
+def shared_level(references: Iterable[Reference], rows: Iterable[str] = (), num_nights: int = NIGHTS_PER_MONTH) -> float:
+    """Return the level of the bands of all accepted rows and of `rows`, about to be accepted, which share a month's false alarms."""
+    return level_of(len({one.row for reference in references for one in reference.evidence}.union(rows)), num_nights)
 
 
-def level_of(num_rows: int) -> float:
-    """Return the probability with which one limit of one score may be exceeded by chance, if `num_rows` rows are verified each night."""
-    return ALARMS_PER_MONTH / (max(1, num_rows) * MOST_JUDGED * NIGHTS_PER_MONTH * 2)
+def level_of(num_rows: int, num_nights: int = NIGHTS_PER_MONTH) -> float:
+    """Return the probability with which one limit of one score may be exceeded by chance, if `num_rows` runs are verified each night."""
+    return ALARMS_PER_MONTH / (max(1, num_rows) * MOST_JUDGED * num_nights * 2)
 
 
 def width_of(num_seeds: int, level: float) -> float:

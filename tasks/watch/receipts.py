@@ -15,10 +15,10 @@ from tasks.environment import Project
 from tasks.files import check_output
 from tasks.watch.accepting import verified_reference
 from tasks.watch.records import Receipt, Reference, Verdict
-from tasks.watch.storage import read_evidence, write_evidence
+from tasks.watch.storage import check_runs_once, read_evidence, write_evidence
 from tasks.watch.summary import verdict_counts
 from tasks.watch.verdicts import verdict_of
-from tasks.wording import Say
+from tasks.wording import Say, counted
 
 RECEIPTS = Path("results") / "receipts"  # in the project: receipts that others sent
 SIGNERS = "signers"  # file of allowed signers among them, in the format of ssh-keygen(1)
@@ -70,17 +70,19 @@ def read_receipt(path: Path) -> Receipt:
 
     Raises:
         ConfigError: there is no such file.
-        StoreError: its content does not fit its hash, or a newer version of the program wrote it.
+        StoreError: its content does not fit its hash, it has a run twice, or a newer version of the program wrote it.
     """
     try:
         content = read_evidence(path)
         if content.pop("sha256", None) != json_sha256(content):
             raise StoreError(f"{path}: altered or damaged: its content does not fit its hash")
-        return Receipt.model_validate(content)
+        receipt = Receipt.model_validate(content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError:
         raise StoreError(f"{path}: not a receipt; write one with: dml receipt NAME -o FILE") from None
+    check_runs_once(path, receipt)
+    return receipt
 
 
 def signer_of(path: Path, signers: Path | None = None) -> str | None:
@@ -120,20 +122,26 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
 
 
 def _compared(path: Path, references: dict[str, Reference], level: float) -> Reproduced:
-    """Return a receipt with the number of its runs with each verdict, or with the reason why it cannot be trusted."""
+    """Return a receipt with the number of its runs with each verdict, or with the reason why it cannot be trusted.
+
+    With a file of allowed signers one of them must have signed it. Runs that trained for exactly the accepted seconds are the same runs.
+    """
     signers = path.with_name(SIGNERS)
-    has_signers = signers.is_file() and _signature(path).is_file()
     try:
         receipt = read_receipt(path)
-        signer = signer_of(path, signers if has_signers else None)
+        signer = signer_of(path, signers if signers.is_file() else None)
     except (ConfigError, StoreError) as error:
         return Reproduced(path.name, None, str(error).removeprefix(f"{path}: "))
     reference = references.get(receipt.name)
-    verdicts = []
+    verdicts, copies = [], []
     for run in receipt.evidence:
         accepted = [] if reference is None else reference.of_row(run.row)
-        verdicts.append(verdict_of(run, accepted, level).verdict if accepted else Verdict.NEW)
-    return Reproduced(path.name, receipt, verdict_counts(verdicts), signer or "not signed")
+        if any((one.seed, one.weights, one.seconds) == (run.seed, run.weights, run.seconds) for one in accepted):
+            copies.append(run)
+        else:
+            verdicts.append(verdict_of(run, accepted, level).verdict if accepted else Verdict.NEW)
+    of_copies = f"{counted(len(copies), 'run')} accepted here, no reproduction" if copies else ""
+    return Reproduced(path.name, receipt, "; ".join(filter(None, [verdict_counts(verdicts), of_copies])), signer or "not signed")
 
 
 def _signature(path: Path) -> Path:

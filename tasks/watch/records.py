@@ -172,6 +172,12 @@ class RowVerdict(Record):
         name = None if self.evidence is None else self.evidence.first_recall
         return "" if self.evidence is None or name is None else f"{100 * self.evidence.scores[name]:.1f}"
 
+    @property
+    def recall_band(self) -> str:
+        """The band of the first Recall@K in per cent; empty if the run was not judged by one."""
+        band = None if self.evidence is None else self.bands.get(self.evidence.first_recall or "")
+        return "" if band is None else f"{100 * band.low:.1f} to {100 * band.high:.1f}"
+
 
 class Verification(Record):
     """One execution of `dml verify`: a night's share of the rows, or all.

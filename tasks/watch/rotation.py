@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
+from random import SystemRandom
 from statistics import fmean
 
 from tasks.plans.times import START_SECONDS
@@ -46,13 +47,17 @@ class Night:
     num_nights: int
     least: float
 
-    def line(self, num_seeds: int) -> str:
-        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn."""
+    def line(self, num_seeds: int | None) -> str:
+        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn.
+
+        `num_seeds` is None for a receipt (`drawn_turns`): the next verification of it draws again.
+        """
         runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
         every = "each verification covers every row" if self.num_nights == 1 else f"{self.num_nights} verifications cover every row"
-        seeds = f", {self.num_nights * num_seeds} cover every accepted seed" if num_seeds > 1 else ""
+        seeds = f", {self.num_nights * num_seeds} cover every accepted seed" if num_seeds is not None and num_seeds > 1 else ""
+        course = f"; {every}{seeds}" if num_seeds is not None else ""
         too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""
-        return f"{runs}; {every}{seeds}{too_long}"
+        return f"{runs}{course}{too_long}"
 
 
 def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> list[Turn]:
@@ -74,6 +79,18 @@ def turns_of(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> 
             seed = min(seconds, key=lambda seed: (last.get((row, seed), NEVER), seed))
             turns.append(Turn(name, row, seed, measured.get(row) or fmean(seconds.values())))
     return sorted(turns, key=lambda turn: last.get((turn.row, None), NEVER))
+
+
+def drawn_turns(accepted: Mapping[str, Accepted], past: Sequence[Verification]) -> list[Turn]:
+    """Return one run for each row of a receipt, at random, since its author must not know which runs are trained.
+
+    Rows with the same seeds have the same one: runs of one seed start together.
+    """
+    random, turns = SystemRandom(), turns_of(accepted, past)
+    seeds = list({seed for rows in accepted.values() for seconds in rows.values() for seed in seconds})
+    random.shuffle(seeds)
+    random.shuffle(turns)
+    return [replace(turn, seed=min(accepted[turn.name][turn.row], key=seeds.index)) for turn in turns]
 
 
 def plan_night(turns: Sequence[Turn], share: float, budget_seconds: float | None, num_parallel: int, correction: float = 1.0) -> Night:

@@ -9,6 +9,7 @@ In file names `/` is replaced by `~`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,17 @@ def read_reference(project: Project, name: str) -> Reference | None:
     """Return the accepted reference of a table or dataset; None if there is none.
 
     Raises:
-        StoreError: the file is damaged, or a newer version of the program wrote it.
+        StoreError: the file is damaged or has a run twice, or a newer version of the program wrote it.
     """
     path = reference_path(project, name)
     if not path.is_file():
         return None
     try:
-        return Reference.model_validate(read_evidence(path))
+        reference = Reference.model_validate(read_evidence(path))
     except (OSError, ValueError):
         raise StoreError(f"{path}: damaged; restore it with git, or accept again: dml accept {name} --why ...") from None
+    check_runs_once(path, reference)
+    return reference
 
 
 def read_evidence(path: Path) -> dict[str, Any]:
@@ -75,6 +78,17 @@ def read_evidence(path: Path) -> dict[str, Any]:
     if isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise StoreError(f"{path}: written by a newer version (format {content['format']}); update dml-repro")
     return content
+
+
+def check_runs_once(path: Path, reference: Reference) -> None:
+    """Check that a reference has no run twice: its band would be that of more seeds.
+
+    Raises:
+        StoreError: it has.
+    """
+    for (row, seed), number in Counter((one.row, one.seed) for one in reference.evidence).items():
+        if number > 1:
+            raise StoreError(f"{path}: {number} runs of {row} have seed {seed}, as after a merge that kept both; keep one of them")
 
 
 def read_references(project: Project, without: str | None = None) -> dict[str, Reference]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from tasks.reports.kit import markdown_table
 from tasks.watch.records import REPRODUCED, Receipt, Reference, Verdict, Verification
+from tasks.wording import counted
 
 
 def first_sentence(verification: Verification, reference: Reference | None) -> str:
@@ -21,7 +22,14 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
         result = "nothing is accepted" if reference is None else "nothing was compared"
     source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
     since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
-    return f"{verification.name}: {result}{since}: {verdict_counts(verdicts) or 'no run'}{skipped}{too_long}."
+    part = f"; {_share_trained(verification, reference)}" if isinstance(reference, Receipt) else ""
+    return f"{verification.name}: {result}{since}: {verdict_counts(verdicts) or 'no run'}{part}{skipped}{too_long}."
+
+
+def _share_trained(verification: Verification, receipt: Receipt) -> str:
+    """Return how many runs of a receipt were trained again, as "12 of 132 runs trained"."""
+    runs = {(one.row, one.seed) for one in receipt.evidence}
+    return f"{len(runs & {(one.row, one.seed) for one in verification.trained})} of {counted(len(runs), 'run')} trained"
 
 
 def verdict_counts(verdicts: Iterable[Verdict]) -> str:
@@ -33,8 +41,11 @@ def verdict_counts(verdicts: Iterable[Verdict]) -> str:
 
 def as_markdown(verification: Verification, reference: Reference | None) -> str:
     """Return a verification as a page: its sentence, a table of its rows, and what differs from the accepted environment."""
-    rows = [[row.row, str(row.seed) if row.evidence is not None else "", row.verdict, row.recall, row.reason] for row in verification.rows]
-    table = [markdown_table([["row", "seed", "verdict", "R@1", "comparison"], *rows]), ""] if rows else []
+    rows = [
+        [row.row, str(row.seed) if row.evidence is not None else "", row.verdict, row.recall, row.recall_band, row.reason]
+        for row in verification.rows
+    ]
+    table = [markdown_table([["row", "seed", "verdict", "R@1", "band", "comparison"], *rows]), ""] if rows else []
     changed = dict.fromkeys(line for row in verification.rows for line in row.changed)
     differs = ["Differs from the accepted environment:", "", *(f"- {line}" for line in changed), ""] if changed else []
     return "\n".join([f"# {first_sentence(verification, reference)}", "", *table, *differs])

@@ -2,7 +2,7 @@
 
 | verdict | condition |
 |---|---|
-| identical | all hashes, losses and scores equal those of the accepted run with the same seed |
+| identical | all bits, losses and scores equal those of the accepted run with the same seed; a digest of another packing is noted |
 | drifted | settings or dataset differ; or a score is outside its band; or bits differ in an equal environment |
 | within the band | bits differ in another environment, and every judged score is within its band |
 
@@ -35,11 +35,12 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
 
     if nearest.settings != new.settings:
         return result(Verdict.DRIFTED, "the settings differ from the accepted run's")
-    if nearest.dataset != new.dataset:
-        return result(Verdict.DRIFTED, "the dataset's content differs from the accepted run's")
     difference = f"seed {new.seed} has no accepted run" if same is None else first_difference(same, new)
     if difference is None:
-        return result(Verdict.IDENTICAL, "")
+        packed = "" if nearest.dataset == new.dataset else "the same images, packed by another version: the dataset's digest differs"
+        return result(Verdict.IDENTICAL, packed)
+    if nearest.dataset != new.dataset:
+        return result(Verdict.DRIFTED, "the dataset's content differs from the accepted run's")
     bands, outside = judge(new, accepted, level)
     if outside is not None:
         return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)

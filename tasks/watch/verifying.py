@@ -24,11 +24,11 @@ from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
 from tasks.watch.accepting import candidate_evidence, find_candidates
 from tasks.watch.alarms import notify
-from tasks.watch.bands import shared_level
+from tasks.watch.bands import NIGHTS_PER_MONTH, shared_level
 from tasks.watch.evidence import collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, train, workspace
 from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
-from tasks.watch.rotation import Night, Turn, correction_of, plan_night, turns_of
+from tasks.watch.rotation import Night, Turn, correction_of, drawn_turns, plan_night, turns_of
 from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
 from tasks.wording import Say
@@ -98,7 +98,8 @@ class _Verifier:
         self.project, self.request, self.say, self.receipt = project, request, say, receipt
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
         references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}
-        self.level = shared_level(references.values())
+        num_nights = NIGHTS_PER_MONTH if receipt is None else max(1, len(request.seeds))  # a receipt's rows are verified once
+        self.level = shared_level(references.values(), num_nights=num_nights)
         names = list(request.names or references)
         self.references = {name: references[name] for name in names if name in references}
         refuse_repeats("NAME", names)
@@ -185,7 +186,7 @@ class _Verifier:
     def _plan(self) -> Night:
         """Choose the runs, at least one of any rows unless a verdict is bad already."""
         past = [one for one in read_verifications(self.project.state) if one.started_at <= self.started_at]  # a clock may have been wrong
-        turns = turns_of(self.accepted, past)
+        turns = turns_of(self.accepted, past) if self.receipt is None else drawn_turns(self.accepted, past)
         if self.request.seeds:
             turns = [replace(turn, seed=seed) for turn, seed in product(turns, self.request.seeds)]
         minutes = self.request.budget_minutes
@@ -198,7 +199,9 @@ class _Verifier:
             self.say(problem)
         elif turns:
             num_seeds = 1 if self.request.seeds else max(len(seeds) for rows in self.accepted.values() for seeds in rows.values())
-            self.say(night.line(num_seeds))
+            self.say(night.line(num_seeds if self.receipt is None else None))
+        if self.receipt is not None and night.turns and not self.request.seeds:
+            self.say(f"drawn at random: seed {', '.join(map(str, sorted({turn.seed for turn in night.turns})))}")
         return night
 
     def _with_data(self, turns: Sequence[Turn]) -> list[Turn]:

@@ -16,6 +16,7 @@ from dml_core.config import merge
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.errors import DmlError
+from dml_core.training import loop
 from flows.reuse.step_cache import SealedJSON
 from tasks.environment import Project
 from tasks.files import write_whole
@@ -155,6 +156,19 @@ def accepted(project: Project, texts_of_reference: dict[str, str]) -> Project:
     path.write_text(texts_of_reference["text"])
     commit(project.root, "accept own")
     return project
+
+
+def slightly_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the initial weights by a rounding error, as another order of sums changes a step."""
+
+    def build(config: Any, system: Any) -> Any:
+        with torch.no_grad():
+            for parameter in system.parameters():
+                parameter *= 1 + 1e-6
+        return built(config, system)
+
+    built = loop.build_optimiser
+    monkeypatch.setattr(loop, "build_optimiser", build)
 
 
 def _head(root: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dml_core.data.prepare import prepare
@@ -20,13 +21,14 @@ from tasks.reports.table_pages import HISTORY, SITE
 from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.history import write_history
-from tasks.watch.receipts import RECEIPTS, SIGNERS, read_receipt, read_receipts, signer_of, write_receipt
+from tasks.watch.receipts import NAMESPACE, RECEIPTS, SIGNERS, read_receipt, read_receipts, signer_of, write_receipt
 from tasks.watch.records import Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.storage import read_references, read_verifications, reference_path, write_reference, write_verification
+from tasks.watch.summary import first_sentence
 from tasks.watch.verdicts import verdict_of
 from tasks.watch.verifying import VerifyRequest, verify
 from tests.forked import dml
-from tests.tasks.watch.conftest import OPTIONS, evidence, git, reference, say, verified
+from tests.tasks.watch.conftest import OPTIONS, evidence, git, reference, say, slightly_other_numbers, verified
 
 pytestmark = pytest.mark.slow
 PERSON = "person@example.invalid"
@@ -87,6 +89,36 @@ def verified_by_receipt(project: Project, path: Path, seed: int = 3) -> RowVerdi
     return row
 
 
+def test_the_author_of_a_receipt_cannot_know_which_seed_is_trained_and_no_plan_counts_further_nights(clone: Project, receipt: Path) -> None:
+    """Verifications of a receipt are not recorded: the seed verified longest ago was always the first."""
+    says: list[str] = []
+    drawn = set()
+    for _ in range(30):
+        (turn,) = verifying._Verifier(clone, VerifyRequest(), says.append, read_receipt(receipt))._plan().turns
+        assert says[-1] == f"drawn at random: seed {turn.seed}"
+        drawn.add(turn.seed)
+    assert len(drawn) > 3, "of ten seeds"
+    assert {line.rpartition("about")[0] for line in says[::2]} == {"1 run to verify, "}
+    assert [line for line in says if "cover" in line] == []
+
+
+def test_a_receipt_is_judged_by_bands_of_one_verification_which_are_shown(
+    clone: Project, receipt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # is recorded: another environment
+    slightly_other_numbers(monkeypatch)
+    given = read_receipt(receipt)
+    (verification,) = verify(clone, VerifyRequest(seeds=(3,)), say, given).verifications
+    (row,) = verification.rows
+    assert row.verdict is Verdict.WITHIN_BAND, row.reason
+    name = str(given.evidence[0].first_recall)
+    scores = [one.scores[name] for one in given.evidence]
+    half = 2.933 * 1.1**0.5 * np.std(scores, ddof=1)  # Student's t of 9 degrees at 1 - 0.1 / 12: one row, six scores, two sides
+    assert row.bands[name].high - np.mean(scores) == pytest.approx(half, rel=0.01)
+    assert row.recall_band == f"{100 * row.bands[name].low:.1f} to {100 * row.bands[name].high:.1f}"
+    assert first_sentence(verification, given).endswith(": 1 within the band; 1 of 10 runs trained.")
+
+
 def score(content: dict[str, Any]) -> None:
     content["evidence"][3]["scores"]["recall@1"] += 0.001
 
@@ -98,6 +130,11 @@ def loss(content: dict[str, Any]) -> None:
 def dataset(content: dict[str, Any]) -> None:
     for run in content["evidence"]:
         run["dataset"] = "0" * len(run["dataset"])
+
+
+def images(content: dict[str, Any]) -> None:
+    dataset(content)
+    content["evidence"][3]["batches"] = "0" * 64
 
 
 def version(content: dict[str, Any]) -> None:
@@ -149,7 +186,7 @@ def test_an_altered_receipt_is_refused_by_its_hash_and_with_a_new_hash_by_its_si
 
 @pytest.mark.parametrize(
     ("alter", "reason"),
-    [(score, "scoring differs"), (loss, "the loss differs from step 1"), (dataset, "the dataset's content differs")],
+    [(score, "scoring differs"), (loss, "the loss differs from step 1"), (images, "the dataset's content differs")],
 )
 def test_without_a_signature_training_finds_an_altered_result(alter: Alteration, reason: str, clone: Project, receipt: Path) -> None:
     receipt.with_name("receipt.json.sig").unlink()
@@ -157,6 +194,14 @@ def test_without_a_signature_training_finds_an_altered_result(alter: Alteration,
     row = verified_by_receipt(clone, receipt)
     assert row.verdict is Verdict.DRIFTED
     assert reason in row.reason
+
+
+def test_the_same_images_packed_by_another_version_are_identical_with_a_note(clone: Project, receipt: Path) -> None:
+    altered(receipt, dataset, is_rehashed=True)  # its digest, which the bytes of pyarrow's files determine
+    receipt.with_name("receipt.json.sig").unlink()
+    row = verified_by_receipt(clone, receipt)
+    assert row.verdict is Verdict.IDENTICAL
+    assert row.reason == "the same images, packed by another version: the dataset's digest differs"
 
 
 def test_without_a_signature_another_version_is_named(clone: Project, receipt: Path) -> None:
@@ -202,17 +247,25 @@ def test_a_file_that_is_no_receipt_or_cannot_sign_is_one_line(accepted: Project,
     write_receipt(accepted, "own", tmp_path / "new", (), None, say)  # an earlier receipt is replaced
 
 
+def of_others(accepted: Reference) -> dict[str, Any]:
+    """Return a receipt with the bits of accepted runs, trained at another time."""
+    runs = tuple(run.model_copy(update={"seconds": run.seconds + 1}) for run in accepted.evidence)
+    return Receipt(**accepted.model_dump() | {"evidence": runs}).model_dump(mode="json")
+
+
 def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tmp_path: Path) -> None:
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
     folder = tmp_path / RECEIPTS
     folder.mkdir(parents=True)
     accepted = reference("own", "own/good", seeds=range(10))
-    content = Receipt(**accepted.model_dump()).model_dump(mode="json")
+    content = of_others(accepted)
     one = content["evidence"][0]
     contents = {
         "d": content,
         "b": content | {"evidence": [one | {"curve": [0.1, 0.2], "curve_epochs": [1]}]},
         "c": content | {"evidence": []},
+        "f": content | {"evidence": [*content["evidence"], one]},
+        "g": Receipt(**accepted.model_dump()).model_dump(mode="json"),
     }
     (folder / "a.json").write_text("[" * 200_000)
     for name, values in contents.items():
@@ -221,6 +274,8 @@ def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tm
     results = {one.file: one.result for one in read_receipts(project, {"own": accepted}, 0.001)}
     assert [file for file, result in results.items() if result.startswith("not a receipt; ")] == ["a.json", "b.json", "c.json"]
     assert (results["d.json"], results["e.json"]) == ("10 identical", "cannot be read (not a regular file)")
+    assert results["f.json"] == "2 runs of own/good have seed 0, as after a merge that kept both; keep one of them"
+    assert results["g.json"] == "10 runs accepted here, no reproduction"
     write_reference(project, accepted)
     write_history(project)
     assert "10 identical" in (tmp_path / SITE / HISTORY).read_text()
@@ -233,7 +288,7 @@ def test_fields_that_a_newer_program_added_are_kept_and_covered_by_the_hash(tmp_
     """An older checkout, as of a bisection, called newer receipts no receipts, references damaged, and renamed newer verifications."""
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
     accepted = reference("own", "own/good", seeds=range(2))
-    newer = Receipt(**accepted.model_dump()).model_dump(mode="json") | {"later": 1}
+    newer = of_others(accepted) | {"later": 1}
     for run in newer["evidence"]:
         run["later"] = run["environment"]["later"] = "2"
     path = tmp_path / RECEIPTS / "newer.json"
@@ -258,12 +313,21 @@ def test_fields_that_a_newer_program_added_are_kept_and_covered_by_the_hash(tmp_
         read_receipt(path)
 
 
-def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted: Project, receipt: Path, signers: Path) -> None:
+def trained_elsewhere(content: dict[str, Any]) -> None:
+    for run in content["evidence"]:
+        run["seconds"] += 1
+
+
+def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted: Project, receipt: Path, key: Path, signers: Path) -> None:
     folder = accepted.root / RECEIPTS
     folder.mkdir(parents=True)
-    for file in (receipt, receipt.with_name("receipt.json.sig")):
+    (folder / "copy.json").write_text(receipt.read_text())
+    altered(receipt, trained_elsewhere, is_rehashed=True)
+    signature = receipt.with_name("receipt.json.sig")
+    signature.unlink()
+    subprocess.run(["ssh-keygen", "-Y", "sign", "-f", key, "-n", NAMESPACE, receipt], check=True, capture_output=True)
+    for file in (receipt, signature):
         (folder / file.name).write_bytes(file.read_bytes())
-    (folder / SIGNERS).write_text(signers.read_text())
     drifted = folder / "drifted.json"
     drifted.write_text(receipt.read_text())
     altered(drifted, score, is_rehashed=True)
@@ -273,11 +337,18 @@ def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted
     verified(accepted)
     page = (accepted.root / SITE / HISTORY).read_text()
     assert "<td>10 identical</td><td>" in page
-    assert f"<td>{PERSON}</td>" in page
+    assert "<td>10 runs accepted here, no reproduction</td>" in page
     assert "<td>9 identical, 1 drifted</td>" in page
     assert "<td>not signed</td>" in page
     assert "<td>damaged.json</td>" in page
     assert "not counted: altered or damaged" in page
+    (folder / SIGNERS).write_text(signers.read_text())
+    write_history(accepted)
+    page = (accepted.root / SITE / HISTORY).read_text()
+    assert f"<td>{PERSON}</td>" in page
+    assert "10 identical" in page
+    assert "9 identical" not in page, "its author would only have to remove the signature of an unlisted key"
+    assert "not counted: not signed (drifted.json.sig is missing)" in page
 
 
 def test_the_commands_write_a_receipt_and_refuse_an_altered_one(accepted: Project, key: Path, signers: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.evidence import settings_hash
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.rotation import START_SECONDS, correction_of, plan_night, turns_of
+from tasks.watch.rotation import START_SECONDS, correction_of, drawn_turns, plan_night, turns_of
 from tasks.watch.storage import read_reference, read_verifications, rows_today, write_reference
 from tasks.watch.summary import first_sentence
 from tasks.watch.verifying import VerifyRequest, verify
@@ -59,6 +59,15 @@ def test_every_row_has_its_turn_although_predictions_are_wrong(seed: int) -> Non
         else:
             assert verified[row] == 0
             assert too_long[row] >= 4
+
+
+def test_rows_and_seeds_of_a_receipt_are_drawn_and_rows_with_the_same_seeds_start_together() -> None:
+    accepted = {"own": {"a": dict.fromkeys(range(5), ACCEPTED), "b": dict.fromkeys(range(5), ACCEPTED), "c": {7: ACCEPTED}}}
+    drawn = [[(turn.row, turn.seed) for turn in drawn_turns(accepted, [])] for _ in range(300)]
+    seeds = [dict(turns) for turns in drawn]
+    assert {of["a"] for of in seeds} == set(range(5))
+    assert all((of["b"], of["c"]) == (of["a"], 7) for of in seeds)
+    assert {turns[0][0] for turns in drawn} == {"a", "b", "c"}, "first of a share or a budget"
 
 
 def test_a_night_of_several_names_is_as_slow_as_it_was() -> None:

@@ -26,7 +26,7 @@ from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import accepting, evidence, fresh_runs, verdicts, verifying
+from tasks.watch import accepting, bands, evidence, fresh_runs, verdicts, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
@@ -34,7 +34,7 @@ from tasks.watch.rotation import Turn
 from tasks.watch.storage import read_reference, reference_path, rows_today, write_reference, write_verification
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
-from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, train_here, verified
+from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, slightly_other_numbers, train_here, verified
 
 pytestmark = pytest.mark.slow
 Fault = Callable[[Project, pytest.MonkeyPatch], None]
@@ -261,19 +261,6 @@ def test_a_corrupted_byte_of_a_dataset_is_found_and_nothing_is_trained(accepted:
     assert path.name in row.reason
 
 
-def slightly_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change the initial weights by a rounding error, as another order of sums changes a step."""
-
-    def build(config: Any, system: Any) -> Any:
-        with torch.no_grad():
-            for parameter in system.parameters():
-                parameter *= 1 + 1e-6
-        return built(config, system)
-
-    built = loop.build_optimiser
-    monkeypatch.setattr(loop, "build_optimiser", build)
-
-
 def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and_named(
     accepted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +320,22 @@ def test_runs_that_a_verification_with_more_workers_trained_are_accepted_by_thei
     assert {one.environment.workers for one in reference.evidence} == {1}
 
 
+def test_a_gpu_s_runs_of_too_few_seeds_for_a_band_name_a_remedy_that_leads_to_a_reference(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second training has other bits again: `--force` would end in the same way, after the same hours."""
+    trained_with({"device": "cuda"}, monkeypatch)
+    with monkeypatch.context() as patch:
+        slightly_other_numbers(patch)
+        verified(project)
+    monkeypatch.setattr(accepting, "seeds_needed", lambda level: 11)
+    monkeypatch.setattr(bands, "seeds_needed", lambda level: 11)
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match=r"on a GPU finish 11 seeds for a band, or train with scale\.deterministic; then dml verify$"):
+        accept(project, "own", "first results", (), lines.append)
+    assert lines[-1].startswith("note: 10 seeds; 11 are needed for a band")
+
+
 def test_all_accepted_rows_share_the_false_alarms_and_accept_names_those_who_lose_their_bands(
     accepted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +354,16 @@ def test_all_accepted_rows_share_the_false_alarms_and_accept_names_those_who_los
     assert row.reason.endswith("; 10 accepted seeds, and a band needs 11")
     other.unlink()
     assert verified(accepted).verdict is Verdict.WITHIN_BAND
+
+
+def test_a_reference_that_a_merge_doubled_is_refused_in_one_line(accepted: Project) -> None:
+    """The band of eight seeds would be that of sixteen."""
+    path = reference_path(accepted, "own")
+    lines = path.read_text().splitlines()
+    (place,) = (number for number, line in enumerate(lines) if '"seed": 3,' in line)
+    path.write_text("\n".join([*lines[:place], lines[place], *lines[place:]]) + "\n")
+    with pytest.raises(StoreError, match=r"own\.json: 2 runs of own/good have seed 3, as after a merge that kept both; keep one of them$"):
+        verified(accepted)
 
 
 def test_a_damaged_reference_can_be_accepted_again_as_its_error_says(accepted: Project) -> None:
