@@ -23,7 +23,8 @@ def keep_report(outbox: Path, report: Report) -> Path:
     """
     path = outbox / report.outbox_name
     before = read_or_set_aside(path, REPORT)
-    times = path.stat() if before is not None and before.model_copy(update={"tags": report.tags}) == report else None
+    is_same = before is not None and before.model_copy(update={"tags": report.tags}).model_dump_json() == report.model_dump_json()
+    times = path.stat() if is_same else None
     write_sealed(path, report)
     if times is not None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
