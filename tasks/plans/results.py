@@ -147,7 +147,8 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
     if len(known) < len(result.runs):
         others = counted(len(result.runs) - len(known), "run")
         logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
-    exported = TableResult(name=name, runs=tuple(known), made=result.made)
+    runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
+    exported = TableResult(name=name, runs=runs, made=result.made)
     write_sealed(path, exported, "choose another file with -o, or free space")
     return exported
 
