@@ -30,7 +30,7 @@ def doctor() -> None:
 
     Exits with code 2 if something is wrong. Starts and changes nothing, and prints no secrets.
     """
-    project = find_project()
+    project = check_code(find_project())
     with suppress(StoreError):  # the table reports it
         set_environment(project)
     findings = examine(project)

@@ -117,7 +117,7 @@ def test_outside_a_project(tmp_path: Path) -> None:
     refused(dml("reproduce", cwd=tmp_path), "no params.yaml")
 
 
-@pytest.mark.parametrize("words", ["reproduce", "verify", "data prepare synthetic", "stack up", "stack restart", "tables"])
+@pytest.mark.parametrize("words", ["reproduce", "verify", "data prepare synthetic", "stack up", "stack restart", "tables", "doctor"])
 def test_another_checkouts_code_is_refused(words: str, project: Path) -> None:
     """As of the environment of one clone, whose `dml` is run in a worktree: results would name the worktree's commit."""
     (project / "flows").mkdir()

@@ -378,6 +378,9 @@ def test_no_pod_runs_as_root_or_may_become_it() -> None:
 def test_the_file_with_the_passwords_stays_out_of_git_and_of_the_image(name: str) -> None:
     assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", name], cwd=ROOT, check=False).returncode == 0
     assert (ROOT / "infra/Dockerfile.dockerignore").read_text().splitlines()[-1] == "**/.env", "the last line that fits decides"
+    for path in ("infra/compose.yaml", "docs/how-to/nightly-runs.md"):  # without the option, the folder of the first --file is searched
+        (given,) = re.findall(r"^(?:# +)?docker compose (.+) up", (ROOT / path).read_text(), re.MULTILINE)
+        assert given == "--env-file .env --file infra/compose.yaml"
 
 
 def test_make_refuses_an_environment_of_another_python(tmp_path: Path) -> None:
@@ -398,12 +401,15 @@ def test_make_refuses_an_environment_of_another_python(tmp_path: Path) -> None:
     link.unlink()
     link.symlink_to(sys.executable)
     assert (make().returncode, make().stdout) == (0, "")
+    (other := link.with_name("uname")).write_text("#!/bin/sh\necho Linux aarch64\n")  # PATH begins with this folder
+    other.chmod(0o755)
+    assert make().stdout == "error: requirements.lock is for Linux on x86-64\n"
 
 
 def test_make_clean_leaves_the_raw_data(tmp_path: Path) -> None:
     """Copies of papers' datasets take hours to download again."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for folder in ("data/raw/cub200", "data/packed/cub200", "state"):
+    for folder in ("data/raw/cub200", "data/packed/cub200", "state", "build"):
         (tmp_path / folder).mkdir(parents=True)
     subprocess.run(["make", "--silent", "clean"], cwd=tmp_path, check=True, capture_output=True)
     assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "data", "raw", "cub200"}
