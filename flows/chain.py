@@ -18,7 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dml_core.errors import DataError, DmlError, TrainingError
+from dml_core.errors import DataError, DmlError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Add, Failure, Outcome
@@ -53,7 +53,7 @@ from tasks.scores.earlier_figures import CONTENT
 from tasks.tracking.live import LiveCurves
 from tasks.wording import counted
 from tasks.workers.group import WorkerGroup
-from tasks.workers.jobs import Job
+from tasks.workers.jobs import InfrastructureError, Job
 
 # A step that waits for the previous one also holds a thread. Worker groups and `Services` limit how many train and are scored at a time.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * MOST_CONCURRENT_RUNS)
@@ -120,7 +120,7 @@ class Chain:
             if future.state.is_failed() or future.state.is_crashed():
                 self._services.tracker.end_failed(self.spec.comparison, self._published_id)
                 error = future.state.result(raise_on_failure=False)
-                return error if isinstance(error, Exception) else TrainingError(f"{self.spec.title}: {future.state.message}")
+                return error if isinstance(error, Exception) else InfrastructureError(f"{self.spec.title}: {future.state.message}")
         # not if it was done before, by another run of this flow, or by another process meanwhile
         ran = {step: step in self._locks and not self._locks[step].taken_over for step in self._steps}
         delivered = self._publishing is None or self._publishing.result() is not None

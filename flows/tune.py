@@ -38,7 +38,7 @@ from tasks.tuning.proposals import Trial
 from tasks.tuning.search import Search, check_on, checked_searches, tuned_file
 from tasks.tuning.training_rows import training_rows
 from tasks.wording import counted
-from tasks.workers.connection import RayGoneError
+from tasks.workers.jobs import InfrastructureError
 
 SHOWN = 5  # number of best trials, plus the row's own settings
 
@@ -120,7 +120,7 @@ def tune(
                     raise dataset
                 tuned.append(_tune(search, dataset, num_trials, params, services))
             except (ConfigError, DataError, TrainingError) as error:
-                if len(searches) == 1 or isinstance(error, RayGoneError) or services.stopping.is_set():
+                if len(searches) == 1 or isinstance(error, InfrastructureError) or services.stopping.is_set():
                     raise
                 failed[search.title] = error
                 services.display.say(f"{search.title}: FAILED: {first_line(error)}")
@@ -217,7 +217,7 @@ class Scores:
         if isinstance(result, Outcome):
             self._services.display.finished(chain.spec.title, chain.must_train, None)
             return result.scores.metrics[self._search.metric]
-        if not isinstance(result, (ConfigError, TrainingError, EvaluationError)) or isinstance(result, RayGoneError):
+        if not isinstance(result, (ConfigError, TrainingError, EvaluationError)) or isinstance(result, InfrastructureError):
             raise result
         self._services.check_going_on()
         return str(result).splitlines()[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
 from tasks.workers.jobs import Job, JobState
@@ -77,7 +78,11 @@ class Board:
         self._state.progress.append(message)
 
     def end(
-        self, facts: dict[str, object] | None = None, error: str | None = None, fault: str | None = None, has_made_way: bool = False
+        self,
+        facts: dict[str, object] | None = None,
+        error: TrainingError | None = None,
+        fault: str | None = None,
+        has_made_way: bool = False,
     ) -> None:
         """Record how the job ended for a worker, in the terms of `JobState`; of several errors or faults the first counts."""
         state = self._state

@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from dml_core.errors import TrainingError, first_line
+from dml_core.errors import first_line
 from tasks.environment import answers, num_cores, ray_cluster, shown, without_secrets
 from tasks.processes import kill_children, watch_children
 from tasks.runs.specs import ScaleSpec
+from tasks.workers.jobs import InfrastructureError
 from tasks.workers.placement import Placement, choose, num_gpus
 
 WAIT_SECONDS = 30.0  # for a cluster that is being started again; `ray.init` would try for minutes, for each run of a flow
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
-
-
-class RayGoneError(TrainingError):
-    """Ray does not start or answer: the settings of the run that was to be trained are not the reason."""
 
 
 def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
@@ -29,7 +26,7 @@ def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once. `num_runs` is as in `choose`.
 
     Raises:
-        TrainingError: Ray does not start or cannot be reached (`RayGoneError`), or lacks the device that was requested by name.
+        TrainingError: Ray does not start or cannot be reached (`InfrastructureError`), or lacks the device that was requested by name.
     """
     import ray
 
@@ -43,7 +40,7 @@ def connect(attempts: int = 2) -> None:
     Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
     Raises:
-        RayGoneError: it does not start or answer.
+        InfrastructureError: it does not start or answer.
     """
     import ray
 
@@ -55,7 +52,7 @@ def connect(attempts: int = 2) -> None:
         if time.monotonic() < over:
             time.sleep(1)
             continue
-        raise RayGoneError(f"Ray at {shown(address)} does not answer; start it, or unset RAY_ADDRESS to use one on this machine")
+        raise InfrastructureError(f"Ray at {shown(address)} does not answer; start it, or unset RAY_ADDRESS to use one on this machine")
     try:
         with _needed_processes() if address == "local" else nullcontext():
             own = {"num_cpus": num_cores(), "num_gpus": num_gpus()} if address == "local" else {}
@@ -66,7 +63,7 @@ def connect(attempts: int = 2) -> None:
         if attempts > 1:
             return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
-        raise RayGoneError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
+        raise InfrastructureError(f"{where} did not start or does not answer: {without_secrets(reason_of(error))}") from error
     if address == "local":
         _to_end.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes

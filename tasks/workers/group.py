@@ -22,8 +22,8 @@ from tasks.runs.costs import Cost
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import Say, counted
-from tasks.workers.connection import RayGoneError, is_one_machine, node_resources, reason_of
-from tasks.workers.jobs import Job, JobState
+from tasks.workers.connection import is_one_machine, node_resources, reason_of
+from tasks.workers.jobs import InfrastructureError, Job, JobState
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
 
@@ -96,7 +96,7 @@ class WorkerGroup:
         `watch` receives every progress message, `spent` about twice a second what the workers have used.
 
         Raises:
-            TrainingError: the job failed, or more than `scale.max_failures` groups ended.
+            TrainingError: the job failed, or `scale.max_failures` were exceeded (InfrastructureError, unless a GPU's memory was full).
         """
         self._idle.clear()
         try:
@@ -138,7 +138,8 @@ class WorkerGroup:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
                     times = counted(num_faults, "attempt")
-                    raise TrainingError(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
+                    kind = TrainingError if str(ended).startswith("OutOfMemoryError") else InfrastructureError  # a batch may be too large
+                    raise kind(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
                 self._say(f"{job.spec.title}: {ended}; retrying with new workers{self._starts.about(WORKERS)}")
             except TrainingError:
                 self._end()
@@ -166,7 +167,7 @@ class WorkerGroup:
             if state.used:
                 spent(of_workers(state.used))
             if state.error is not None:
-                raise TrainingError(state.error)
+                raise state.error
             if state.facts is not None:
                 return state.facts
             if not is_alive:
@@ -192,7 +193,7 @@ class WorkerGroup:
 
         Raises:
             _GroupEndedError: the board is gone.
-            RayGoneError: Ray is gone, or has not answered for a minute.
+            InfrastructureError: Ray is gone, or has not answered for a minute.
         """
         import ray
 
@@ -201,7 +202,7 @@ class WorkerGroup:
         except ray.exceptions.RayActorError as error:
             raise _GroupEndedError(f"the process that hands out jobs (ray::Board) died ({type(error).__name__})") from error
         except (ray.exceptions.RayError, ConnectionError) as error:
-            raise RayGoneError(f"Ray does not answer ({type(error).__name__}); {go_on()}") from error
+            raise InfrastructureError(f"Ray does not answer ({type(error).__name__}); {go_on()}") from error
 
     def _start_fit(self) -> None:
         import ray

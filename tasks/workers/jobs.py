@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
 from tasks.runs.specs import RunSpec, ScaleSpec
+
+
+class InfrastructureError(TrainingError):
+    """Ray, a worker, a disk, the images or the code of a machine failed: the settings of the run are not the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class JobState:
 
     Attributes:
         facts: device, seconds, workers; set when it is done.
-        error: one-line reason of a permanent failure.
+        error: a permanent failure, in one line.
         fault: what ended the group, so that another group has to resume the job.
         progress: messages since the driver's last query.
         is_taken: whether the workers have started it.
@@ -52,7 +57,7 @@ class JobState:
     """
 
     facts: dict[str, object] | None = None
-    error: str | None = None
+    error: TrainingError | None = None
     fault: str | None = None
     progress: list[Progress] = field(default_factory=list)
     is_taken: bool = False

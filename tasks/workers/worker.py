@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dml_core.deterministic import deterministic_algorithms, fastest_convolutions
-from dml_core.errors import ConfigError, DmlError, first_line
+from dml_core.errors import DataError, DmlError, StoreError, TrainingError, first_line
 from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
@@ -28,7 +28,7 @@ from tasks.runs.identity import CHOOSING_MODULES, STEP_MODULES, differing_files,
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
-from tasks.workers.jobs import Job
+from tasks.workers.jobs import InfrastructureError, Job
 from tasks.workers.usage import WorkerMeter, return_freed_memory
 from tasks.workers.work import WORK
 
@@ -108,7 +108,9 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
         ray.get(board.end.remote(has_made_way=True))
         raise
     except DmlError as error:
-        ray.get(board.end.remote(error=f"{job.spec.title}: {error}"))
+        is_outside = isinstance(error, InfrastructureError | DataError | StoreError)
+        kind = InfrastructureError if is_outside else TrainingError
+        ray.get(board.end.remote(error=kind(f"{job.spec.title}: {error}")))
         raise
     except Exception as error:
         remedy = f"; {LESS_MEMORY}" if isinstance(error, torch.OutOfMemoryError) else ""
@@ -122,11 +124,12 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
 
 
 def _check_code(job: Job) -> None:
-    """Raise a ConfigError if this process has other code than the flow: the job's files would count as made by the flow's."""
+    """Raise an InfrastructureError if this process has other code than the flow: the job's files would count as made by the flow's."""
     if files := differing_files(job.sources):
         names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         machine = f"this machine ({socket.gethostname()})"
-        raise ConfigError(f"{machine} has other code than the flow, or was edited since ({names}): rerun with the same code everywhere")
+        reason = f"{machine} has other code than the flow, or was edited since ({names})"
+        raise InfrastructureError(f"{reason}: rerun with the same code everywhere")
 
 
 def _gpu(device: torch.device) -> str | None:

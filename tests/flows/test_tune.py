@@ -25,7 +25,7 @@ from tasks.storage import Store
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import plan_searches
 from tasks.tuning.space import lay_over
-from tasks.workers.connection import RayGoneError
+from tasks.workers.jobs import InfrastructureError
 from tests.conftest import ROOT, small_training
 from tests.tasks.runs.test_tuned import FOUND
 
@@ -100,7 +100,7 @@ def test_a_search_that_waits_for_another_of_its_row_says_so(tmp_path: Path, monk
     first.release()
 
 
-def test_a_search_ends_if_ray_is_gone_and_goes_on_without_settings_that_cannot_be_trained() -> None:
+def test_a_search_ends_if_its_workers_are_lost_and_goes_on_without_settings_that_cannot_be_trained() -> None:
     services: Any = SimpleNamespace(check_going_on=lambda: None)
     scores = Scores(SimpleNamespace(metric="recall@1"), DATASET, services)  # type: ignore[arg-type]
 
@@ -108,8 +108,8 @@ def test_a_search_ends_if_ray_is_gone_and_goes_on_without_settings_that_cannot_b
         return SimpleNamespace(wait=lambda: error)
 
     assert scores._wait(failed(TrainingError("the loss is not finite"))) == "the loss is not finite"
-    with pytest.raises(RayGoneError):
-        scores._wait(failed(RayGoneError("Ray does not answer")))
+    with pytest.raises(InfrastructureError):
+        scores._wait(failed(InfrastructureError("Ray does not answer")))
 
 
 def left_by(monkeypatch: pytest.MonkeyPatch, tables: Path, before: TunedFile, found: TunedFile) -> Tuned:
@@ -190,7 +190,7 @@ def test_a_search_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("datasets", "error"),
-    [(["a"], DataError("a is not prepared")), (["a", "b"], RayGoneError("Ray does not answer")), (["a", "b"], DmlError("x"))],
+    [(["a"], DataError("a is not prepared")), (["a", "b"], InfrastructureError("Ray does not answer")), (["a", "b"], DmlError("x"))],
 )
 def test_the_error_of_the_only_search_or_of_more_than_a_search_is_raised_itself(
     datasets: list[str], error: Exception, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from tasks.start_times import StartTimes
 from tasks.workers import connection, group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
+from tasks.workers.jobs import InfrastructureError
 from tasks.workers.placement import choose
 from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
 
@@ -146,6 +147,22 @@ def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
     assert facts["taken_up"] or name == "boardless"  # a board may die before a checkpoint is saved
     assert same(left(state, name), undisturbed)
     assert time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize(("fault", "is_outside"), [("Ray's workers ended: x", True), ("OutOfMemoryError: CUDA out of memory", False)])
+def test_lost_workers_are_no_fault_of_the_settings_but_a_full_gpu_is(
+    fault: str, is_outside: bool, starts: StartTimes, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it a search tells whether it goes on without these settings."""
+    lost = WorkerGroup(choose(SCALE, [{"CPU": 2.0}]), SCALE, tmp_path, lambda text: None, starts)
+
+    def ends(*given: object) -> None:
+        raise group._GroupEndedError(fault)
+
+    monkeypatch.setattr(lost, "_attempt", ends)
+    with pytest.raises(TrainingError, match=f"given up after 2 attempts; the last: {fault}") as raised:
+        lost.run(job(many_images, state, "lost"), lambda message: None)
+    assert isinstance(raised.value, InfrastructureError) == is_outside
 
 
 @pytest.mark.proof

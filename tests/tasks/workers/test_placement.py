@@ -17,6 +17,7 @@ from tasks.plans.times import placement_here
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers import connection, group, placement
+from tasks.workers.jobs import InfrastructureError
 from tasks.workers.placement import choose
 
 
@@ -238,7 +239,7 @@ def test_a_start_that_fails_leaves_no_process_of_ray(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ray.init", fails)
     monkeypatch.setattr(connection, "RAY_PROCESSES", {"gcs of this test": "Ray's GCS"})  # other tests may have a Ray
     try:
-        with pytest.raises(connection.RayGoneError, match="Ray on this machine did not start or does not answer: The current node"):
+        with pytest.raises(InfrastructureError, match="Ray on this machine did not start or does not answer: The current node"):
             connection.connect()
         assert [process.poll() is not None for process in started] == [True, True]
     finally:
@@ -258,7 +259,7 @@ def test_a_cluster_that_is_down_is_waited_for_and_reported(is_back: bool, monkey
     monkeypatch.setattr("ray.init", lambda address, **_: seen.append(address))
     monkeypatch.setattr(connection, "WAIT_SECONDS", 60.0 if is_back else 0.0)
     if not is_back:
-        with pytest.raises(connection.RayGoneError, match=f"^Ray at {address} does not answer; start it"):
+        with pytest.raises(InfrastructureError, match=f"^Ray at {address} does not answer; start it"):
             connection.connect()
         assert seen == []
         return

@@ -1,6 +1,7 @@
 """A worker's steps without Ray: what they leave in the folder of a run."""
 
 import os
+import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, DataError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.identity import STEP_MODULES, source_digests
 from tasks.runs.specs import RunSpec
 from tasks.workers import work, worker
-from tasks.workers.jobs import Job
+from tasks.workers.jobs import InfrastructureError, Job
 from tests.conftest import small_training
 from tests.forked import forked
 
@@ -81,11 +82,37 @@ def test_a_worker_with_other_code_than_the_flow_names_machine_and_files_and_does
     assert done.call_count == 1
 
     other = sources | {"dml_core/training/loop.py": "edited", "dml_core/losses/new.py": "missing here"}
-    with pytest.raises(ConfigError):
+    with pytest.raises(InfrastructureError):
         worker._do(replace(job, sources=other), CPU, board, MagicMock())
     reason = "this machine (node-2) has other code than the flow, or was edited since (dml_core/training/loop.py, dml_core/losses/new.py)"
-    board.end.remote.assert_called_once_with(error=f"d / v / seed 0: {reason}: rerun with the same code everywhere")
+    error = board.end.remote.call_args.kwargs["error"]
+    assert isinstance(error, InfrastructureError)
+    assert str(error) == f"d / v / seed 0: {reason}: rerun with the same code everywhere"
     assert done.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_outside"),
+    [
+        (TrainingError("the loss is not finite"), False),
+        (ConfigError("a batch of 1 image"), False),
+        (StoreError("x: No space left on device"), True),
+        (DataError("x: its images cannot be read"), True),
+    ],
+)
+def test_an_error_of_a_worker_tells_whether_the_settings_of_the_run_may_be_the_reason(
+    error: Exception, is_outside: bool, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search leaves out settings that cannot be trained; it did so after a full disk, too."""
+    board = MagicMock()
+    monkeypatch.setattr(worker, "ray", MagicMock())
+    monkeypatch.setitem(worker.WORK, "train", MagicMock(side_effect=error))
+    with pytest.raises(type(error)):
+        worker._do(replace(job_for(packed, tmp_path), step="train"), CPU, board, MagicMock())
+    told = pickle.loads(pickle.dumps(board.end.remote.call_args.kwargs["error"]))
+    assert isinstance(told, TrainingError)
+    assert isinstance(told, InfrastructureError) == is_outside
+    assert str(told) == f"d / v / seed 0: {error}"
 
 
 def killed_while_it_saves(job: Job) -> None:
