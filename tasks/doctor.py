@@ -129,10 +129,10 @@ def _version(name: str) -> str:
 
 def _gpus(project: Project) -> Finding:
     """Report GPUs that the system has and torch cannot use: runs would train on the CPU."""
-    if not any(DEVICES.glob("nvidia[0-9]*")):
-        return Finding("gpus", "", "ok", "none on this machine")
     if number := num_gpus():
         return Finding("gpus", "", "ok", counted(number, "GPU"))
+    if not any(DEVICES.glob("nvidia[0-9]*")):
+        return Finding("gpus", "", "ok", "none on this machine")
     remedy = "update NVIDIA's driver (`nvidia-smi` prints the version), or unset CUDA_VISIBLE_DEVICES"
     return Finding("gpus", str(DEVICES), "note", "torch can use none of this machine's GPUs; runs train on the CPU", remedy)
 
