@@ -1,7 +1,7 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tasks.runs.specs import BY_DEFAULT, Params, RunSpec, load_params
 from tasks.storage import open_store
 from tasks.watch.bands import seeds_needed, shared_level
 from tasks.watch.evidence import collect, is_same_code
-from tasks.watch.records import Environment, Evidence, Reference, Verdict
+from tasks.watch.records import Acceptance, Environment, Evidence, Reference, Verdict
 from tasks.watch.storage import (
     matching_rows,
     protocol_of,
@@ -33,8 +33,8 @@ from tasks.wording import Say, counted
 def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say) -> tuple[Reference, Path]:
     """Write the reference of a dataset's standing comparison or of a table, for the reason `why`; return it and its file.
 
-    With `rows` only these are accepted; the others keep their accepted evidence. The project's environment must be set; `say` receives
-    progress, a line at a time.
+    With `rows` only these are accepted; the others keep their evidence and who accepted it. The project's environment must be set; `say`
+    receives progress, a line at a time.
 
     Raises:
         ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
@@ -52,7 +52,7 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
                 raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
             new = {one.row for one in reference.evidence}
             evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
-            reference = reference.model_copy(update={"evidence": evidence})
+            reference = reference.model_copy(update={"evidence": evidence, "earlier": _earlier(accepted, new)})
         path = write_reference(project, reference)
     for line in _lost_bands(reference, [one for one in kept if one.name != name]):
         say(line)
@@ -140,6 +140,16 @@ def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: E
     store, records = open_store(project), finished_records()
     collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
     return [evidence for evidence in collected if evidence is not None]
+
+
+def _earlier(accepted: Reference, new: Set[str]) -> tuple[Acceptance, ...]:
+    """Return who accepted the rows of a reference that stay, without the new ones."""
+    before = {row for one in accepted.earlier for row in one.rows}
+    last = dict.fromkeys(one.row for one in accepted.evidence if one.row not in before)
+    fields = accepted.model_dump(include=set(Acceptance.model_fields))
+    acceptances = [*accepted.earlier, Acceptance(rows=tuple(last), **fields)]
+    stay = [one.model_copy(update={"rows": tuple(row for row in one.rows if row not in new)}) for one in acceptances]
+    return tuple(one for one in stay if one.rows)
 
 
 def _lost_bands(reference: Reference, others: Sequence[Reference]) -> Iterator[str]:

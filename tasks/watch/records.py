@@ -87,6 +87,16 @@ class Evidence(Record):
         return f"recall@{min(ks)}" if ks else None
 
 
+class Acceptance(Record):
+    """Who accepted rows of a reference, why and when, before others of its rows were accepted again; fields as in `Reference`."""
+
+    rows: tuple[str, ...]
+    who: str
+    why: str
+    commit: str
+    accepted_at: AwareDatetime
+
+
 class Reference(Record):
     """Accepted evidence of all rows of a table or of a dataset's standing comparison, a committed file.
 
@@ -95,6 +105,7 @@ class Reference(Record):
         protocol: hash of the protocol's settings without seeds; references of two protocols are never compared.
         who: name and address of the person who accepted it, from git's configuration.
         why: their reason.
+        earlier: of rows that were accepted before, oldest first.
     """
 
     format: int = FORMAT
@@ -105,6 +116,7 @@ class Reference(Record):
     commit: str
     accepted_at: AwareDatetime
     evidence: tuple[Evidence, ...] = Field(min_length=1)
+    earlier: tuple[Acceptance, ...] = ()
 
     def of_row(self, row: str) -> list[Evidence]:
         """Return the accepted runs of a row."""

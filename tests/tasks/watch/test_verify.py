@@ -171,6 +171,31 @@ def test_rows_that_are_accepted_at_once_are_all_kept(accepted: Project, monkeypa
     assert {one.row for one in after.evidence} == {"own/good", *rows}
 
 
+def test_rows_that_another_person_accepts_leave_the_others_theirs(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = read_reference(accepted, "own")
+    assert reference is not None
+
+    def accept_as(who: str, row: str) -> list[tuple[str, tuple[str, ...]]]:
+        runs = tuple(one.model_copy(update={"row": row}) for one in reference.evidence)
+        new = reference.model_copy(update={"evidence": runs, "who": who, "why": f"by {who}"})
+        monkeypatch.setattr(accepting, "verified_reference", lambda *_: new)
+        accept(accepted, "own", "more", [row], say)
+        after = read_reference(accepted, "own")
+        assert after is not None
+        assert (after.who, after.why) == (who, f"by {who}")
+        return [(one.who, one.rows) for one in after.earlier]
+
+    first = reference.who
+    assert accept_as("B", "own/b") == [(first, ("own/good",))]
+    assert accept_as("C", "own/c") == [(first, ("own/good",)), ("B", ("own/b",))]
+    assert accept_as("D", "own/b") == [(first, ("own/good",)), ("C", ("own/c",))]
+    assert accept_as("E", "own/good") == [("C", ("own/c",)), ("D", ("own/b",))]
+    verify(accepted, VerifyRequest(("own",), ("own/good",), seeds=(3,)), say)
+    page = (accepted.root / SITE / HISTORY).read_text()
+    assert "by E: by E<br>own/c: on " in page
+    assert "by C: by C<br>own/b: on " in page
+
+
 # ---------------------------------------------------------------- injected faults
 
 
