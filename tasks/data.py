@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,14 +26,14 @@ from dml_core.data.registry import fetch, parse_dataset, published_dataset
 from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
-from tasks.dvc_lock import dvc_digest, locked_stages, raw_digest
+from tasks.dvc_lock import add_seen, digests, locked_stages, seen_digests
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
-from tasks.mirror import Copied, copy_objects
+from tasks.mirror import copy_objects
 from tasks.processes import kill_with_descendants
 from tasks.runs.records import DatasetRecord
-from tasks.runs.replaced_data import check_unused, warning_of_moved_classes
+from tasks.runs.replaced_data import check_before_packing, check_unused, warning_of_moved_classes
 from tasks.runs.specs import DatasetSpec, Params, load_params
 
 if TYPE_CHECKING:  # importing it loads torch
@@ -74,24 +73,16 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
         StoreError: the mirror cannot be read, or the folder cannot be written.
     """
     raw = project.root / spec.raw
-    lock = project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"
-    with write_errors(f"{raw}:", "free space or choose another folder"), alone(lock):
+
+    def state(of: str) -> Path:
+        return project.state / "fetch" / hashlib.sha256(of.encode()).hexdigest()[:16]
+
+    with write_errors(f"{raw}:", "free space or choose another folder"), alone(state(spec.raw).with_suffix(".lock")):
         if spec.mirror is not None:
-            _copy_mirror(spec.mirror, raw, lock.with_suffix(".json"), progress)
+            record = state(f"{spec.raw} {spec.mirror}").with_suffix(".json")
+            copy_objects(spec.mirror, raw, progress, record, parse_dataset(spec.reader, spec.options).own_images)
         fetch(spec.reader, spec.options, raw, progress)
     return raw
-
-
-def _copy_mirror(address: str, raw: Path, known: Path, progress: Callable[[int, int], None] | None) -> None:
-    """Copy a mirror's objects. `known` records those that were copied; without it, or raw files, all missing ones are copied."""
-    copied: Copied = {}
-    if known.is_file() and raw.is_dir() and any(raw.iterdir()):
-        with suppress(ValueError):  # cut
-            copied = json.loads(known.read_bytes())
-    try:
-        copy_objects(address, raw, progress, copied)
-    finally:
-        write_whole(known, json.dumps(copied))
 
 
 def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:
@@ -147,8 +138,7 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
         if raw.is_dir():
             check_files(raw)
         before = hash_of_states([raw])
-        if has_new_raw_files(project, name, spec):
-            check_unused(project, name)  # sooner than after packing
+        check_before_packing(project, name, parse_dataset(spec.reader, spec.options), raw)  # sooner than after packing
         check_own_images(spec.reader, raw, spec.options)  # `dml data add` did, but images, list or roles may have changed since
         with warning_of_moved_classes(project, name):
             prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
@@ -214,38 +204,40 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     """
     if "DVC_STAGE" not in os.environ:
         spec = dataset_spec(load_params(project.params_file), name)
-        raw, recorded = project.root / spec.raw, dvc_digest(project, name)
+        raw = project.root / spec.raw
         if raw.is_dir():
             check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         with alone(project.packed(name).parent / ".lock"):
             if not _is_unchanged(project, name):
-                _check_raw_files(project, name, spec)
+                recorded, seen = digests(project, name), {None, *seen_digests(project, name)}
+                if seen != {None} and seen.isdisjoint(recorded):  # else it was reset, or other raw files are packed alike
+                    _check_raw_files(project, name, spec)
                 with warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
                     _repro(project, name)
-                if recorded not in (None, dvc_digest(project, name)):
-                    logger.warning("%s: its packed images were others in dvc.lock, which now has these: see git diff dvc.lock", name)
+                add_seen(project, name, recorded + (present := digests(project, name)))
+                if recorded[1] not in {*seen, present[1]}:
+                    logger.warning("%s: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock", name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
 
 
 def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
-    """Check that own images are those of `dvc.lock` if only that changed: packing them would undo another machine's update.
+    """Check that own images have changed since DVC updated them here, where `dvc.lock` has neither their hash nor one of before.
 
     Raises:
-        DataError: they are others, as after `git pull`.
+        DataError: they have not, as after `git pull`: packing them would undo another machine's update.
     """
-    raw, mark = project.root / spec.raw, _mark(project, name)
+    raw = project.root / spec.raw
     if not is_by_hand(spec):
         return  # the stage `fetch` may change them
     try:
-        is_same = raw_digest(project, name) in (None, json.loads(mark.read_bytes())["raw"])
-        if is_same or last_change([raw]) > mark.stat().st_mtime_ns:
+        if last_change([raw]) > _mark(project, name).stat().st_mtime_ns:
             return
-    except (OSError, ValueError, KeyError, TypeError):  # nothing is marked, or no raw files are here
+    except OSError:  # nothing is marked, or no raw files are here
         return
     raise DataError(
-        f"{name}: dvc.lock is of other images than {raw}, which is as it was packed here: bring the new ones there, or move it away to use "
-        f"those of `dvc pull prepare@{name}`; to pack the present ones all the same, run: dvc repro prepare@{name}"
+        f"{name}: dvc.lock records other images than those in {raw}, which is as it was packed here: bring the new ones there, or move it "
+        f"away to use those of `dvc pull prepare@{name}`; to pack the present ones all the same, run: dvc repro prepare@{name}"
     )
 
 
@@ -311,7 +303,7 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
     """Return hashes of what decides whether DVC runs a dataset's stages; None if DVC has not run them.
 
     Inputs and outputs: each file's path, size, time and inode, and for inputs also settings and definitions; None if a file is missing.
-    Lock: what DVC recorded. Raw: of it, the content of the raw files.
+    Lock: what DVC recorded.
     """
     stages = [locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
     if None in stages:
@@ -323,7 +315,6 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
         "inputs": hash_of_states(_inputs(project, name), settings),
         "outputs": hash_of_states([project.packed(name)]),
         "lock": hashlib.sha256(str(stages).encode()).hexdigest(),
-        "raw": raw_digest(project, name),
     }
 
 

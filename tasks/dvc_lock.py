@@ -1,11 +1,16 @@
 """What DVC recorded of the stages that it ran: `dvc.lock`."""
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dml_core.errors import DataError, first_line
 from tasks.environment import Project
+from tasks.files import write_whole
 
 
 def locked_stages(project: Project) -> dict[str, Any]:
@@ -37,3 +42,24 @@ def raw_digest(project: Project, name: str) -> str | None:
 def _output_digest(project: Project, stage: str) -> str | None:
     outs = locked_stages(project).get(stage, {}).get("outs", [])
     return str(outs[0]["md5"]) if outs else None
+
+
+def digests(project: Project, name: str) -> tuple[str | None, str | None]:
+    """Return `raw_digest` and `dvc_digest` of a dataset."""
+    return raw_digest(project, name), dvc_digest(project, name)
+
+
+def seen_digests(project: Project, name: str) -> set[str]:
+    """Return what `add_seen` has added on this machine."""
+    with suppress(OSError, ValueError, TypeError):  # missing or damaged
+        return set(json.loads(_seen(project, name).read_bytes()))
+    return set()
+
+
+def add_seen(project: Project, name: str, digests: Iterable[str | None]) -> None:
+    """Add hashes that `dvc.lock` had of a dataset before and after DVC updated it here."""
+    write_whole(_seen(project, name), json.dumps(sorted(seen_digests(project, name).union(filter(None, digests)))))
+
+
+def _seen(project: Project, name: str) -> Path:
+    return project.state / "prepare" / f"{name}.seen.json"

@@ -3,7 +3,7 @@
 The result depends only on the raw files and the options, not on time, host or absolute paths: the same input gives the same
 bytes with one version of pyarrow, which the manifest names. A target with the same images and rows is kept, whichever version packed it.
 Files are written to a folder next to the target, synced to disk and renamed; a failure leaves the target unchanged. A target with any
-other file is rejected, and no other file is ever removed. Images packed by an interrupted attempt are not decoded again.
+other file is rejected, and no other file is ever removed. Images packed by an interrupted or refused attempt are not decoded again.
 """
 
 import contextlib
@@ -54,7 +54,8 @@ def prepare(
         out: folder of the packed dataset.
         options: the dataset's options.
         progress: called with (images done, total images) during packing.
-        check: called with the new content before it replaces another; if it raises an error, `out` stays.
+        check: called with the new content before it replaces another; if it raises an error, `out` stays, and a later attempt need not
+            decode the images again.
 
     Raises:
         ConfigError: unknown dataset or option.
@@ -101,7 +102,7 @@ def pack(
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own message is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
-        if not isinstance(sys.exception(), KeyboardInterrupt):
+        if not isinstance(sys.exception(), KeyboardInterrupt | DataError):  # as of `check`: the next attempt need not decode again
             with contextlib.suppress(OSError):
                 _remove(partial)
                 interrupted.unlink(missing_ok=True)

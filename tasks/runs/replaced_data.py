@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
+from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.store.info import MANIFEST_FILE, read_info
 from dml_core.errors import DataError, printable
 from tasks.environment import Project
@@ -40,6 +41,29 @@ def check_unused(project: Project, name: str) -> None:
     """
     if who := users(project, name):
         raise DataError(f"{name}: in use by {who}, whose runs would be lost if other images replaced these; run this again when it ends")
+
+
+def check_before_packing(project: Project, name: str, dataset: DatasetConfig, raw: Path) -> None:
+    """Check that no process uses a prepared dataset that would get other rows or sizes; whether its images differ, packing shows.
+
+    Raises:
+        DataError: one does.
+    """
+    if users(project, name) and _has_others(project.packed(name), dataset, raw):
+        check_unused(project, name)
+
+
+def _has_others(packed: Path, dataset: DatasetConfig, raw: Path) -> bool:
+    """Return whether raw files and options have other rows or sizes than packed data; False if these or those cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with suppress(pa.ArrowException, OSError, DataError):
+        sizes = dataset.model_dump(mode="json", include={"stored_size", "stored_interpolation"})
+        rows = pq.read_table(packed / MANIFEST_FILE, columns=["path", "label_name", "role"]).to_pylist()
+        present = [{"path": row.path, "label_name": row.label_name, "role": row.role} for row in dataset.read(raw).rows]
+        return rows != present or not sizes.items() <= (sizes | read_info(packed).options).items()
+    return False
 
 
 def _folder(project: Project, name: str) -> Path:

@@ -23,7 +23,7 @@ from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
 from tasks.data import changed_datasets, prepare_dataset, read_dataset, run_dvc, unchanged_dataset, update_dataset
-from tasks.dvc_lock import raw_digest
+from tasks.dvc_lock import digests
 from tasks.environment import find_project
 from tasks.processes import kill_with_descendants
 from tasks.runs.identity import source_files
@@ -254,12 +254,23 @@ def test_images_that_a_flow_uses_are_not_replaced_by_others(tmp_path: Path) -> N
     assert prepare_dataset(project, "birds", spec) == packed, "damaged ones are put right"
     with pytest.raises(DataError, match=refused):
         prepare_dataset(project, "birds", smaller)
-    new.rename(tmp_path / "birds/a/new.png")
+    (tmp_path / "birds/.DS_Store").write_bytes(b"of a viewer")
+    assert prepare_dataset(project, "birds", spec) == packed, "the same images"
+    first = tmp_path / "birds/a/0.png"
+    before = first.read_bytes()
+    Image.new("RGB", (16, 16), (0, 0, 9)).save(first)
     with pytest.raises(DataError, match=refused):
-        prepare_dataset(project, "birds", spec, lambda *_: pytest.fail("packs for hours what it then refuses"))
+        prepare_dataset(project, "birds", spec)
+    assert (tmp_path / "data/packed/.birds.partial/images.arrow").is_file(), "hours of decoding, which the next attempt need not repeat"
+    first.write_bytes(before)
+    new.rename(tmp_path / "birds/a/new.png")
+    for other in (spec, smaller):
+        with pytest.raises(DataError, match=refused):
+            prepare_dataset(project, "birds", other, lambda *_: pytest.fail("packs for hours what it then refuses"))
     assert read_dataset(project, "birds") == packed
     flow.release(remove=True)
     assert prepare_dataset(project, "birds", spec).counts == {"train": 5, "test": 4}
+    assert sorted(path.name for path in (tmp_path / "data/packed").iterdir()) == [".birds.users", "birds"], "and none is left"
 
 
 @pytest.mark.slow
@@ -273,18 +284,31 @@ def test_another_machine_s_update_in_the_lock_is_not_undone_by_this_machine_s_fo
     texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.lock")}
     first.change(datasets={"birds": {"reader": "folder", "raw": "birds"}})
     update_dataset(project, "birds")
-    mine, packed = raw_digest(project, "birds"), hashes(first)
-    assert mine is not None
-    updated = lock.read_text().replace(mine, f"{'0' * 32}.dir")
+    recorded, mine, packed = lock.read_text(), digests(project, "birds"), hashes(first)
+    assert None not in mine
+    alike = recorded.replace(str(mine[0]), f"{'0' * 32}.dir")  # as with another machine's .DS_Store
+    updated = recorded.replace(str(mine[0]), f"{'1' * 32}.dir").replace(str(mine[1]), f"{'2' * 32}.dir")
+    for reset in (alike, texts["dvc.lock"]):
+        lock.write_text(reset)
+        update_dataset(project, "birds")
+        assert digests(project, "birds") == mine
     lock.write_text(updated)
-    with pytest.raises(DataError, match=r"^birds: dvc\.lock is of other images than \S+/birds, which is as it was packed here: bring "):
+    with pytest.raises(
+        DataError, match=r"^birds: dvc\.lock records other images than those in \S+/birds, which is as it was packed here: "
+    ):
         update_dataset(project, "birds")
     assert (lock.read_text(), hashes(first)) == (updated, packed)
-    caplog.clear()
+    assert caplog.records == []
+    new.rename(root / "birds/b/new.png")
+    lock.write_text(recorded)
+    update_dataset(project, "birds")
+    assert caplog.records == [], "changed here, which is no news"
+    new = (root / "birds/b/new.png").rename(new)
+    lock.write_text(updated)
     new.rename(root / "birds/a/new.png")
     assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}, "these are not the former ones"
     assert [record.getMessage() for record in caplog.records] == [
-        "birds: its packed images were others in dvc.lock, which now has these: see git diff dvc.lock"
+        "birds: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock"
     ]
     for name, text in texts.items():
         (root / name).write_text(text)

@@ -45,6 +45,10 @@ def test_a_mirror_s_copy_keeps_what_was_deleted_here_and_fetches_what_changed_th
             record.getMessage().removeprefix(f"{mirror}: ") for record in caplog.records if record.name == "tasks.mirror"
         ]
 
+    def record() -> Path:
+        (path,) = (project.state / "fetch").glob("*.json")
+        return path
+
     def put(name: str, body: bytes) -> None:
         client.put_object(Bucket=s3_bucket, Key=f"birds/{name}", Body=body)
 
@@ -63,8 +67,8 @@ def test_a_mirror_s_copy_keeps_what_was_deleted_here_and_fetches_what_changed_th
         expected,
         [
             "new versions, which replace the files here: 1 object (egret/2.jpg)",
-            "new versions, not copied over files that changed here: 1 object (heron/1.jpg)",
-            "not copied again, since deleted here: 1 object (egret/1.jpg)",
+            "new versions, not copied over other files (remove these to get them): 1 object (heron/1.jpg)",
+            f"not copied again, since deleted here (to get them, remove {record()}): 1 object (egret/1.jpg)",
             "deleted there, and still here: 1 object (heron/2.jpg)",
         ],
     )
@@ -74,10 +78,43 @@ def test_a_mirror_s_copy_keeps_what_was_deleted_here_and_fetches_what_changed_th
     assert files["heron/1.jpg"] == b"better"
     assert [note.partition(":")[0] for note in notes] == [
         "new versions, which replace the files here",
-        "not copied again, since deleted here",
+        f"not copied again, since deleted here (to get them, remove {record()})",
     ]
+    record().unlink()
+    assert "egret/1.jpg" in fetched()[0]
     shutil.rmtree(folder)
     assert set(fetched()[0]) == {"egret/1.jpg", "egret/2.jpg", "egret/4.jpg", "heron/1.jpg"}, "all are missing"
+
+
+def test_files_of_a_copy_that_was_not_recorded_get_new_versions(tmp_path: Path, s3_bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a copy that was killed, or of one before there were records."""
+    client, record, raw = boto3.client("s3"), tmp_path / "record.json", tmp_path / "raw"
+    large = os.urandom(9 * 2**20)  # in parts
+    (tmp_path / "large").write_bytes(large)
+    client.upload_file(str(tmp_path / "large"), s3_bucket, "m/large")
+    for name in ("small", "other"):
+        client.put_object(Bucket=s3_bucket, Key=f"m/{name}", Body=name.encode())
+    copy_objects(f"s3://{s3_bucket}/m", raw)
+    (raw / "other").write_bytes(b"mine")
+    copy_objects(f"s3://{s3_bucket}/m", raw, record=record)
+    notes = [entry.getMessage().partition(": ")[2] for entry in caplog.records if entry.name == "tasks.mirror"]
+    assert notes == ["not copied over other files: 1 object (other)"]
+    for name in ("large", "small", "other"):
+        client.put_object(Bucket=s3_bucket, Key=f"m/{name}", Body=b"new")
+    copy_objects(f"s3://{s3_bucket}/m", raw, record=record)
+    assert contents(raw) == {"large": b"new", "small": b"new", "other": b"mine"}
+
+
+def test_a_file_that_was_removed_to_fetch_it_again_is_copied_where_only_the_publisher_corrects(tmp_path: Path, s3_bucket: str) -> None:
+    """So say messages of damaged archives."""
+    raw = tmp_path / "raw"
+    for name in ("images.bin", "labels.txt"):
+        boto3.client("s3").put_object(Bucket=s3_bucket, Key=f"m/{name}", Body=name.encode())
+    spec = DatasetSpec(reader="cars196", raw="raw", mirror=f"s3://{s3_bucket}/m")
+    for _ in range(2):
+        fetch_raw(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), ""), spec)
+        assert len(contents(raw)) == 2
+        (raw / "images.bin").unlink()
 
 
 def test_an_interrupted_copy_goes_on_only_with_the_object_that_it_began_with(tmp_path: Path, s3_bucket: str) -> None:
