@@ -47,6 +47,7 @@ class TunedFile(Config):
         trial: the winner's number; 0 has the row's own settings.
         score: its mean metric over its scored pairs of fold and seed; own_score: that of the row's own settings over theirs, often fewer.
         confirmation: winner and own settings on fresh pairs; None if the own settings won, and for searches without confirmation.
+        failed: which of the two could not be trained on the fresh pairs, and why.
         metric, folds, seed: of the search.
         num_trials: number of settings tried; tried: each of them, by number (missing if the search kept no list).
         requested_trials: number requested, without those of extended ranges; None for files made before it was recorded.
@@ -66,6 +67,7 @@ class TunedFile(Config):
     score: float
     own_score: float
     confirmation: ConfirmedGain | None = None
+    failed: str | None = None
     metric: str
     folds: int = Field(ge=2)
     seed: int = Field(ge=0)
@@ -97,7 +99,8 @@ class TunedFile(Config):
                 return f"{search}: no trial was better than the row's own settings"
             scores = ((self.score, self.trial), (self.own_score, 0))
             winner, own = (f"{100 * score:.1f}{self._pairs_of(trial)}" for score, trial in scores)
-            return f"{search}: trial {self.trial}, {self.metric} {winner}, own settings {own}; not confirmed"
+            why = f": {self.failed}" if self.failed else ""
+            return f"{search}: trial {self.trial}, {self.metric} {winner}, own settings {own}; not confirmed{why}"
         result = "trial" if self.training else "the row's own settings stay, trial"
         return (
             f"{search}: {result} {self.trial} gains {100 * gain.gain:+.1f} ± {100 * gain.half_width:.1f} {self.metric} "

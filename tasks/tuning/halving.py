@@ -32,14 +32,16 @@ class SearchResult:
     Attributes:
         trials: all, by number.
         winner: best of the trials that were scored on most pairs.
-        confirmation: winner and own settings on fresh pairs; None if the own settings are the winner, or it cannot be trained there.
+        confirmation: winner and own settings on fresh pairs; None if the own settings are the winner, or one cannot be trained there.
         space: final search space, with its ranges extended.
+        failed: which of the two cannot be trained on the fresh pairs, and why; None if both can.
     """
 
     trials: tuple[Trial, ...]
     winner: Trial
     confirmation: ConfirmedGain | None
     space: Space
+    failed: str | None = None
 
     @property
     def changes_settings(self) -> bool:
@@ -60,7 +62,7 @@ def search(
         score: scores trials on a range of pairs and returns them with these scores added, or with the reason for their failure.
 
     Raises:
-        TrainingError: the row's own settings cannot be trained.
+        TrainingError: the row's own settings cannot be trained on the first pair, or no remaining trial on a later one.
     """
     trials, space = _first_rung(space, guesses, num_trials, draw, fits, score)
     num_pairs, best = 1, _best(trials)
@@ -70,9 +72,10 @@ def search(
             trials[trial.number] = trial
         best, num_pairs = _best([trials[trial.number] for trial in kept]), num_pairs + more
         if not best:
-            raise TrainingError("every remaining trial failed on a later pair of fold and seed")
+            raise TrainingError(f"every remaining trial failed on a later pair of fold and seed; the best: {trials[kept[0].number].reason}")
     winner = best[0]
-    return SearchResult(tuple(trials), winner, _confirm(trials[0], winner, score) if winner.number else None, space)
+    confirmation, failed = _confirm(trials[0], winner, score) if winner.number else (None, None)
+    return SearchResult(tuple(trials), winner, confirmation, space, failed)
 
 
 def _first_rung(
@@ -95,7 +98,8 @@ def _first_rung(
             break
         trials += score([Trial(len(trials) + place, params) for place, params in enumerate(settings)], range(1))
         if trials[0].reason is not None:
-            raise _own_fails(trials[0])
+            where = "the first pair of fold and seed (another --seed has another)"
+            raise TrainingError(f"the row's own settings, trial 0, cannot be trained on {where}: {trials[0].reason}")
     return trials, space
 
 
@@ -104,19 +108,17 @@ def _best(trials: Sequence[Trial]) -> list[Trial]:
     return sorted((trial for trial in trials if trial.reason is None), key=lambda trial: (-trial.mean, trial.number))
 
 
-def _confirm(own: Trial, winner: Trial, score: Score) -> ConfirmedGain | None:
+def _confirm(own: Trial, winner: Trial, score: Score) -> tuple[ConfirmedGain | None, str | None]:
+    """Return the winner's gain on fresh pairs, or which of the two cannot be trained there and why; None for the other."""
     pairs = range(NUM_SEARCH_PAIRS, NUM_SEARCH_PAIRS + CONFIRMATION_PAIRS)
-    own, winner = score([replace(own, scores=()), replace(winner, scores=())], pairs)
-    if own.reason is not None:
-        raise _own_fails(own)
-    return None if winner.reason is not None else measure_gain(own.scores, winner.scores)
+    own, winner = score([replace(trial, scores=(), reason=None) for trial in (own, winner)], pairs)
+    for trial in (own, winner):
+        if trial.reason is not None:
+            return None, f"trial {trial.number} cannot be trained on a fresh pair: {trial.reason}"
+    return measure_gain(own.scores, winner.scores), None
 
 
 def measure_gain(own: tuple[float, ...], winner: tuple[float, ...]) -> ConfirmedGain:
     """Return the mean gain of the winner, pair by pair, and half of its 95 % interval (t)."""
     gains = [w - o for w, o in zip(winner, own, strict=True)]
     return ConfirmedGain(own=own, winner=winner, gain=fmean(gains), half_width=half_width_of(stdev(gains), len(gains)))
-
-
-def _own_fails(own: Trial) -> TrainingError:
-    return TrainingError(f"the row's own settings, trial 0, cannot be trained: {own.reason}")

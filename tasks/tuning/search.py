@@ -297,6 +297,7 @@ def tuned_file(
         score=winner.mean,
         own_score=result.trials[0].mean,
         confirmation=result.confirmation,
+        failed=result.failed,
         metric=search.metric,
         folds=search.folds,
         seed=search.seed,

@@ -77,6 +77,8 @@ def test_written_and_read_back(tables: Path) -> None:
     unconfirmed = FOUND.model_copy(update={"confirmation": None})
     winner, own = "91.0 over 2 pairs of fold and seed", "own settings 90.0 over 1 pair of fold and seed"
     assert unconfirmed.says == f"{search}trial 1, recall@1 {winner}, {own}; not confirmed"
+    failed = unconfirmed.model_copy(update={"failed": "trial 0 cannot be trained on a fresh pair: x"})
+    assert failed.says == f"{unconfirmed.says}: trial 0 cannot be trained on a fresh pair: x"
     without_list = unconfirmed.model_copy(update={"tried": ()})
     assert without_list.says == f"{search}trial 1, recall@1 91.0, own settings 90.0; not confirmed"
     without_winner = unconfirmed.model_copy(update={"trial": 0, "training": {}})
@@ -87,7 +89,7 @@ def test_written_and_read_back(tables: Path) -> None:
 def test_an_option_that_is_null_and_an_unknown_commit_are_read_back(tables: Path) -> None:
     without_head = {"model": {"head": {"kind": "bn_neck", "embedding_dim": None}}}
     tried = (Tried(params={}), Tried(params={"model.head.embedding_dim": None}, scores=(0.5,)))
-    found = FOUND.model_copy(update={"training": without_head, "tried": tried, "commit": None, "confirmation": None})
+    found = FOUND.model_copy(update={"training": without_head, "tried": tried, "commit": None, "confirmation": None, "failed": "x"})
     write_tuned(found)
     assert read_tuned(TABLE, ROW, DATASET) == found
 

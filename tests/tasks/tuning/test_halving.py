@@ -122,7 +122,9 @@ def test_settings_that_cannot_be_trained_are_left_out(place: int) -> None:
 
 
 def test_the_rows_own_settings_have_to_train() -> None:
-    with pytest.raises(TrainingError, match="own settings, trial 0, cannot be trained: the loss is not finite"):
+    with pytest.raises(
+        TrainingError, match=r"own settings, trial 0, cannot be trained on the first pair .*--seed.*: the loss is not finite"
+    ):
         found(lambda trials, pairs: [replace(trial, scores=(0.0,), reason="the loss is not finite") for trial in trials])
 
 
@@ -145,15 +147,34 @@ def test_a_gain_is_not_confirmed(own: tuple[float, ...], winner: tuple[float, ..
     assert not SearchResult((), Trial(1, OWN), measure_gain(own, winner), SPACE).changes_settings, why
 
 
-def test_a_winner_that_cannot_be_trained_on_the_fresh_pairs_confirms_nothing() -> None:
+@pytest.mark.parametrize("fails", ["winner", "own"])
+def test_settings_that_cannot_be_trained_on_the_fresh_pairs_confirm_nothing_and_lose_no_search(fails: str) -> None:
+    """If the own settings diverged there, the search ended with an error, again at each rerun."""
+
     def score(trials: Sequence[Trial], pairs: range) -> list[Trial]:
         scored = scoring()(trials, pairs)
         is_confirmation = pairs.start == NUM_SEARCH_PAIRS
-        return [replace(trial, reason="the loss is not finite") if is_confirmation and trial.number else trial for trial in scored]
+        bad = [trial.number for trial in trials if is_confirmation and bool(trial.number) == (fails == "winner")]
+        return [replace(trial, reason="pair 7: not finite") if trial.number in bad else trial for trial in scored]
 
     result = found(score)
     assert result.winner.number
     assert (result.confirmation, result.changes_settings) == (None, False)
+    number = result.winner.number if fails == "winner" else 0
+    assert result.failed == f"trial {number} cannot be trained on a fresh pair: pair 7: not finite"
+
+
+def test_own_settings_that_fail_on_a_pair_of_the_search_are_compared_on_the_fresh_ones() -> None:
+    def score(trials: Sequence[Trial], pairs: range) -> list[Trial]:
+        scored = scoring(lambda trial, pair: trial.number / 9 + 20 * (trial.number == 0) * (pair == 0) + math.sin(trial.number * pair))(
+            trials, pairs
+        )
+        return [replace(trial, reason="not finite") if trial.number == 0 and pairs.start == 1 else trial for trial in scored]
+
+    result = found(score)
+    assert result.trials[0].reason == "not finite"
+    assert result.confirmation is not None
+    assert result.failed is None
 
 
 def test_a_range_is_widened_at_the_end_that_the_best_is_near() -> None:
