@@ -83,7 +83,7 @@ def test_a_bar_in_a_reason_stays_in_its_cell() -> None:
     row = RowVerdict(row="d/softmax", seed=0, verdict=Verdict.FAILED, reason="a|b: no such file")
     verification = Verification(name="d", started_at=datetime.now(UTC), seconds=1, commit="c", rows=(row,))
     [line] = [line for line in as_markdown(verification, None).splitlines() if "softmax" in line]
-    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] == ["", "d/softmax", "", "failed", "", r"a\|b: no such file", ""]
+    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] == ["", "d/softmax", "", "failed", "", "", r"a\|b: no such file", ""]
 
 
 def test_commands_in_reasons_are_code_on_the_page(tmp_path: Path) -> None:
