@@ -104,7 +104,7 @@ class TunedFile(Config):
         result = "trial" if self.training else "the row's own settings stay, trial"
         return (
             f"{search}: {result} {self.trial} gains {100 * gain.gain:+.1f} ± {100 * gain.half_width:.1f} {self.metric} "
-            f"on {len(gain.own)} fresh pairs of fold and seed"
+            f"on held-out training classes, {len(gain.own)} fresh pairs of fold and seed"
         )
 
     def _pairs_of(self, trial: int) -> str:
