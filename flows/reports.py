@@ -40,8 +40,8 @@ class Report:
         path: path of the page.
         outcomes, failures: its runs; a run shared by two tables is in both.
         num_undelivered: records that wait in the outbox because MLflow did not accept them.
-        best: of the standing comparison, the best run (`tasks.runs.best`); None if no run has a validation score.
-        best_line: which run is best and by which rule, or why there is none; empty for a table.
+        best: of the standing comparison, the best of its runs (`tasks.runs.best`); None if none has a validation score.
+        best_line: which of its runs is best and by which rule, or why there is none; empty for a table.
     """
 
     title: str
@@ -64,7 +64,8 @@ class Report:
         found, spec = best_run(scores), outcomes[0].spec
         best = None if found is None else runs[found.variant, found.seed]
         key = artifact_key("comparison", spec.dataset)
-        return cls(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, said_best(scores))
+        best_line = re.sub("^best run:", "best of these runs:", said_best(scores))  # others, as of other variants, may be better
+        return cls(spec.comparison, key, page, path, tuple(outcomes), tuple(failures), num_undelivered, best, best_line)
 
     @property
     def line(self) -> str:
