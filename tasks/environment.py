@@ -28,6 +28,7 @@ STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this pr
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
 NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
+NEW_CODE = [f"{part}/*.{kind}" for part in ("dml_core", "tasks", "flows") for kind in ("py", "yaml", "html", "css", "js")]
 OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
 # Of Prefect's server of one flow, which needs no schedules, automations, late and paused flows, and no history of events.
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
@@ -287,9 +288,9 @@ def code_commit(root: Path) -> str | None:
     It is None without git, and if the commit of the repository around `root`, which may be another project's, has no `params.yaml` there.
     """
     found = run_git(root, "rev-parse", "HEAD", "HEAD:./params.yaml")
-    changed = run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE)
-    new = run_git(root, "ls-files", "--others", "--exclude-standard", "--", "dml_core", "tasks", "flows", *NO_CODE)
-    return None if found is None else f"{found.split()[0]}{'-dirty' if changed or new else ''}"
+    changed = found and run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE)
+    new = found and run_git(root, "ls-files", "--others", "--exclude-standard", "--", *NEW_CODE, ":(exclude)*/.*", *NO_CODE)
+    return found and f"{found.split()[0]}{'-dirty' if changed or new else ''}"
 
 
 def git_tags(project: Project) -> dict[str, str]:

@@ -344,7 +344,8 @@ def test_new_files_among_the_code_are_changes(tmp_path: Path) -> None:
     commit = git(project.root, "rev-parse", "HEAD")
     write_whole(project.root / ".git/info/exclude", "__pycache__/\n")
     write_whole(project.root / "dml_core/__pycache__/x.pyc", "")
-    write_whole(project.root / "tasks/README.md", "")
+    for name in ("README.md", ".x.py.swp", "x.py.orig", ".DS_Store", ".ipynb_checkpoints/x-checkpoint.py"):  # of editors and viewers
+        write_whole(project.root / "tasks" / name, "")
     assert git_tags(project)["git_commit"] == commit
     write_whole(project.root / "flows/tables/tuned/project/standing/softtriple@synthetic.yaml", "")
     assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
