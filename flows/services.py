@@ -143,7 +143,8 @@ class Services(Backends):
         with self.meter.phase("end of workers"):
             self.workers.close()
         for dataset in self._used:
-            dataset.release(remove=True)
+            with suppress(OSError):  # of a file system that became read-only or stale: the lock ends with this process
+                dataset.release(remove=True)
         self.meter.close()
         self.display.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.store.info import MANIFEST_FILE, read_info
-from dml_core.errors import DataError, printable
+from dml_core.errors import DataError, StoreError, printable
 from tasks.environment import Project
 from tasks.locks import RUNNING, FileLock, running, running_since
 from tasks.runs.records import DatasetRecord, check_unchanged
@@ -21,8 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def use_packed(project: Project, name: str) -> FileLock:
-    """Take a lock that shows, while it is held, that this process uses a prepared dataset."""
-    return running(_folder(project, name))
+    """Take a lock that shows, while it is held, that this process uses a prepared dataset; none where packed data can only be read."""
+    try:
+        return running(_folder(project, name))
+    except StoreError as error:
+        logger.debug("%s: not marked as in use: %s", name, error)
+        return FileLock(_folder(project, name))
 
 
 def users(project: Project, name: str) -> str:

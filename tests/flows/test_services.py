@@ -24,6 +24,26 @@ def test_a_dataset_is_in_use_until_the_end_of_the_flow(tmp_path: Path, monkeypat
     assert users(project, "birds") == ""
 
 
+@pytest.mark.parametrize("when", ["always", "from the middle of the flow"])
+def test_a_flow_uses_packed_data_that_can_only_be_read(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere: a file stands for the folder of locks that cannot be written."""
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr("flows.services.update_dataset", lambda *_: None)
+    monkeypatch.setattr("flows.services.read_dataset", lambda of, name: name)
+    locks = project.packed("birds").with_name(".birds.users")
+    locks.parent.mkdir(parents=True)
+    if when == "always":
+        locks.touch()
+    services, closed = Services(project, ScaleSpec()), list[bool]()
+    monkeypatch.setattr(services.display, "close", lambda: closed.append(True))
+    assert services.use_dataset("birds") == "birds"
+    if when != "always":
+        locks.rename(tmp_path / "gone")
+        locks.touch()
+    services.close()
+    assert closed == [True]
+
+
 @pytest.mark.parametrize("cluster", [None, "head:6379"])
 def test_code_that_scores_is_loaded_while_runs_train(cluster: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would otherwise be loaded as it is edited during the training, and its scores count as those of the code before."""
