@@ -185,7 +185,9 @@ def _fewest_seeds(table: TableFile, tolerance: Tolerance, num_queries: Mapping[s
         for row in table.rows.values()
         for column, value in zip(table.flat_columns, row.published, strict=True)
         if value is not None and column.dataset in num_queries and metric_info(column.metric).is_share_of_queries
-        if row.kind != "quoted" and table.tolerance_of(row, column) == tolerance
+        if row.kind != "quoted"
+        and table.tolerance_of(row, column) == tolerance
+        and tolerance.at(value) > 0  # it is 0 at a binomial 0 or 100
     }
     if max(needed, default=MIN_SEEDS) == MIN_SEEDS:
         return ""

@@ -79,6 +79,16 @@ def test_a_tolerance_names_the_seeds_that_an_equal_mean_needs(num_queries: int, 
     assert not any("seeds" in other.says for other in others)
 
 
+@pytest.mark.parametrize("published", [0, 100])
+def test_a_published_value_without_a_tolerance_needs_no_number_of_seeds(published: float) -> None:
+    tolerance = {"value": 0.003, "scale": "binomial", "reason": "r"}
+    table = parse(TableFile, FILE | {"tolerance": tolerance}, "table")
+    rows = {key: row.model_copy(update={"published": (published,) * len(row.published)}) for key, row in table.rows.items()}
+    result = TableResult(name="project/table1", runs=(run("ours", 0, variant="as_published", recall_at_1=0.6, num_queries=100),))
+    (says, *_) = [one.says for one in shown_table(result.name, table.model_copy(update={"rows": rows}), result).tolerances]
+    assert says == "0.003 sqrt(p (100 - p)) for a published p"
+
+
 def test_nmi_has_one_rule() -> None:
     rules = {
         (column.dataset, table.tolerance_of(row, column))
