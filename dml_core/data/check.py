@@ -7,6 +7,7 @@ repeated before each packing of the user's own images.
 import hashlib
 import io
 import math
+import os
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ _BOX_TOLERANCE_PIXELS = 1.0
 _PNG_BIT_DEPTH = 24  # place of the byte
 _JPEG2000_SIZE, _JPEG2000_BIT_DEPTH = b"\xff\x4f\xff\x51", 42  # start of the segment of sizes, and place of the byte from there
 _OPAQUE = 255
+_NUM_END_BYTES = 4096
 _LEAK = "same bytes in train and in another role"
 _CHANGES = (
     _GRAYSCALE := "grayscale, converted to RGB",
@@ -169,14 +171,22 @@ def check_own_images(name: str, raw: Path, options: Mapping[str, Any]) -> None:
     if single := _single_classes(rows):
         advice = "add classes, or name the roles (docs/reference/backbones-and-datasets.md)"
         raise DataError(f"{raw}: {single[0]}, at least two classes are needed; {advice}")
-    by_size: dict[int, list[Row]] = defaultdict(list)  # only files of one size are read
-    for row in rows:
-        with suppress(OSError):  # packing names a missing one
-            by_size[(raw / row.path).stat().st_size].append(row)
-    alike = [row for group in by_size.values() if {"train"} < {row.role for row in group} for row in group]
-    leaks = _leaks((hashlib.sha256(read_file(raw / row.path)).hexdigest(), row) for row in alike)
+    with ThreadPoolExecutor() as pool:  # only files of one size and end are read as a whole
+        alike = _in_train_and_another_role(zip(pool.map(lambda row: _size_and_end(raw / row.path), rows), rows, strict=True))
+        leaks = _leaks(zip(pool.map(lambda row: hashlib.sha256(read_file(raw / row.path)).hexdigest(), alike), alike, strict=True))
     if leaks:
-        raise DataError(f"{raw}: {len(leaks)} images: {_LEAK}, the first is {leaks[0]}; fix or remove them")
+        raise DataError(f"{raw}: {len(leaks)} images: {_LEAK}, the first is {leaks[0]}; fix or remove them; `dml data check` lists all")
+
+
+def _size_and_end(path: Path) -> str:
+    """Return what differs for almost all different images, and takes one read: a file's size and hash of its end; a missing one's path."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _NUM_END_BYTES))
+            return f"{size} {hashlib.sha256(file.read()).hexdigest()}"
+    except OSError:  # packing names it
+        return str(path)
 
 
 def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
@@ -236,7 +246,7 @@ def _changed_by_views(
     mostly_cut = [path for path, (width, height), crop in cropped if 4 * min(crop, width) * min(crop, height) < width * height]
     return {
         "smaller than the test views, padded with black": list(dict.fromkeys(padded)),
-        "of which a test view shows less than a quarter": list(dict.fromkeys(mostly_cut)),
+        "images of which a test view shows less than a quarter": list(dict.fromkeys(mostly_cut)),
         "without a box, where views are cut to boxes: a run stops there": [
             image.row.path for image in images if cut and (image.row.box is None or stored_size is not None)
         ],
@@ -286,18 +296,22 @@ def _alike_names(rows: list[Row]) -> list[str]:
 
 
 def _single_classes(rows: list[Row]) -> list[str]:
-    """Return the class of each part, trained on or scored, that has no other."""
+    """Return the class of each part, trained on or scored (queries and gallery together), that has no other."""
     parts = {"to train on": {row.label_name for row in rows if row.role == "train"}}
-    parts["to score"] = {row.label_name for row in rows if row.role in ("test", "query")}
+    parts["to score"] = {row.label_name for row in rows if row.role != "train"}
     return [f"only class '{min(names)}' {use}" for use, names in parts.items() if len(names) == 1]
 
 
 def _leaks(images: Iterable[tuple[str, Row]]) -> list[str]:
     """Return the images, given with the hash of their bytes, that are both in train and in another role, equal ones together."""
+    return [row.path for row in _in_train_and_another_role(images)]
+
+
+def _in_train_and_another_role(images: Iterable[tuple[str, Row]]) -> list[Row]:
     groups: dict[str, list[Row]] = defaultdict(list)
-    for sha256, row in images:
-        groups[sha256].append(row)
-    return [row.path for rows in groups.values() if {"train"} < {row.role for row in rows} for row in rows]
+    for key, row in images:
+        groups[key].append(row)
+    return [row for rows in groups.values() if {"train"} < {row.role for row in rows} for row in rows]
 
 
 def _box_is_outside(image: _Image) -> bool:

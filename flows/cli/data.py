@@ -168,8 +168,9 @@ def data_check(name: DatasetName) -> None:
         report = check_dataset(spec.reader, project.root / spec.raw, spec.options, progress, transforms)
     _print_check(name, report)
     findings = [*report.violations, *report.notes]
+    listed = write_findings(project, name, findings)  # always: it would keep what has been repaired
     if any(len(finding.examples) > MAX_EXAMPLES for finding in findings):
-        print(f"all of them: {write_findings(project, name, findings)}")
+        print(f"all of them: {listed}")
     if report.violations:
         raise DataError(f"{name}: {counted(len(report.violations), 'kind')} of violation, see the table; fix the raw files in {spec.raw}")
 

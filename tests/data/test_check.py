@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from dml_core.data.check import CheckReport, check_dataset
+from dml_core.data.check import CheckReport, check_dataset, check_own_images
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import dataset_class
 from dml_core.data.sheet import contact_sheet
@@ -117,6 +117,30 @@ def test_a_single_class_to_score_is_a_violation(tmp_path: Path) -> None:
     )
     (violation,) = check_dataset("manifest", tmp_path / "raw", {"file": "list.csv"}).violations
     assert (violation.what, violation.examples) == ("fewer than two classes to train on, or to score", ("only class 'c' to score",))
+
+
+def test_queries_of_one_class_are_scored_in_a_gallery_of_several(tmp_path: Path) -> None:
+    rows = ["a,train", "a,train", "b,train", "b,train", "c,query", "c,gallery", "d,gallery"]
+    for number in range(len(rows)):
+        Image.new("RGB", (12, 12), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "list.csv").write_text("path,label,role\n" + "".join(f"{number}.png,{row}\n" for number, row in enumerate(rows)))
+    assert check_dataset("manifest", tmp_path, {"file": "list.csv"}).violations == []
+
+
+def test_of_images_of_one_size_only_copies_are_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million images almost all have the size of another one in another role."""
+    for number, name in enumerate("aabbccdd"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name / f"{number}.bmp")
+    whole: list[str] = []
+    monkeypatch.setattr("dml_core.data.check.read_file", lambda path: (whole.append(path.name), path.read_bytes())[1])
+    check_own_images("folder", tmp_path, {})
+    assert whole == []
+    shutil.copy(tmp_path / "a/0.bmp", tmp_path / "d/7.bmp")
+    with pytest.raises(DataError, match=r"2 images: same bytes in train and in another role, the first is a/0\.bmp; "):
+        check_own_images("folder", tmp_path, {})
+    assert sorted(whole) == ["0.bmp", "7.bmp"]
 
 
 def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
@@ -263,7 +287,7 @@ def test_images_of_which_test_views_show_little_are_noted(
         Image.new("RGB", (10, 400) if name == "long" else (20, 20), (number, 0, 0)).save(tmp_path / f"{name}.png")
     report = check_dataset("manifest", tmp_path, options, transforms=[TransformConfig(**transform)])
     notes = {note.what: note.examples for note in report.notes}
-    assert notes.get("of which a test view shows less than a quarter", ()) == expected
+    assert notes.get("images of which a test view shows less than a quarter", ()) == expected
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:
