@@ -188,10 +188,15 @@ def _say_outdated(index: Index, images: Found, source: str) -> None:
     missing = sorted(indexed.keys() - set(images.names))
     if len(missing) == len(indexed):  # the index was built from other sources
         missing = []
-    for what, names, then in (("has another class for", other, ", then add them again"), ("lacks", missing, "")):
+    notes = (
+        (f"another class in {source}; to correct them, remove them, then add them again", other),
+        (f"not in {source}; if they were deleted there, remove them", missing),
+    )
+    for what, names in notes:
         if names:
-            command = shlex.join(["dml", "index", "remove", str(index.folder), *names[:_NUM_SHOWN]]) + " ..." * (len(names) > _NUM_SHOWN)
-            say(f"note: {source} {what} {counted(len(names), 'image')} of the index; remove them{then}: {command}")
+            command = shlex.join(["dml", "index", "remove", str(index.folder), *names[:_NUM_SHOWN]])
+            first = f" (these {_NUM_SHOWN} first)" if len(names) > _NUM_SHOWN else ""
+            say(f"note: {counted(len(names), 'image')} of the index: {what}{first}: {command}")
 
 
 @contextmanager

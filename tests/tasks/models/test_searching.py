@@ -155,11 +155,15 @@ def test_what_became_outdated_in_the_index_of_a_source_that_grows_is_named(
     assert add({0: "finch", 1: "finch", 2: "wren"}, "index", "own/good/0") == []
     assert add({0: "finch", 1: "finch", 2: "wren", 3: "wren"}, "index", "add", index) == []
     assert add({0: "finch", 1: "wren", 3: "wren"}, "index", "add", index) == [
-        f"note: {tmp_path}/list.csv has another class for 1 image of the index; remove them, then add them again: "
+        f"note: 1 image of the index: another class in {tmp_path}/list.csv; to correct them, remove them, then add them again: "
         f"dml index remove '{index}' 1.jpg",
-        f"note: {tmp_path}/list.csv lacks 1 image of the index; remove them: dml index remove '{index}' 2.jpg",
+        f"note: 1 image of the index: not in {tmp_path}/list.csv; if they were deleted there, remove them: "
+        f"dml index remove '{index}' 2.jpg",
     ]
     assert add({4: "finch"}, "index", "add", index) == [], "another source"
+    monkeypatch.setattr("flows.cli.search._NUM_SHOWN", 2)
+    (note,) = add({0: "finch"}, "index", "add", index)
+    assert note.endswith(f"remove them (these 2 first): dml index remove '{index}' 1.jpg 2.jpg"), "a command that can be run"
 
 
 def test_the_reasons_are_printed_also_where_all_images_are_damaged(
