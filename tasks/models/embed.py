@@ -273,13 +273,15 @@ def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str], wi
         except ValueError:
             raise ConfigError(f"{path}: damaged; remove {out}, or name another folder") from None
         before = begun.pop("shards", None) if isinstance(begun, dict) else None
-        if isinstance(before, dict) and begun.get("names_sha256") == with_classes:
+        is_older = isinstance(before, dict) and begun.get("names_sha256") == with_classes != plan["names_sha256"]
+        if is_older:
             begun["names_sha256"] = plan["names_sha256"]
         if not isinstance(before, dict) or {"weights_sha256": plan["weights_sha256"]} | begun != plan:  # older plans have no hash
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
-        if before == shards:
+        if before == shards and not is_older:
             return
-        (out / MANIFEST_FILE).unlink(missing_ok=True)  # first: without it the folder is not readable
+        if before != shards:
+            (out / MANIFEST_FILE).unlink(missing_ok=True)  # first: without it the folder is not readable
         for name in shards:
             if before.get(name) != shards[name]:
                 (out / name).unlink(missing_ok=True)
