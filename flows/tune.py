@@ -25,7 +25,7 @@ from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services, if_server_answers
 from tasks.checks import prepare_machine
-from tasks.environment import Project, open_project
+from tasks.environment import Project, git_tags, open_project
 from tasks.locks import FileLock
 from tasks.reports.kit import markdown_table
 from tasks.runs.identity import step_identities, train_step
@@ -40,6 +40,7 @@ from tasks.tuning.training_rows import training_rows
 from tasks.wording import counted
 from tasks.workers.jobs import InfrastructureError
 
+UNREAD = (":(exclude)flows/tables/tuned",)  # no search reads settings that another found, such as new files of earlier ones
 SHOWN = 5  # number of best trials, plus the row's own settings
 
 
@@ -113,6 +114,7 @@ def tune(
     tuned: list[Tuned] = []
     failed: dict[str, DmlError] = {}
     with closing(Services(project, params.scale)) as services:
+        services.tags = git_tags(project, UNREAD)
         prepared = _prepared(searches, services)
         for search in searches:
             try:

@@ -282,20 +282,20 @@ def run_git(root: Path, *arguments: str) -> str | None:
     return ran.stdout.strip() if ran.returncode == 0 else None
 
 
-def code_commit(root: Path) -> str | None:
+def code_commit(root: Path, unread: tuple[str, ...] = ()) -> str | None:
     """Return the commit of the project at `root`, with "-dirty" if code or settings differ, or a new file among the code is not ignored.
 
-    It is None without git, and if the commit of the repository around `root`, which may be another project's, has no `params.yaml` there.
+    None: there is no git, or its repository around `root`, perhaps another project's, has no `params.yaml` there. `unread`: as NO_CODE.
     """
     found = run_git(root, "rev-parse", "HEAD", "HEAD:./params.yaml")
-    changed = found and run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE)
-    new = found and run_git(root, "ls-files", "--others", "--exclude-standard", "--", *NEW_CODE, ":(exclude)*/.*", *NO_CODE)
+    changed = found and run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE, *unread)
+    new = found and run_git(root, "ls-files", "--others", "--exclude-standard", "--", *NEW_CODE, ":(exclude)*/.*", *NO_CODE, *unread)
     return found and f"{found.split()[0]}{'-dirty' if changed or new else ''}"
 
 
-def git_tags(project: Project) -> dict[str, str]:
+def git_tags(project: Project, unread: tuple[str, ...] = ()) -> dict[str, str]:
     """Return tags for the project's commit (`code_commit`) and for whether code or settings differ from it; empty without a commit."""
-    commit = code_commit(project.root)
+    commit = code_commit(project.root, unread)
     return {} if commit is None else {"git_commit": commit, "git_dirty": str(commit.endswith("-dirty")).lower()}
 
 

@@ -16,6 +16,7 @@ from dml_core.training.history import HISTORY_FILE
 from flows import tune
 from flows.tune import Scores, SearchesFailedError, Tuned, locks_of
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import DatasetRecord
@@ -28,6 +29,7 @@ from tasks.tuning.space import lay_over
 from tasks.workers.jobs import InfrastructureError
 from tests.conftest import ROOT, small_training
 from tests.tasks.runs.test_tuned import FOUND
+from tests.tasks.test_environment import committed
 
 DATASET = DatasetRecord(name="d", folder="/packed", digest="0123", counts={}, source="synthetic")
 
@@ -172,6 +174,20 @@ def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pyt
         return begun, tune.tune.fn(["t/r"])
     except DmlError as error:
         return begun, error
+
+
+def test_a_search_after_another_names_a_commit_without_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first one's new file made each further search one "with changes", though none reads it."""
+    seen: list[dict[str, str]] = []
+    project = committed(tmp_path / "project")
+    monkeypatch.setattr(tune, "open_project", lambda: project)
+    searched(["a"], {}, monkeypatch)
+    monkeypatch.setattr(tune, "_tune", lambda *given: seen.append(given[-1].tags))
+    write_whole(project.root / "flows/tables/tuned/project/standing/other@a.yaml", "")
+    tune.tune.fn(["t/r"])
+    write_whole(project.root / "flows/tables/project/other.yaml", "")
+    tune.tune.fn(["t/r"])
+    assert [tags["git_dirty"] for tags in seen] == ["false", "true"]
 
 
 def test_a_search_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
