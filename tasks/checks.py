@@ -371,7 +371,7 @@ def _check_library_losses(training: TrainingConfig, loss: Any) -> None:
         batch_ND, labels_N, is_right = torch.eye(4, loss.embedding_dim), torch.tensor([0, 0, 1, 1]), name not in MIXED_UP
         try:  # with a memory of more than the batch, other than at the first steps
             loss.compare(batch_ND, labels_N, batch_ND.repeat(2, 1), labels_N.repeat(2), torch.arange(4), torch.Generator())
-        except IndexError:
+        except (IndexError, RuntimeError):  # also of shapes that differ
             is_right = False
         if not is_right:
             raise ConfigError(f"cross_batch_memory: '{name}' takes samples of the memory for those of the batch; remove it")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor
 
 from dml_core.config import merge, read_yaml
 from dml_core.data.store.info import MANIFEST_FILE, read_info, write_info
@@ -137,6 +138,21 @@ def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, pac
     assert message in str(caught.value)
     assert str(caught.value).startswith("params.yaml: comparison: synthetic / mine: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [IndexError, RuntimeError])
+def test_a_loss_that_fails_on_a_memory_is_refused_before_it_trains(
+    error: type[Exception], tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(loss: object, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, *_: object) -> None:
+        if len(memory_MD) > len(embeddings_ND):
+            raise error("the size of tensor a (4) must match the size of tensor b (8)")
+
+    monkeypatch.setattr("dml_core.losses.contrastive.Contrastive.compare", compare)
+    with pytest.raises(
+        ConfigError, match="cross_batch_memory: 'contrastive' takes samples of the memory for those of the batch; remove it"
+    ):
+        check(tmp_path, packed, **of_variant(cross_batch_memory={"size": 64}, sampler=SQUARE, loss={"name": "contrastive"}))
 
 
 def test_the_runs_that_these_tests_change_pass(tmp_path: Path, packed: Path) -> None:
