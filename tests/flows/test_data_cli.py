@@ -104,12 +104,17 @@ def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -
 def test_a_check_prints_five_files_of_a_kind_and_writes_all_of_them(project: Project) -> None:
     project.dml("fetch")
     images = sorted(project.raw.rglob("*.jpg"))
-    for path in images[:7]:
+    whole = {path: path.read_bytes() for path in images[:7]}
+    for path in whole:
         path.write_bytes(b"")
     project.refused("check", "1 kind of violation, see the table")
     rows = (project.root / "state/checks/d.csv").read_text().splitlines()
     unreadable = [row for row in rows if row.startswith("unreadable,")]
     assert [row.partition(" ")[0].rpartition("/")[2] for row in unreadable] == [path.name for path in images[:7]]
+    for path, data in whole.items():
+        path.write_bytes(data)
+    project.dml("check")
+    assert "unreadable" not in (project.root / "state/checks/d.csv").read_text(), "what was repaired is not listed any more"
 
 
 def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None:
