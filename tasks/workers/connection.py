@@ -26,7 +26,7 @@ def start_ray(scale: ScaleSpec, num_runs: int | None = None) -> Placement:
     A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once. `num_runs` is as in `choose`.
 
     Raises:
-        TrainingError: Ray does not start or cannot be reached (`InfrastructureError`), or lacks the device that was requested by name.
+        InfrastructureError: Ray does not start, cannot be reached, or lacks the device that was requested by name.
     """
     import ray
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dml_core.errors import TrainingError
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, ScaleSpec
 from tasks.wording import counted
+from tasks.workers.jobs import InfrastructureError
 
 DEVICES = Path("/dev")
 MOST_LOADERS = 16  # of a worker by "auto": more decode faster than a network trains, and each keeps its own pixels
@@ -82,17 +82,17 @@ def choose(scale: ScaleSpec, nodes: Sequence[Mapping[str, float]], num_runs: int
             unknown.
 
     Raises:
-        TrainingError: `device: cuda` and no GPU, or no CPU at all.
+        InfrastructureError: `device: cuda` and no GPU, or no CPU at all.
     """
     nodes = [node for node in nodes if node.get("CPU", 0) >= 1] or nodes  # a head without CPUs may have GPUs
     num_gpus, num_cpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("GPU", "CPU"))
     if scale.device == "cuda" and num_gpus == 0:
-        raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")
+        raise InfrastructureError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")
     device = "cuda" if scale.device != "cpu" and num_gpus > 0 else "cpu"
     runs_per_gpu = scale.runs_per_gpu if device == "cuda" else 1
     num_devices = num_gpus * runs_per_gpu if device == "cuda" else num_cpus
     if num_devices == 0:
-        raise TrainingError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
+        raise InfrastructureError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
     num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
     if num_runs is not None and num_runs < num_groups:
         num_groups = max(1, num_runs, min(num_groups, num_devices // scale.most_workers))  # embeddings use the rest
