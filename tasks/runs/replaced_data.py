@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from socket import gethostname
+from uuid import uuid4
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.store.info import MANIFEST_FILE, read_info
 from dml_core.errors import DataError, StoreError, printable
 from tasks.environment import Project
-from tasks.locks import RUNNING, FileLock, running, running_since
+from tasks.locks import RUNNING, FileLock, running_since
 from tasks.runs.records import DatasetRecord, check_unchanged
 
 MAX_NAMED = 5  # classes in a warning
@@ -22,11 +24,12 @@ logger = logging.getLogger(__name__)
 
 def use_packed(project: Project, name: str) -> FileLock:
     """Take a lock that shows, while it is held, that this process uses a prepared dataset; none where packed data can only be read."""
+    lock = FileLock(_folder(project, name) / f"{RUNNING}{uuid4().hex}@{gethostname()}")
     try:
-        return running(_folder(project, name))
+        lock.acquire()
     except StoreError as error:
         logger.debug("%s: not marked as in use: %s", name, error)
-        return FileLock(_folder(project, name))
+    return lock
 
 
 def users(project: Project, name: str) -> str:
@@ -34,7 +37,9 @@ def users(project: Project, name: str) -> str:
     folder = _folder(project, name)
     if running_since(folder) == inf:
         return ""
-    return " and ".join(sorted({FileLock(path).holder() for path in folder.glob(f"{RUNNING}*")}))
+    hosts = {path: path.name.partition("@")[2] for path in folder.glob(f"{RUNNING}*")}
+    here = "", gethostname()
+    return " and ".join(sorted({FileLock(path).holder() + (f" on {host}" if host not in here else "") for path, host in hosts.items()}))
 
 
 def check_unused(project: Project, name: str) -> None:

@@ -1,6 +1,7 @@
 """Services that a flow's steps share."""
 
 import os
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,8 @@ def test_a_dataset_is_in_use_until_the_end_of_the_flow(tmp_path: Path, monkeypat
         assert users(project, "birds") == ""
         assert services.use_dataset("birds") == "birds"
         assert users(project, "birds") == f"process {os.getpid()}"
+        monkeypatch.setattr("tasks.runs.replaced_data.gethostname", lambda: "another-node")
+        assert users(project, "birds") == f"process {os.getpid()} on {socket.gethostname()}", "a number says nothing on another machine"
     assert users(project, "birds") == ""
 
 
