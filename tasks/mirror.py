@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from time import monotonic
@@ -34,7 +35,7 @@ def copy_objects(
 
     Args:
         address, folder: from where, and to where.
-        progress: called with (bytes done, total bytes) of each object.
+        progress: called with (bytes done, total bytes), of many objects with (objects done, all objects).
         record: file that has what was copied before; without it, or files in the folder, all missing ones are copied.
         keeps_deleted: do not copy again what was deleted here.
 
@@ -93,21 +94,28 @@ def _is_copy(path: Path, etag: str) -> bool:
 
 def _fetch(source: Store, etags: Mapping[str, str], folder: Path, progress: Progress, copied: Copied, record: Path | None) -> None:
     """Fetch several objects at a time, and add each to `copied` and, from time to time, to the record once it is here."""
-    is_ending, saving, saved = Event(), Lock(), monotonic()
+    is_ending, changing, saved = Event(), Lock(), monotonic()
+    arrived, received = set[str](), dict[str, tuple[int, int]]()  # names; of each the bytes done and all
 
     def save() -> None:
         if record is not None:
             write_whole(record, json.dumps(copied))
 
-    def watch(done: int, total: int) -> None:
-        progress(done, total)
+    def watch(name: str, done: int, total: int) -> None:
+        with changing:
+            received[name] = done, total
+            if len(etags) <= FETCHED_AT_ONCE:
+                progress(sum(done for done, _ in received.values()), sum(total for _, total in received.values()))
         if is_ending.is_set():
             raise StoreError(f"{source.address}: not copied, because the copy of another object ended early")
 
     def fetch(name: str) -> None:
         nonlocal saved
-        source.fetch(name, folder / name, watch)
-        with saving:
+        source.fetch(name, folder / name, partial(watch, name))
+        with changing:
+            arrived.add(name)
+            if len(etags) > FETCHED_AT_ONCE:
+                progress(len(arrived), len(etags))
             copied[name] = etags[name], (folder / name).stat().st_mtime_ns
             if monotonic() - saved > SAVED_EVERY_SECONDS:
                 save()
@@ -122,7 +130,7 @@ def _fetch(source: Store, etags: Mapping[str, str], folder: Path, progress: Prog
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            with saving:
+            with changing:
                 save()
 
 

@@ -117,6 +117,18 @@ def test_a_file_that_was_removed_to_fetch_it_again_is_copied_where_only_the_publ
         (raw / "images.bin").unlink()
 
 
+@pytest.mark.parametrize(("num_objects", "ends"), [(2, (6, 6)), (9, (9, 9))])
+def test_the_progress_of_objects_that_are_copied_at_once_is_one_bar(
+    num_objects: int, ends: tuple[int, int], tmp_path: Path, s3_bucket: str
+) -> None:
+    for number in range(num_objects):
+        boto3.client("s3").put_object(Bucket=s3_bucket, Key=f"m/{number}", Body=b"abc")
+    told: list[tuple[int, int]] = []
+    copy_objects(f"s3://{s3_bucket}/m", tmp_path, lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1] == ends
+
+
 def test_an_interrupted_copy_goes_on_only_with_the_object_that_it_began_with(tmp_path: Path, s3_bucket: str) -> None:
     """Bytes of two versions would make one file of the right length."""
     client, told = boto3.client("s3"), []
