@@ -531,7 +531,7 @@ def _unsearched_notes(comparison: ComparisonSpec, trained: Iterable[tuple[str, s
         if is_asked and not _is_searched(dataset, variant):
             own.setdefault(dataset, []).append(variant)
     return [
-        f"comparison.datasets.{dataset}.tuned: no search of {', '.join(variants)} there, so with the variant's own settings; to search: "
+        f"comparison.datasets.{dataset}.tuned: not searched there, so with their own settings: {', '.join(variants)}; to search: "
         f"{tune_command(STANDING, row_name(variants[0]), dataset)}"
         for dataset, variants in own.items()
     ]

@@ -73,7 +73,10 @@ def test_written_and_read_back(tables: Path) -> None:
     search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
     assert FOUND.says == f"{search}trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
     stays = FOUND.model_copy(update={"training": {}})
-    assert stays.says == f"{search}the row's own settings stay, trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
+    assert (
+        stays.says
+        == f"{search}the row's own settings stay, trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
+    )
     unconfirmed = FOUND.model_copy(update={"confirmation": None})
     winner, own = "91.0 over 2 pairs of fold and seed", "own settings 90.0 over 1 pair of fold and seed"
     assert unconfirmed.says == f"{search}trial 1, recall@1 {winner}, {own}; not confirmed"
@@ -312,7 +315,7 @@ def test_variants_without_a_search_have_their_own_settings_on_a_dataset_that_ask
     assert setting_notes(params, comparison_runs(params, DATASET, ["My_Loss"], [0])) == []
     (note,) = setting_notes(params, comparison_runs(params, DATASET, chosen, [0, 1]))
     assert note == (
-        "comparison.datasets.fashion-mnist.tuned: no search of softmax there, so with the variant's own settings; to search: "
+        "comparison.datasets.fashion-mnist.tuned: not searched there, so with their own settings: softmax; to search: "
         "dml tune project/standing/softmax --dataset fashion-mnist"
     )
 
