@@ -71,12 +71,10 @@ def test_written_and_read_back(tables: Path) -> None:
     assert "# score and own_score are means over different pairs of fold and seed (tried)" in path.read_text()
     assert "  scores: [0.5, 0.6]\n" in path.read_text(), "lists and innermost mappings are in one line"
     search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
-    assert FOUND.says == f"{search}trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
+    gains = "trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
+    assert FOUND.says == f"{search}{gains}"
     stays = FOUND.model_copy(update={"training": {}})
-    assert (
-        stays.says
-        == f"{search}the row's own settings stay, trial 1 gains +10.6 ± 1.2 recall@1 on held-out training classes, 5 fresh pairs of fold and seed"
-    )
+    assert stays.says == f"{search}the row's own settings stay, {gains}"
     unconfirmed = FOUND.model_copy(update={"confirmation": None})
     winner, own = "91.0 over 2 pairs of fold and seed", "own settings 90.0 over 1 pair of fold and seed"
     assert unconfirmed.says == f"{search}trial 1, recall@1 {winner}, {own}; not confirmed"
