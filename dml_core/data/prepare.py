@@ -102,7 +102,8 @@ def pack(
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own message is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
-        if not isinstance(sys.exception(), KeyboardInterrupt | DataError):  # as of `check`: the next attempt need not decode again
+        is_refused = isinstance(sys.exception(), DataError) and (partial / INFO_FILE).is_file()  # by `check`, all images being packed
+        if not is_refused and not isinstance(sys.exception(), KeyboardInterrupt):
             with contextlib.suppress(OSError):
                 _remove(partial)
                 interrupted.unlink(missing_ok=True)
