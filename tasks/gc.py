@@ -3,7 +3,8 @@
 A step is referenced if a table's result, a run in MLflow or a record in the outbox names it, or if the current parameters and tables would
 reuse it. The steps it read (its embeddings, its network) also count, according to `state/made`; if that has no entry, because the step is
 older than this log, everything that existed when the step ended is kept. Steps in progress are kept (their lock is held), and so are those
-written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began.
+written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began. Copies of training images
+that `dml tune` made are listed likewise, unless a prepared dataset has their content.
 
 Only a store in the state folder is supported: of another folder or a bucket, which projects may share, none knows all tables.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from dml_core.data.store.info import read_info
 from dml_core.errors import ConfigError, StoreError
 from tasks.data import dataset_if_prepared
 from tasks.environment import Project, finished_records
@@ -37,6 +39,7 @@ from tasks.tables.file import table_names
 from tasks.tables.result import TableResult
 from tasks.tracking.outbox import OUTBOX, REPORT
 
+TRAINING_ROWS = "tuning"  # searches' copies of training images, in this folder of the state
 STEP_BEFORE = {"embed": "train", "evaluate": "embed"}
 DAY_SECONDS = 86400.0
 Content = TypeVar("Content")
@@ -73,6 +76,7 @@ def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, i
     _check_own(project)
     stored = list(_stored(Path(project.store)))
     referenced = _referenced(project, stored)
+    stored += _training_rows(project, referenced)
     free = [step for step in stored if step.key not in referenced]
     since = min(time.time() - days * DAY_SECONDS, running_since(open_store(project).locks))
     unused = sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes)
@@ -121,8 +125,19 @@ def delete(project: Project, unused: Iterable[StoredStep]) -> int:
 
 def _stored(store: Path) -> Iterator[StoredStep]:
     for step in STEP_VERSION:
-        for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
-            yield StoredStep(step, folder.name, folder, sum(file.st_size for file in _stats(folder)), _touched(folder))
+        yield from _inside(step, store / step)
+
+
+def _training_rows(project: Project, referenced: set[str]) -> Iterator[StoredStep]:
+    """Yield the copies of training images that searches made (`tasks.tuning.training_rows`); of today's datasets they are referenced."""
+    packed = [project.packed(name) for name in load_params(project.params_file).datasets if dataset_if_prepared(project, name) is not None]
+    referenced |= {f"{TRAINING_ROWS}/{read_info(folder).fingerprint}" for folder in packed}
+    yield from _inside(TRAINING_ROWS, project.state / TRAINING_ROWS / "datasets")
+
+
+def _inside(step: str, place: Path) -> Iterator[StoredStep]:
+    for folder in sorted(path for path in place.glob("*") if path.is_dir()):
+        yield StoredStep(step, folder.name, folder, sum(file.st_size for file in _stats(folder)), _touched(folder))
 
 
 def _touched(folder: Path) -> float:

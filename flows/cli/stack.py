@@ -57,6 +57,7 @@ def gc(
     """List finished steps that nothing uses, or delete them.
 
     Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
+    Copies of training images that `dml tune` made are listed, too, if no prepared dataset has their content any more.
     Works on a store in the state folder; another folder, or a bucket, may have other users.
     """
     project = open_project()

@@ -29,6 +29,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
 from tasks.tracking.outbox import OUTBOX
+from tasks.tuning.training_rows import training_rows
 from tests.conftest import ROOT
 from tests.damage import DAMAGE, as_format, folder
 
@@ -239,6 +240,22 @@ def test_a_damaged_result_stops_it_until_the_person_removes_what_was_set_aside(p
     if how == "flip":
         aside.unlink()
         assert unused(project) == run_of("r1") | run_of("r2") | run_of("r3")
+
+
+def test_copies_of_training_images_that_no_dataset_has_any_more_are_unused(project: Project, packed: Path) -> None:
+    """After each change of a dataset's images the former copy of `dml tune` stayed for ever."""
+    shutil.copytree(packed, project.packed("synthetic"))
+    today = training_rows(project, "synthetic", project.packed("synthetic")).folder
+    former = shutil.copytree(today, Path(today).with_name("0123456789abcdef"))
+    for copy in (Path(today), former):
+        for path in (*copy.iterdir(), copy):
+            os.utime(path, (LONG_AGO, LONG_AGO))
+    found, num_kept, _ = find_unused(project, 7.0)
+    assert {step.key for step in found} == run_of("r1") | run_of("r2") | run_of("r3") | {"tuning/0123456789abcdef"}
+    assert num_kept == 1
+    delete(project, found)
+    assert not former.exists()
+    assert Path(today).is_dir()
 
 
 def test_a_damaged_dataset_stops_it(project: Project) -> None:
