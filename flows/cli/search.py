@@ -189,14 +189,14 @@ def _say_outdated(index: Index, images: Found, source: str) -> None:
     if len(missing) == len(indexed):  # the index was built from other sources
         missing = []
     notes = (
-        (f"another class in {source}; to correct them, remove them, then add them again", other),
-        (f"not in {source}; if they were deleted there, remove them", missing),
+        ("has another class for", other, "remove them, then add them again"),
+        ("does not have", missing, "if they were deleted there, remove them"),
     )
-    for what, names in notes:
+    for what, names, then in notes:
         if names:
             command = shlex.join(["dml", "index", "remove", str(index.folder), *names[:_NUM_SHOWN]])
             first = f" (these {_NUM_SHOWN} first)" if len(names) > _NUM_SHOWN else ""
-            say(f"note: {counted(len(names), 'image')} of the index: {what}{first}: {command}")
+            say(f"note: {source} {what} {counted(len(names), 'image')} of the index; {then}{first}: {command}")
 
 
 @contextmanager

@@ -155,9 +155,9 @@ def test_what_became_outdated_in_the_index_of_a_source_that_grows_is_named(
     assert add({0: "finch", 1: "finch", 2: "wren"}, "index", "own/good/0") == []
     assert add({0: "finch", 1: "finch", 2: "wren", 3: "wren"}, "index", "add", index) == []
     assert add({0: "finch", 1: "wren", 3: "wren"}, "index", "add", index) == [
-        f"note: 1 image of the index: another class in {tmp_path}/list.csv; to correct them, remove them, then add them again: "
+        f"note: {tmp_path}/list.csv has another class for 1 image of the index; remove them, then add them again: "
         f"dml index remove '{index}' 1.jpg",
-        f"note: 1 image of the index: not in {tmp_path}/list.csv; if they were deleted there, remove them: "
+        f"note: {tmp_path}/list.csv does not have 1 image of the index; if they were deleted there, remove them: "
         f"dml index remove '{index}' 2.jpg",
     ]
     assert add({4: "finch"}, "index", "add", index) == [], "another source"
