@@ -71,7 +71,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     who, commit = _person(project.root), code_commit(project.root)
     if commit is None or commit.endswith("-dirty"):
         where = "git shows no commit with this params.yaml" if commit is None else "code or settings differ from the commit"
-        raise ConfigError(f"{where}; commit first: results are named by the commit that made them")
+        raise ConfigError(f"{where}; commit first (git status lists changes): results are named by the commit that made them")
     params = load_params(project.params_file)
     specs = rows_today(params, name)
     finished, unfinished = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
