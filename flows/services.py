@@ -34,7 +34,7 @@ from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
-WAIT_SECONDS = 30.0  # for slots, between two looks at whether the flow is stopping; an answer that comes later than that is lost
+WAIT_SECONDS = 15.0  # for slots, between two looks at whether the flow is stopping; an answer that comes later than that is lost
 SCORED_AT_ONCE = 2
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import requests
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from dml_core.errors import DmlError, StoreError, TrackingError
+from dml_core.errors import DmlError, StoreError, TrackingError, first_line
 from tasks.environment import (
     STACK_ENV,
     Project,
@@ -91,6 +91,8 @@ def _packages(project: Project) -> Finding:
         requirements = _requirements(project)
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", INSTALL)
+    except tomllib.TOMLDecodeError as error:
+        return Finding("packages", where, "wrong", f"pyproject.toml cannot be parsed ({error})", "git checkout HEAD pyproject.toml")
     installed, differing = dict[str, str](), []
     for requirement, is_needed in requirements:
         name, expected = requirement.name, requirement.specifier
@@ -129,7 +131,11 @@ def _version(name: str) -> str:
 
 def _gpus(project: Project) -> Finding:
     """Report GPUs that the system has and torch cannot use: runs would train on the CPU."""
-    if number := num_gpus():
+    try:
+        number = num_gpus()
+    except (ImportError, OSError) as error:
+        return Finding("gpus", "", "wrong", f"torch cannot be imported ({first_line(error)})", INSTALL)
+    if number:
         return Finding("gpus", "", "ok", counted(number, "GPU"))
     if not any(DEVICES.glob("nvidia[0-9]*")):
         return Finding("gpus", "", "ok", "none on this machine")

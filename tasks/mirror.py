@@ -80,7 +80,7 @@ def _add_unrecorded(address: str, copied: Copied, etags: Mapping[str, str], fold
         copied |= {
             name: (etags[name], (folder / name).stat().st_mtime_ns if is_copy else None) for name, is_copy in zip(etags, same, strict=True)
         }
-    _warn(address, "not copied over other files", (name for name in etags if copied[name][1] is None))
+    _warn(address, "not copied over files that are others or cannot be compared", (name for name in etags if copied[name][1] is None))
 
 
 def _is_copy(path: Path, etag: str) -> bool:

@@ -103,10 +103,11 @@ def pack(
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
         is_refused = isinstance(sys.exception(), DataError) and (partial / INFO_FILE).is_file()  # by `check`, all images being packed
-        if not is_refused and not isinstance(sys.exception(), KeyboardInterrupt):
+        if not isinstance(sys.exception(), KeyboardInterrupt):
             with contextlib.suppress(OSError):
-                _remove(partial)
                 interrupted.unlink(missing_ok=True)
+                if not is_refused:
+                    _remove(partial)
     return former or info
 
 

@@ -14,7 +14,7 @@ from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.specs import BY_DEFAULT, Params, RunSpec, load_params
 from tasks.storage import open_store
-from tasks.watch.bands import seeds_needed, shared_level
+from tasks.watch.bands import NIGHTS_PER_MONTH, seeds_needed, shared_level
 from tasks.watch.evidence import collect, is_same_code
 from tasks.watch.records import Acceptance, Environment, Evidence, Reference, Verdict
 from tasks.watch.storage import (
@@ -59,7 +59,9 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
     return reference, path
 
 
-def verified_reference(project: Project, name: str, why: str, rows: Sequence[str], kept: Sequence[Reference], say: Say) -> Reference:
+def verified_reference(
+    project: Project, name: str, why: str, rows: Sequence[str], kept: Sequence[Reference], say: Say, num_nights: int = NIGHTS_PER_MONTH
+) -> Reference:
     """Return the evidence of finished runs that a verification has trained again, without writing anything; arguments as of `accept`.
 
     `kept` are the references whose rows are verified in the same nights.
@@ -78,7 +80,7 @@ def verified_reference(project: Project, name: str, why: str, rows: Sequence[str
     _check_finished(name, unfinished, finished)
     verified = _verified(project, name, list(finished), commit)
     say(f"{name}: collecting the evidence of {counted(sum(map(len, finished.values())), 'run')}")
-    level = shared_level(kept, finished)
+    level = shared_level(kept, finished, num_nights)
     fewest = min(map(len, finished.values()))
     if fewest < seeds_needed(level):
         say(f"note: {counted(fewest, 'seed')}; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
@@ -204,7 +206,9 @@ def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evide
         if verdict.verdict is Verdict.DRIFTED:
             reason = "; ".join([verdict.reason, *verdict.changed])
             again = "dml reproduce --force, then dml verify"
-            if one.environment.device != "cpu" and not any(what in reason for what in INPUTS.values()) and not verdict.bands:
+            has_same_input = one.settings == finished[0].settings and one.dataset == finished[0].dataset
+            has_same_input &= not any(what in reason for what in INPUTS.values())
+            if one.environment.device != "cpu" and has_same_input and not verdict.bands:
                 again = f"on a GPU finish {seeds_needed(level)} seeds for a band, or train with scale.deterministic; then dml verify"
             raise ConfigError(f"{one.row}: the finished runs are not what the verification trained ({reason}); {again}")
     return finished

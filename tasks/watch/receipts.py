@@ -55,7 +55,7 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
     if key is not None and not key.is_file():
         raise ConfigError(f"--sign {key}: no such file; name an SSH key, for example ~/.ssh/id_ed25519")
     check_output(path, "application/json", b'{\n"accepted_at": ')
-    reference = verified_reference(project, name, "", rows, (), say)
+    reference = verified_reference(project, name, "", rows, (), say, num_nights=1)
     receipt = Receipt(**reference.model_dump(), lock=lock_hash(project.root))
     content = receipt.model_dump(mode="json")
     _signature(path).unlink(missing_ok=True)

@@ -20,8 +20,11 @@ def first_sentence(verification: Verification, reference: Reference | None) -> s
         result = "reproduced"
     else:
         result = "nothing is accepted" if reference is None else "nothing was compared"
-    source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else "accepted"
-    since = "" if reference is None else f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
+    since = ""
+    if reference is not None:
+        accepted = "last accepted" if reference.earlier else "accepted"  # other rows may have been accepted before
+        source = f"receipt of {reference.who}" if isinstance(reference, Receipt) else accepted
+        since = f" ({source}, {reference.accepted_at:%Y-%m-%d}, commit {reference.commit[:10]})"
     part = f"; {_share_trained(verification, reference)}" if isinstance(reference, Receipt) else ""
     return f"{verification.name}: {result}{since}: {verdict_counts(verdicts) or 'no run'}{part}{skipped}{too_long}."
 

@@ -37,8 +37,8 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
         return result(Verdict.DRIFTED, "the settings differ from the accepted run's")
     difference = f"seed {new.seed} has no accepted run" if same is None else first_difference(same, new)
     if difference is None:
-        packed = "" if nearest.dataset == new.dataset else "the same images, packed by another version: the dataset's digest differs"
-        return result(Verdict.IDENTICAL, packed)
+        digest = "the dataset's digest differs (another packing, or images that no score shows)"
+        return result(Verdict.IDENTICAL, "" if nearest.dataset == new.dataset else digest)
     if nearest.dataset != new.dataset:
         return result(Verdict.DRIFTED, "the dataset's content differs from the accepted run's")
     bands, outside = judge(new, accepted, level)

@@ -336,15 +336,13 @@ class WorkerGroup:
         return is_timeout and ray_cluster() is not None and self._is_large_enough()
 
     def _is_large_enough(self) -> bool:
-        """Return whether the cluster's nodes have places for the group, or had within half an hour: one may be restarting.
-
-        An elastic run does not wait for the nodes that it has lost.
-        """
+        """Return whether nodes have places for the group, of an elastic run for its fewest workers, or had within half an hour."""
         now = time.monotonic()
         if self._num_workers <= self._placement.num_places(node_resources()):
             self._was_large_enough = now
             return True
-        return not self._scale.is_elastic and now - self._was_large_enough < RESTART_SECONDS
+        is_smallest = not self._scale.is_elastic or self._num_workers <= self._scale.fewest_workers
+        return is_smallest and now - self._was_large_enough < RESTART_SECONDS
 
     def _make_way_if_there_is_room(self, job: Job) -> None:
         """Ask the group to end after a checkpoint if a larger one could do its job."""
