@@ -38,7 +38,7 @@ from tasks.tuning.proposals import Trial
 from tasks.tuning.search import Search, check_on, checked_searches, tuned_file
 from tasks.tuning.training_rows import training_rows
 from tasks.wording import counted
-from tasks.workers.jobs import InfrastructureError
+from tasks.workers.jobs import InfrastructureError, LostWorkersError
 
 UNREAD = (":(exclude)flows/tables/tuned",)  # no search reads settings that another found, such as new files of earlier ones
 SHOWN = 5  # number of best trials, plus the row's own settings
@@ -122,13 +122,18 @@ def tune(
                     raise dataset
                 tuned.append(_tune(search, dataset, num_trials, params, services))
             except (ConfigError, DataError, TrainingError) as error:
-                if len(searches) == 1 or isinstance(error, InfrastructureError) or services.stopping.is_set():
+                if len(searches) == 1 or _ends_all(error) or services.stopping.is_set():
                     raise
                 failed[search.title] = error
                 services.display.say(f"{search.title}: FAILED: {first_line(error)}")
     if failed:
         raise SearchesFailedError(failed, tuned)
     return tuned
+
+
+def _ends_all(error: DmlError) -> bool:
+    """Return whether no other search can be made either; `InfrastructureError` has the rule."""
+    return isinstance(error, InfrastructureError) and not isinstance(error, LostWorkersError)
 
 
 def _prepared(searches: Sequence[Search], services: Services) -> dict[str, DatasetRecord | DataError]:

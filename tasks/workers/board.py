@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DmlError, TrainingError
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
 from tasks.workers.jobs import Job, JobState
@@ -80,8 +80,8 @@ class Board:
     def end(
         self,
         facts: dict[str, object] | None = None,
-        error: TrainingError | None = None,
-        fault: str | None = None,
+        error: DmlError | None = None,
+        fault: TrainingError | None = None,
         has_made_way: bool = False,
     ) -> None:
         """Record how the job ended for a worker, in the terms of `JobState`; of several errors or faults the first counts."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DmlError, TrainingError
 from dml_core.training.history import Progress
 from tasks.environment import ray_cluster
 from tasks.processes import go_on
@@ -23,7 +23,7 @@ from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import Say, counted
 from tasks.workers.connection import is_one_machine, node_resources, reason_of
-from tasks.workers.jobs import InfrastructureError, Job, JobState
+from tasks.workers.jobs import InfrastructureError, Job, JobState, class_of_end
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
 
@@ -96,7 +96,7 @@ class WorkerGroup:
         `watch` receives every progress message, `spent` about twice a second what the workers have used.
 
         Raises:
-            TrainingError: the job failed, or `scale.max_failures` were exceeded (InfrastructureError, unless a GPU's memory was full).
+            DmlError: the job failed, or `scale.max_failures` were exceeded; its class is that of `InfrastructureError`'s rule.
         """
         self._idle.clear()
         try:
@@ -138,10 +138,9 @@ class WorkerGroup:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
                     times = counted(num_faults, "attempt")
-                    kind = TrainingError if str(ended).startswith("OutOfMemoryError") else InfrastructureError  # a batch may be too large
-                    raise kind(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
+                    raise class_of_end(ended)(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
                 self._say(f"{job.spec.title}: {ended}; retrying with new workers{self._starts.about(WORKERS)}")
-            except TrainingError:
+            except DmlError:
                 self._end()
                 raise
             else:
@@ -151,7 +150,7 @@ class WorkerGroup:
         """Have one group do the job.
 
         Raises:
-            TrainingError: the job cannot be done.
+            DmlError: the job cannot be done.
             _GroupEndedError: the group has ended, or has to be ended.
         """
         self.start()
@@ -174,7 +173,7 @@ class WorkerGroup:
                 if self._found_no_room():
                     raise _NoRoomError("the cluster's resources are in use (by this flow's runs or by other work), or a node restarts")
                 ended = _MadeWayError if state.has_made_way else _GroupEndedError
-                raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
+                raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}") from state.fault
             if state.is_taken and self._held is None:
                 self._held = self._ask("held")
             now = time.monotonic()
@@ -393,6 +392,7 @@ def _why(error: BaseException | None) -> str:
 
     failures = getattr(error, "worker_failures", None) or {}
     first = next(iter(failures.values()), None) or getattr(error, "controller_failure", None)
+    first = getattr(first, "health_check_failure", first)  # such as Ray's OutOfMemoryError
     if isinstance(error, TrainingFailedError) and first is not None:
         return f"{type(first).__name__}: {reason_of(first)}"
     return reason_of(error)

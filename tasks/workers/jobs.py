@@ -1,15 +1,34 @@
 """Messages between the driver and a group of workers: plain data, importable without Ray."""
 
+import re
 from dataclasses import dataclass, field
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DmlError, TrainingError
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
 from tasks.runs.specs import RunSpec, ScaleSpec
 
+MEMORY = re.compile("OutOfMemoryError|out of memory|allocate memory", re.IGNORECASE)  # in texts of Ray, torch and the system
+
 
 class InfrastructureError(TrainingError):
-    """Ray, a worker, a disk, the images or the code of a machine failed: the settings of the run are not the reason."""
+    """Ray, a device or the code of a machine failed: the settings of the run are not the reason.
+
+    What ends a job decides what it ends of `dml tune`:
+    - the trial: a worker's own exception, which its settings may cause, and full memory of any kind (TrainingError).
+    - the search: images that cannot be read (DataError), and workers that were ended from outside too often (LostWorkersError).
+    - the command, with the searches that follow: this error, and a store that cannot be written (StoreError).
+    """
+
+
+class LostWorkersError(InfrastructureError):
+    """The workers of a run ended too often, and not by an exception of its own: they or the board died, did not start or did not answer."""
+
+
+def class_of_end(ended: BaseException) -> type[TrainingError]:
+    """Return the class of an end of workers by the rule of `InfrastructureError`; its cause is the worker's report, if there is one."""
+    is_own = type(ended.__cause__) is TrainingError or MEMORY.search(str(ended))
+    return TrainingError if is_own else LostWorkersError
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class JobState:
     Attributes:
         facts: device, seconds, workers; set when it is done.
         error: a permanent failure, in one line.
-        fault: what ended the group, so that another group has to resume the job.
+        fault: what ended the group, so that another group has to resume the job; a LostWorkersError if it came from outside of a worker.
         progress: messages since the driver's last query.
         is_taken: whether the workers have started it.
         has_made_way: whether the workers ended on request; they saved a checkpoint.
@@ -57,8 +76,8 @@ class JobState:
     """
 
     facts: dict[str, object] | None = None
-    error: TrainingError | None = None
-    fault: str | None = None
+    error: DmlError | None = None
+    fault: TrainingError | None = None
     progress: list[Progress] = field(default_factory=list)
     is_taken: bool = False
     has_made_way: bool = False

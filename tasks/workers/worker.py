@@ -6,6 +6,7 @@ another with the unfinished job, which resumes from its checkpoint.
 """
 
 import os
+import re
 import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -28,12 +29,13 @@ from tasks.runs.identity import CHOOSING_MODULES, STEP_MODULES, differing_files,
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
-from tasks.workers.jobs import InfrastructureError, Job
+from tasks.workers.jobs import InfrastructureError, Job, LostWorkersError
 from tasks.workers.usage import WorkerMeter, return_freed_memory
 from tasks.workers.work import WORK
 
 BEAT_SECONDS = 1.0
 RETURN_SECONDS = 20.0  # between returns of freed memory, which take 0.05 s with 1 GB
+OUTSIDE = re.compile(r"\[Errno \d+\]|by peer")  # in the text of another worker's OSError, and of an exchange with a worker that died
 LESS_MEMORY = "lower sampler.batch_size or scale.runs_per_gpu, or set embed_at_once"  # for a GPU whose memory is too small
 
 
@@ -108,13 +110,14 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
         ray.get(board.end.remote(has_made_way=True))
         raise
     except DmlError as error:
-        is_outside = isinstance(error, InfrastructureError | DataError | StoreError)
-        kind = InfrastructureError if is_outside else TrainingError
+        kind = next((kind for kind in (InfrastructureError, DataError, StoreError) if isinstance(error, kind)), TrainingError)
         ray.get(board.end.remote(error=kind(f"{job.spec.title}: {error}")))
         raise
     except Exception as error:
         remedy = f"; {LESS_MEMORY}" if isinstance(error, torch.OutOfMemoryError) else ""
-        ray.get(board.end.remote(fault=f"{type(error).__name__}: {first_line(error)}{remedy}"))
+        is_outside = isinstance(error, OSError | dist.DistError) or OUTSIDE.search(str(error))
+        fault = (LostWorkersError if is_outside else TrainingError)(f"{type(error).__name__}: {first_line(error)}{remedy}")
+        ray.get(board.end.remote(fault=fault))
         raise
     seconds = round(time.monotonic() - started, 3)
     heart.end_job()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.errors import ConfigError, DataError, DmlError, TrainingError
+from dml_core.errors import ConfigError, DataError, DmlError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import HISTORY_FILE
 from flows import tune
@@ -26,7 +26,7 @@ from tasks.storage import Store
 from tasks.tuning.proposals import Trial
 from tasks.tuning.search import plan_searches
 from tasks.tuning.space import lay_over
-from tasks.workers.jobs import InfrastructureError
+from tasks.workers.jobs import InfrastructureError, LostWorkersError
 from tests.conftest import ROOT, small_training
 from tests.tasks.runs.test_tuned import FOUND
 from tests.tasks.test_environment import committed
@@ -110,8 +110,9 @@ def test_a_search_ends_if_its_workers_are_lost_and_goes_on_without_settings_that
         return SimpleNamespace(wait=lambda: error)
 
     assert scores._wait(failed(TrainingError("the loss is not finite"))) == "the loss is not finite"
-    with pytest.raises(InfrastructureError):
-        scores._wait(failed(InfrastructureError("Ray does not answer")))
+    for error in (InfrastructureError("Ray does not answer"), LostWorkersError("given up"), DataError("unreadable"), StoreError("full")):
+        with pytest.raises(type(error)):
+            scores._wait(failed(error))
 
 
 def left_by(monkeypatch: pytest.MonkeyPatch, tables: Path, before: TunedFile, found: TunedFile) -> Tuned:
@@ -195,12 +196,13 @@ def test_a_search_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> 
         "a": DataError("a is not prepared"),
         "b": TrainingError("trial 0 cannot be trained\nmore"),
         "c": ConfigError("too few classes"),
+        "e": LostWorkersError("given up after 3 attempts"),
     }
-    begun, error = searched(["a", "b", "c", "d"], fails, monkeypatch)
-    assert begun == ["b", "c", "d"]
+    begun, error = searched(["a", "b", "c", "e", "d"], fails, monkeypatch)
+    assert begun == ["b", "c", "e", "d"]
     assert isinstance(error, SearchesFailedError)
     assert error.tuned == ("result on d",)
-    assert str(error) == "3 of 4 searches failed; the first: row on a: a is not prepared"
+    assert str(error) == "4 of 5 searches failed; the first: row on a: a is not prepared"
     assert not error.unforeseen
 
 

@@ -25,7 +25,7 @@ from tasks.start_times import StartTimes
 from tasks.workers import connection, group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
-from tasks.workers.jobs import InfrastructureError
+from tasks.workers.jobs import LostWorkersError
 from tasks.workers.placement import choose
 from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
 
@@ -149,20 +149,39 @@ def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
     assert time.monotonic() - began < SOON
 
 
-@pytest.mark.parametrize(("fault", "is_outside"), [("Ray's workers ended: x", True), ("OutOfMemoryError: CUDA out of memory", False)])
-def test_lost_workers_are_no_fault_of_the_settings_but_a_full_gpu_is(
-    fault: str, is_outside: bool, starts: StartTimes, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "reported", "is_outside"),
+    [
+        ("Ray's workers ended: x", None, True),
+        ("the process that hands out jobs died", RuntimeError("x"), True),
+        ("OSError: full", LostWorkersError("OSError: full"), True),
+        ("ValueError: the margin is too large", TrainingError("ValueError"), False),
+        ("OutOfMemoryError: CUDA out of memory", LostWorkersError("x"), False),
+        ("RuntimeError: worker 1: OutOfMemoryError: CUDA", None, False),
+        ("Ray's workers ended: OutOfMemoryError: Task was killed", None, False),
+        ("OSError: Cannot allocate memory", LostWorkersError("x"), False),
+    ],
+)
+def test_lost_workers_are_no_fault_of_the_settings_but_full_memory_and_exceptions_of_their_own_are(
+    fault: str,
+    reported: Exception | None,
+    is_outside: bool,
+    starts: StartTimes,
+    many_images: Path,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By it a search tells whether it goes on without these settings."""
     lost = WorkerGroup(choose(SCALE, [{"CPU": 2.0}]), SCALE, tmp_path, lambda text: None, starts)
 
     def ends(*given: object) -> None:
-        raise group._GroupEndedError(fault)
+        raise group._GroupEndedError(fault) from reported
 
     monkeypatch.setattr(lost, "_attempt", ends)
     with pytest.raises(TrainingError, match=f"given up after 2 attempts; the last: {fault}") as raised:
         lost.run(job(many_images, state, "lost"), lambda message: None)
-    assert isinstance(raised.value, InfrastructureError) == is_outside
+    assert type(raised.value) is (LostWorkersError if is_outside else TrainingError)
 
 
 @pytest.mark.proof
