@@ -31,7 +31,7 @@ from tasks.reports.kit import markdown_table
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec
-from tasks.runs.tuned import TunedFile, confirmed_before, tuned_path, write_tuned
+from tasks.runs.tuned import TunedFile, confirmed_before, is_kept, tuned_path, write_tuned
 from tasks.tuning import halving
 from tasks.tuning.halving import SearchResult
 from tasks.tuning.proposals import Trial
@@ -164,9 +164,13 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
                 lock.acquire()
         result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
     file = tuned_file(search, name, prepared, dataset, result, services.tags, num_trials)
-    kept = confirmed_before(file)
+    before = confirmed_before(file)
+    kept = before if before is not None and is_kept(before, file) else None
     tuned = Tuned(search, result, file, write_tuned(file) if kept is None else tuned_path(file.table, file.row, file.dataset), kept)
     say(f"{search.title}: {file.says}")
+    if before is not None and kept is None:
+        why = "by the same command, or from settings or images that differ now or that it does not record"
+        say(f"{search.title}: replaced {tuned.path}, whose settings an earlier search confirmed ({before.says}) {why}; git may have it")
     _publish(tuned, services)
     return tuned
 

@@ -134,16 +134,18 @@ def write_tuned(tuned: TunedFile) -> Path:
 
 
 def confirmed_before(found: TunedFile) -> TunedFile | None:
-    """Return the file that a search which confirmed nothing does not replace, or None.
-
-    It has settings that another search of the row confirmed, on the same images, and from the same own settings as far as it records them.
-    """
+    """Return the row's file if an earlier search has confirmed its settings and `found` confirmed none, or None."""
     try:
         before = read_tuned(found.table, found.row, found.dataset)
     except ConfigError:
         return None
-    is_same = before.fingerprint == found.fingerprint and before.searched_on in (None, found.searched_on)
-    return before if before.training and not found.training and is_same and before.command != found.command else None
+    return before if before.training and not found.training else None
+
+
+def is_kept(before: TunedFile, found: TunedFile) -> bool:
+    """Return whether the file of `confirmed_before` stays: another command made it, and it records the same images and own settings."""
+    is_same = before.searched_on is not None and before.searched_on == found.searched_on and before.fingerprint == found.fingerprint
+    return is_same and before.command != found.command
 
 
 def read_tuned(table: str, row: str, dataset: str) -> TunedFile:

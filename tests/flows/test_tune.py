@@ -115,23 +115,25 @@ def test_a_search_ends_if_its_workers_are_lost_and_goes_on_without_settings_that
             scores._wait(failed(error))
 
 
-def left_by(monkeypatch: pytest.MonkeyPatch, tables: Path, before: TunedFile, found: TunedFile) -> Tuned:
-    """Return what a search that finds `found` leaves where `before` is."""
+def left_by(monkeypatch: pytest.MonkeyPatch, tables: Path, before: TunedFile, found: TunedFile) -> tuple[Tuned, list[str]]:
+    """Return what a search that finds `found` leaves where `before` is, and its lines."""
+    lines: list[str] = []
     search: Any = SimpleNamespace(dataset="d", title="t", identity=lambda dataset: "0" * 64, space=(), guesses=(), draw="", fits=None)
     search.on = lambda folder: search
-    services: Any = SimpleNamespace(project=None, tags={}, display=SimpleNamespace(say=lambda line: None))
+    services: Any = SimpleNamespace(project=None, tags={}, display=SimpleNamespace(say=lines.append))
     monkeypatch.setattr("tasks.runs.protocols.TABLES", tables)
     write_tuned(before)
     for name, result in {"training_rows": DATASET, "check_on": None, "locks_of": (), "tuned_file": found, "_publish": None}.items():
         monkeypatch.setattr(tune, name, lambda *given, result=result: result)
     monkeypatch.setattr(tune.halving, "search", lambda *given: None)
-    return tune._tune(search, DATASET, 16, None, services)  # type: ignore[arg-type]
+    return tune._tune(search, DATASET, 16, None, services), lines  # type: ignore[arg-type]
 
 
 def test_a_search_that_confirms_nothing_keeps_what_another_confirmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A second look with another seed replaced the confirmed settings with none."""
     nothing = FOUND.model_copy(update={"training": {}, "seed": 4})
-    left = left_by(monkeypatch, tmp_path, FOUND, nothing)
+    left, lines = left_by(monkeypatch, tmp_path, FOUND, nothing)
+    assert not [line for line in lines if "replaced" in line]
     assert read_tuned(FOUND.table, FOUND.row, FOUND.dataset) == FOUND
     assert left.place.startswith(
         f"not written: {left.path} keeps the settings that an earlier search confirmed (dml tune, 3 trials, seed 3"
@@ -142,12 +144,15 @@ def test_a_search_that_confirms_nothing_keeps_what_another_confirmed(monkeypatch
         (FOUND, {"fingerprint": "4567"}),
         (FOUND, {"searched_on": "cdef"}),
         (FOUND, {"training": {"num_epochs": 9}}),
+        (FOUND.model_copy(update={"requested_trials": None, "searched_on": None}), {}),  # as files of before 30 November 2026
     ]
     for before, changes in replaced:
         found = nothing.model_copy(update=changes)
-        left = left_by(monkeypatch, tmp_path, before, found)
+        left, lines = left_by(monkeypatch, tmp_path, before, found)
         assert read_tuned(FOUND.table, FOUND.row, FOUND.dataset) == found
         assert left.place == f"settings: {left.path}"
+        is_told = f"t: replaced {left.path}, whose settings an earlier search confirmed (dml tune, 3 trials, seed 3" in "\n".join(lines)
+        assert is_told == bool(before.training and not found.training)
 
 
 def searched(datasets: list[str], errors: dict[str, Exception], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Exception | list[str]]:
