@@ -23,7 +23,17 @@ from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
 from tasks.runs.protocols import Variant
 from tasks.runs.replaced_data import users
-from tasks.runs.specs import Params, RunSpec, dropped_options, idle_evaluation, limited_overrides, load_params, setting_notes, standing_runs
+from tasks.runs.specs import (
+    Params,
+    RunSpec,
+    dropped_options,
+    idle_evaluation,
+    limited_overrides,
+    load_params,
+    setting_notes,
+    standing_runs,
+    unsearched_notes,
+)
 from tasks.runs.tuned import STANDING
 from tasks.runs.without_effect import idle_notes, unreached_notes
 from tasks.tables.choice import Choice
@@ -240,6 +250,8 @@ def _standing(
         for name, who in in_use.items():
             say(f"{name}: skipped: its former images are in use by {who}")
         by_dataset = {name: by_dataset[name] for name in changed if name not in in_use}
+    for line in unsearched_notes(params, (run for runs in by_dataset.values() for run in runs)):
+        say(f"note: {line}")
     packed = {name: check_before(project, params, runs) for name, runs in by_dataset.items()}
     for runs in by_dataset.values():
         say(f"{runs[0].comparison}: {_count(runs, request)}")

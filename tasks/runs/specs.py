@@ -520,21 +520,24 @@ def setting_notes(params: Params, runs: Sequence[RunSpec]) -> list[str]:
     of_evaluation = [f"{path} has no effect: {why}" for path, why in idle_evaluation(runs).items()]
     idle = idle_notes((run.dataset, run.training, blocks_of(run)) for run in every)
     unreached = unreached_notes((run.dataset, run.label, run.training) for run in trained.values())
-    return [*of_evaluation, *idle, *unreached, *_unsearched_notes(comparison, trained)]
+    return [*of_evaluation, *idle, *unreached]
 
 
-def _unsearched_notes(comparison: ComparisonSpec, trained: Iterable[tuple[str, str]]) -> list[str]:
+def unsearched_notes(params: Params, runs: Iterable[RunSpec]) -> list[str]:
     """Return a line for each dataset with `tuned: true` that names its variants without a search, which have their own settings."""
+    comparison = params.comparison
     own: dict[str, list[str]] = {}
-    for dataset, variant in trained:
+    for dataset, variant in dict.fromkeys((run.dataset, run.variant) for run in runs if run.training.num_epochs):
         is_asked = comparison.datasets[dataset].get(TUNED, False) and TUNED not in comparison.variants[variant]
         if is_asked and not _is_searched(dataset, variant):
             own.setdefault(dataset, []).append(variant)
-    return [
-        f"comparison.datasets.{dataset}.tuned: not searched there, so with their own settings: {', '.join(variants)}; to search: "
-        f"{tune_command(STANDING, row_name(variants[0]), dataset)}"
-        for dataset, variants in own.items()
-    ]
+    lines = []
+    for dataset, variants in own.items():
+        line = f"comparison.datasets.{dataset}.tuned: not searched there, so with their own settings: {', '.join(variants)}"
+        spec = params.datasets[dataset]
+        is_refused = parse_dataset(spec.reader, spec.options).shares_classes  # by `dml tune`
+        lines.append(line if is_refused else f"{line}; to search: {tune_command(STANDING, row_name(variants[0]), dataset)}")
+    return lines
 
 
 def idle_evaluation(runs: Sequence[RunSpec]) -> dict[str, str]:

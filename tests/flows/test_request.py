@@ -98,6 +98,26 @@ def test_what_a_setting_drops_and_does_not_reach_is_reported(tmp_path: Path, mon
     ]
 
 
+@pytest.mark.parametrize("split", ["classes", "images"])
+def test_variants_that_are_not_searched_are_named_also_if_all_are_trained(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first training their own settings stood in the report as tuned ones. `dml tune` refuses datasets split by image."""
+    monkeypatch.setattr("flows.request.check_before", lambda *_: None)
+    monkeypatch.setattr("flows.request.check_parts", lambda *_: None)
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["datasets"]["fashion-mnist"]["options"] = {"split": split}
+    params["comparison"]["datasets"]["fashion-mnist"]["tuned"] = True
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    lines: list[str] = []
+    request = Request(datasets=("fashion-mnist",), variants=("softmax", "untrained"))
+    requested_runs(Project(tmp_path, tmp_path / "state", store="s", tracking_uri="sqlite:///x.db"), request, lines.append)
+    (line,) = (line for line in lines if line.startswith("note: "))
+    command = "; to search: dml tune project/standing/softmax --dataset fashion-mnist" if split == "classes" else ""
+    own = "comparison.datasets.fashion-mnist.tuned: not searched there, so with their own settings: softmax"
+    assert line == f"note: {own}{command}"
+
+
 def test_a_schedule_skips_a_changed_dataset_whose_former_images_a_flow_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.request.changed_datasets", lambda *_: ["synthetic"])
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())

@@ -16,7 +16,7 @@ from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.runs import protocols
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, comparison_runs, load_params, setting_notes
+from tasks.runs.specs import Params, comparison_runs, load_params, unsearched_notes
 from tasks.runs.tuned import STANDING, TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.sealed import read_sealed
 from tasks.storage import Store
@@ -310,8 +310,8 @@ def test_variants_without_a_search_have_their_own_settings_on_a_dataset_that_ask
     own = comparison_runs(with_own({}, {}), DATASET, chosen, [0])
     runs = {run.variant: run.training for run in comparison_runs(params, DATASET, chosen, [0])}
     assert {run.variant: runs[run.variant] == run.training for run in own} == {"untrained": True, "softmax": True, "My_Loss": False}
-    assert setting_notes(params, comparison_runs(params, DATASET, ["My_Loss"], [0])) == []
-    (note,) = setting_notes(params, comparison_runs(params, DATASET, chosen, [0, 1]))
+    assert unsearched_notes(params, comparison_runs(params, DATASET, ["My_Loss"], [0])) == []
+    (note,) = unsearched_notes(params, comparison_runs(params, DATASET, chosen, [0, 1]))
     assert note == (
         "comparison.datasets.fashion-mnist.tuned: not searched there, so with their own settings: softmax; to search: "
         "dml tune project/standing/softmax --dataset fashion-mnist"
