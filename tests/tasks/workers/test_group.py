@@ -16,6 +16,8 @@ import psutil
 import pytest
 import ray
 import torch
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from dml_core.errors import TrainingError
 from dml_core.training.checkpoints.file import load_checkpoint
@@ -25,7 +27,7 @@ from tasks.start_times import StartTimes
 from tasks.workers import connection, group
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
-from tasks.workers.jobs import LostWorkersError
+from tasks.workers.jobs import LostWorkersError, class_of_end
 from tasks.workers.placement import choose
 from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
 
@@ -182,6 +184,21 @@ def test_lost_workers_are_no_fault_of_the_settings_but_full_memory_and_exception
     with pytest.raises(TrainingError, match=f"given up after 2 attempts; the last: {fault}") as raised:
         lost.run(job(many_images, state, "lost"), lambda message: None)
     assert type(raised.value) is (LostWorkersError if is_outside else TrainingError)
+
+
+def test_workers_that_ray_ended_for_their_memory_are_told_from_others_that_died() -> None:
+    """Ray Train wraps the reason, and a line says only that a health check failed."""
+
+    def why(reason: Exception) -> str:
+        failed = WorkerHealthCheckFailedError("A worker health check failed.\nWorker info: x", failure=reason)
+        return group._why(WorkerGroupError("failed", {0: failed}))
+
+    said = why(ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.\nmore"))
+    assert said == "OutOfMemoryError: Task was killed due to the node running low on memory"
+    assert class_of_end(group._GroupEndedError(said)) is TrainingError
+    died = why(ray.exceptions.RayActorError())
+    assert died.startswith("RayActorError: ")
+    assert class_of_end(group._GroupEndedError(died)) is LostWorkersError
 
 
 @pytest.mark.proof
