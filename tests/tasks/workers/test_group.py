@@ -19,7 +19,7 @@ import torch
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DataError, TrainingError
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress
 from tasks.runs.specs import ScaleSpec
@@ -254,7 +254,7 @@ def test_resources_that_are_never_there_end_the_job_in_one_line(
 
 @pytest.mark.proof
 def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers: WorkerGroup, many_images: Path, state: Path) -> None:
-    with pytest.raises(TrainingError, match="no-such-folder"):
+    with pytest.raises(DataError, match="no-such-folder"):
         workers.run(job(many_images.parent / "no-such-folder", state, "mistaken"), lambda message: None)
     facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)  # already done: nothing is trained
     assert (facts["attempts"], facts["num_workers"]) == (1, 2)
