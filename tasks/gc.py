@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dml_core.data.store.info import read_info
 from dml_core.errors import ConfigError, StoreError
 from tasks.data import dataset_if_prepared
 from tasks.environment import Project, finished_records
@@ -130,8 +129,8 @@ def _stored(store: Path) -> Iterator[StoredStep]:
 
 def _training_rows(project: Project, referenced: set[str]) -> Iterator[StoredStep]:
     """Yield the copies of training images that searches made (`tasks.tuning.training_rows`); of today's datasets they are referenced."""
-    packed = [project.packed(name) for name in load_params(project.params_file).datasets if dataset_if_prepared(project, name) is not None]
-    referenced |= {f"{TRAINING_ROWS}/{read_info(folder).fingerprint}" for folder in packed}
+    prepared = [dataset_if_prepared(project, name) for name in load_params(project.params_file).datasets]
+    referenced |= {f"{TRAINING_ROWS}/{dataset.digest}" for dataset in prepared if dataset is not None}
     yield from _inside(TRAINING_ROWS, project.state / TRAINING_ROWS / "datasets")
 
 

@@ -199,9 +199,10 @@ ELSEWHERE = {
     "accept": "replaces one file, after a verification",
     "receipt": "replaces one file, after a verification",
     "plan": "replaces one file, which only saves time",
+    "data check": "replaces one file, the list of what it found",
 }
 READING = {
-    "compare", "data check", "data list", "doctor", "index show", "models list", "stack logs", "stack status", "tables list",
+    "compare", "data list", "doctor", "index show", "models list", "stack logs", "stack status", "tables list",
 }  # fmt: skip
 
 
