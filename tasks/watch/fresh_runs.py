@@ -1,7 +1,7 @@
 """Train runs again from nothing: `dml reproduce`, in a bare copy of the project.
 
 The copy, `state/verify/<time>`, has the project's settings and reads its packed datasets in place. It has its own state, store, MLflow
-database and results, so nothing finished is reused, and of the project only locks beside its packed datasets are written. If the project's
+database and results, so nothing finished is reused, and in the project only locks next to its packed datasets are written. If the project's
 store is a bucket, the copy's store is a prefix in it, because machines of a cluster share no folder.
 """
 

@@ -22,7 +22,7 @@ class InfrastructureError(TrainingError):
 
 
 class LostWorkersError(InfrastructureError):
-    """The workers of a run ended too often, and not by an exception of its own: they or the board died, did not start or did not answer."""
+    """A run's workers ended too often without an exception in its code: they or the board died, did not start or did not answer."""
 
 
 def class_of_end(ended: BaseException) -> type[TrainingError]:
