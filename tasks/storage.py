@@ -97,8 +97,17 @@ class Store:
         for path in visible_files(folder := folder or self.folder(key)):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
-                metadata = {"Metadata": {"sha256": sha256}}
-                self._call("upload_file", f"{key}/{name}".removeprefix("/"), Filename=str(path), ExtraArgs=metadata, Config=_transfers())
+                self._upload(f"{key}/{name}".removeprefix("/"), path, sha256)
+
+    def _upload(self, key: str, path: Path, sha256: str) -> None:
+        """Upload one file with its hash; a small one in one request, whose answer has the ETag under which it will be listed."""
+        metadata = {"sha256": sha256}
+        if path.stat().st_size >= MULTIPART_BYTES:
+            self._call("upload_file", key, Filename=str(path), ExtraArgs={"Metadata": metadata}, Config=_transfers())
+            return
+        with path.open("rb") as file:
+            etag = self._call("put_object", key, Body=file, Metadata=metadata)["ETag"]
+        self._object_hashes |= {(key, etag, reads): sha256 for reads in (False, True)}
 
     def pull(self, key: str, without: Collection[str] = ()) -> Path:
         """Make `folder(key)` hold exactly what the store has under `key`, except the files named in `without`, and return it.

@@ -35,6 +35,7 @@ Lock = Callable[[], AbstractContextManager[None]]
 LOCKS = "mlflow.locks"  # folder in the state
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
+OF_ARTIFACTS = ("boto3", "botocore", "s3transfer", "azure", "google")  # libraries with which MLflow's client reaches artifacts by itself
 TIMED_OUT = "timed out; if it stores large files slowly, increase MLFLOW_HTTP_REQUEST_TIMEOUT"
 logger = logging.getLogger(__name__)
 _CAUSES = re.compile(r"timed out|too many \d+ error responses|certificate verify failed")
@@ -195,7 +196,10 @@ def one_line_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
+    except Exception as error:
+        of_mlflow = isinstance(error, (MlflowException, SQLAlchemyError, CommandError, OSError))
+        if not of_mlflow and type(error).__module__.partition(".")[0] not in OF_ARTIFACTS:
+            raise
         reason = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
         if "Max retries exceeded" in reason:  # its cause is at the end of a long line
             cause = _CAUSES.search(reason)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+from mlflow.store.artifact.s3_artifact_repo import S3ArtifactRepository, _cached_get_s3_client
 from mlflow.store.db import utils
 
 from dml_core.errors import DmlError, TrackingError
@@ -288,6 +289,29 @@ def test_a_server_that_stores_a_file_too_slowly_or_fails_is_not_called_silent(
     assert str(caught.value) == f"MLflow at {uri} cannot be used: {said}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize("fault", ["no server", "no bucket", "no key"])
+def test_a_bucket_that_takes_no_artifacts_is_one_line(fault: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of MLflow can tell its client to write artifacts to a bucket itself."""
+    if fault == "no server":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    if fault == "no key":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    _cached_get_s3_client.cache_clear()
+    (tmp_path / "checkpoint.pt").write_bytes(b"weights")
+    for call in (lambda bucket: bucket.log_artifact(str(tmp_path / "checkpoint.pt")), lambda bucket: bucket.list_artifacts()):
+        with (
+            pytest.raises(TrackingError, match=r"^MLflow at sqlite:\S+ cannot be used: [^\n]+$"),
+            one_line_errors(f"sqlite:///{tmp_path}/x.db"),
+        ):
+            call(S3ArtifactRepository("s3://nobodys-bucket/mlflow"))
+    _cached_get_s3_client.cache_clear()
 
 
 def test_no_process_finds_a_database_that_is_being_created(tmp_path: Path) -> None:

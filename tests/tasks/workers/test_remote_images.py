@@ -135,7 +135,7 @@ def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(chain._job, "train", SPEC, dataset, "train/x", "", services, lock) for _ in range(4)]
     assert {job.result().dataset_key for job in jobs} == {KEY}
-    assert [calls.count(f"upload_file {KEY}/{name}") for name in (IMAGES_FILE, RANGES_FILE)] == [1, 1]
+    assert [calls.count(f"put_object {KEY}/{name}") for name in (IMAGES_FILE, RANGES_FILE)] == [1, 1]
 
 
 def test_an_image_that_is_damaged_in_the_bucket_ends_the_run_in_one_line_and_is_not_trained_on(
