@@ -133,13 +133,24 @@ def write_tuned(tuned: TunedFile) -> Path:
     return path
 
 
-def confirmed_before(found: TunedFile) -> TunedFile | None:
-    """Return the row's file if an earlier search has confirmed its settings and `found` confirmed none, or None."""
-    try:
-        before = read_tuned(found.table, found.row, found.dataset)
-    except ConfigError:
+def read_before(table: str, row: str, dataset: str) -> TunedFile | None:
+    """Return the result of the row's earlier search, which another search may replace; None if there is none.
+
+    Raises:
+        ConfigError: there is a file that cannot be read, as one of a newer version or with marks of a merge.
+    """
+    if not tuned_path(table, row, dataset).is_file():
         return None
-    return before if before.training and not found.training else None
+    try:
+        return read_tuned(table, row, dataset)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; correct the file or move it away: a search would replace it") from None
+
+
+def confirmed_before(found: TunedFile) -> TunedFile | None:
+    """Return the result of `read_before` if that search confirmed its settings and `found` confirmed none; None otherwise."""
+    before = read_before(found.table, found.row, found.dataset)
+    return before if before is not None and before.training and not found.training else None
 
 
 def is_kept(before: TunedFile, found: TunedFile) -> bool:
@@ -160,7 +171,9 @@ def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
     where = f"{TUNED}/{table}/{path.name}"
     tuned = parse(TunedFile, read_yaml(path), where)
     if (tuned.table, tuned.row, tuned.dataset) != (table, row, dataset):
-        raise ConfigError(f"{where}: is for {tuned.table}/{tuned.row} on {tuned.dataset}; run: {tune_command(table, row, dataset)}")
+        raise ConfigError(
+            f"{where}: is for {tuned.table}/{tuned.row} on {tuned.dataset}; move it away, then run: {tune_command(table, row, dataset)}"
+        )
     return tuned
 
 

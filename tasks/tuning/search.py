@@ -28,7 +28,7 @@ from tasks.runs.identity import source_digest, step_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import SEEDS, RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
 from tasks.runs.specs import Params as ProjectParams
-from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
+from tasks.runs.tuned import STANDING, Tried, TunedFile, read_before, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import at_scale, belongs, named_dataset, not_in_params, runs_of_tables, searched_on
@@ -186,6 +186,7 @@ def checked_searches(
         scale = parse(ScaleSpec, params.scale.model_dump() | {"concurrent_runs": parallel}, "--parallel")
         params = params.model_copy(update={"scale": scale})
     for search in searches:
+        read_before(search.table, search.row, search.column)
         packed = prepared_folder(project, params, search.dataset)
         if packed is not None:
             try:

@@ -11,6 +11,7 @@ from dml_core.config import merge
 from dml_core.errors import ConfigError, StoreError
 from dml_core.search_space import Search
 from flows.cli.tune import _print_tuned
+from tasks.environment import Project
 from tasks.plans.needs import search_notes
 from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
@@ -24,7 +25,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table, standing_table, table_names
 from tasks.tables.result import TableResult
 from tasks.tables.runs import row_training, runs_of, runs_of_tables, searched_on
-from tasks.tuning.search import plan_searches
+from tasks.tuning.search import checked_searches, plan_searches
 from tests.conftest import ROOT
 
 TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist"
@@ -100,11 +101,25 @@ def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
     with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path = write_tuned(FOUND.model_copy(update={"row": "softmax"})).rename(tuned_path(TABLE, ROW, DATASET))
-    with pytest.raises(ConfigError, match=f"is for project/fashion_mnist/softmax on fashion-mnist; {command}"):
+    with pytest.raises(ConfigError, match=f"is for project/fashion_mnist/softmax on fashion-mnist; move it away, then {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path.write_text("training: {}\n")
     with pytest.raises(ConfigError, match="key 'table' is missing"):
         read_tuned(TABLE, ROW, DATASET)
+
+
+def test_a_search_does_not_begin_where_it_would_replace_a_file_that_cannot_be_read(tables: Path, tmp_path: Path) -> None:
+    """It counted as none, and the search replaced it hours later."""
+    project, path = Project(ROOT, tmp_path / "state", "", ""), write_tuned(FOUND)
+    intact = path.read_text()
+    with_mark = intact.replace("trial: 1\n", "<<<<<<< HEAD\ntrial: 1\n=======\ntrial: 2\n>>>>>>> main\n")
+    cases = ((f"{intact}later: 1\n", "unknown key 'later'"), (with_mark, "not readable as YAML"), ("training: {}\n", "'table' is missing"))
+    for text, problem in cases:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=rf"{problem}[^\n]*; correct the file or move it away: a search would replace it$"):
+            checked_searches(project, [f"{TABLE}/{ROW}"], (), 2, 0, "recall@1", None)
+    path.unlink()
+    assert [search.row for search in checked_searches(project, [f"{TABLE}/{ROW}"], (), 2, 0, "recall@1", None)[1]] == [ROW]
 
 
 def test_tables_that_cannot_be_written_are_said(tables: Path) -> None:
