@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from dml_core.config import Config
 from dml_core.evaluation.separability import num_unique_centres
-from dml_core.losses.multi_centre import MultiCentre
-from dml_core.losses.registry import build_loss
+from dml_core.losses.softtriple import SoftTriple, SoftTripleConfig
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("drawn_unique_centres", "drawn_unique_centres_unregularised")
@@ -30,8 +29,7 @@ def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]
 def num_centres(seed: int, regulariser_weight: float, num_steps: int) -> float:
     """Return the mean number of different centres per class after training on embeddings drawn around each class's modes."""
     generator = torch.Generator().manual_seed(seed)
-    loss = build_loss("softtriple", {"regulariser_weight": regulariser_weight}, NUM_CLASSES, DIM)
-    assert isinstance(loss, MultiCentre)
+    loss = SoftTriple(SoftTripleConfig(regulariser_weight=regulariser_weight), NUM_CLASSES, DIM)
     start_KCD = torch.rand(loss.centres_KCD.shape, generator=generator)  # the loss's own initialisation, with only this seed
     loss.centres_KCD.data = (2 * start_KCD - 1) * (NUM_CLASSES * loss.config.num_centres) ** -0.5
     modes_CMD = functional.normalize(torch.randn(NUM_CLASSES, NUM_MODES, DIM, generator=generator), dim=-1)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from dml_core.config import Config
-from dml_core.losses.registry import build_loss
+from dml_core.losses.heated_up_softmax import HeatedUpSoftmax, HeatedUpSoftmaxConfig
 from dml_core.measurements.contract import FinishedRun
 
 ALPHAS = (0.25, 4.0, 16.0, 64.0)
@@ -30,8 +30,8 @@ def gradient_norm(seed: int, alpha: float, nearest_class: int) -> float:
     weight_CD = functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator))
     noise_ND = functional.normalize(torch.randn(NUM_SAMPLES, DIM, generator=generator))
     embeddings_ND = functional.normalize(weight_CD[nearest_class] + noise_ND).requires_grad_()
-    loss = build_loss("heated_up_softmax", {"alpha": alpha, "heated_alpha": None, "bias": False}, NUM_CLASSES, DIM)
-    loss.get_parameter("classifier.weight").data = weight_CD
+    loss = HeatedUpSoftmax(HeatedUpSoftmaxConfig(alpha=alpha, heated_alpha=None, bias=False), NUM_CLASSES, DIM)
+    loss.classifier.weight.data = weight_CD
     total = loss(embeddings_ND, torch.zeros(NUM_SAMPLES, dtype=torch.int64)).total
     (gradient_ND,) = torch.autograd.grad(total * NUM_SAMPLES, embeddings_ND)
     return float(gradient_ND.norm(dim=1).mean())

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dml_core.config import Config
 from dml_core.evaluation.threads import one_thread
-from dml_core.losses.registry import build_loss
+from dml_core.losses.discriminative import Discriminative, DiscriminativeConfig
 from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("cost_exponent_in_classes", "cost_exponent_in_samples", "cost_exponent_in_samples_all_triplets")
@@ -44,7 +44,7 @@ def exponent(numbers: tuple[int, int], seconds: Callable[[int], float]) -> float
 def discriminative_seconds(seed: int, num_samples: int, num_classes: int) -> float:
     """Return the CPU time of the loss and its gradient for one batch; centroids are one-hot, so there are as many dimensions as classes."""
     embeddings_ND, labels_N = _batch(seed, num_samples, num_classes, num_classes)
-    loss = build_loss("discriminative", {}, num_classes, num_classes)
+    loss = Discriminative(DiscriminativeConfig(), num_classes, num_classes)
     return _cpu_seconds(lambda: torch.autograd.grad(loss(embeddings_ND, labels_N).total, embeddings_ND))
 
 

@@ -9,14 +9,15 @@ import pytest
 from dml_core.config import merge, parse
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.losses.registry import LOSSES
+from dml_core.losses.registry import LOSSES, class_names
 from dml_core.models.backbones.published import PUBLISHED
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.training.loop import _derived_identity
 from tasks.runs import identity
 from tasks.runs.records import DatasetRecord
+from tasks.runs.source import read_source
 from tasks.runs.specs import RunSpec
-from tests.conftest import small_training
+from tests.conftest import ROOT, small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
@@ -195,6 +196,18 @@ def test_a_helper_that_a_loss_imports_relatively_is_one_of_its_files(tmp_path: P
     files["dml_core.losses.helper"].write_text("margin = 0.35\n")
     monkeypatch.setattr(identity, "_module_file", files.get)
     assert identity.source_files(["dml_core.losses.mine"]) == files
+
+
+@pytest.mark.parametrize("folder", ["losses", "measurements"])
+def test_what_a_loss_or_a_measurement_takes_from_a_loss_it_imports_from_its_file(folder: str) -> None:
+    """Registries are not followed: an edit of a class that comes from there, by its name, would leave finished results as they are."""
+    by_name = {f"dml_core.losses.{name}" for name in class_names()}
+    chosen_by_settings = {"__init__", "registry", "combined", "metric_loss"}
+    files = [path for path in (ROOT / "dml_core" / folder).glob("*.py") if path.stem not in chosen_by_settings]
+    assert len(files) > 10
+    for path in files:
+        imports = read_source(path.read_text(), f"dml_core.{folder}").imports
+        assert not [name for name in imports if name.endswith(".registry") or name in by_name], f"{path}: import the class from its module"
 
 
 def test_a_loss_outside_of_the_project_s_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
