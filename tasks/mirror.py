@@ -52,7 +52,8 @@ def copy_objects(
     if record is not None:
         _add_unrecorded(address, copied, {name: there[name] for name in there if name in here and name not in copied}, folder)
     changed = {name for name, etag in there.items() if name in copied and copied[name][0] != etag}
-    own = {name for name in changed & here if (folder / name).stat().st_mtime_ns != copied[name][1]}
+    touched = {name for name in changed & here if (folder / name).stat().st_mtime_ns != copied[name][1]}  # or copied, as by `cp -r`
+    own = {name for name in touched if not _is_copy(folder / name, copied[name][0])}
     deleted = (copied.keys() & there) - here - changed if keeps_deleted else set()
     _warn(address, "new versions, which replace the files here", changed - own)
     _warn(address, "new versions, not copied over other files (remove these to get them)", own)

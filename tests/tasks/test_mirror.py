@@ -105,6 +105,19 @@ def test_files_of_a_copy_that_was_not_recorded_get_new_versions(tmp_path: Path, 
     assert contents(raw) == {"large": b"new", "small": b"new", "other": b"mine"}
 
 
+def test_a_folder_that_was_copied_gets_new_versions_and_keeps_what_was_changed(tmp_path: Path, s3_bucket: str) -> None:
+    """By `cp -r`, an archive or a disk that rounds times."""
+    client, record, raw = boto3.client("s3"), tmp_path / "record.json", tmp_path / "raw"
+    for version in (b"old", b"new"):
+        for name in ("a", "b"):
+            client.put_object(Bucket=s3_bucket, Key=f"m/{name}", Body=version)
+        copy_objects(f"s3://{s3_bucket}/m", raw, record=record)
+        (raw / "b").write_bytes(b"mine")
+        for name in ("a", "b"):
+            os.utime(raw / name, (0, 0))
+    assert contents(raw) == {"a": b"new", "b": b"mine"}
+
+
 def test_a_file_that_was_removed_to_fetch_it_again_is_copied_where_only_the_publisher_corrects(tmp_path: Path, s3_bucket: str) -> None:
     """So say messages of damaged archives."""
     raw = tmp_path / "raw"
