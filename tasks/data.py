@@ -324,10 +324,10 @@ def _inputs(project: Project, name: str) -> list[Path]:
     return [project.root / str(dep["path"]) for stage in ("fetch", "prepare") for dep in stages[f"{stage}@{name}"].get("deps", [])]
 
 
-def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> list[str]:
+def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> dict[str, bool]:
     """Return the datasets whose packed data differs from what DVC would make of the current raw files, settings and code.
 
-    Raw files that are not on this machine count as unchanged.
+    True: only the code that packs them differs, and most likely packs the same. Raw files that are not on this machine count as unchanged.
 
     Raises:
         DataError: DVC failed.
@@ -335,11 +335,17 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
     """
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
     if not here:
-        return []
+        return {}
     for name in here:
         check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
-    return [name for name in here if f"prepare@{name}" in status or _changed_since_packed(project, name, params)]
+    changed = {}
+    for name in here:
+        entries, has_arrived = status.get(f"prepare@{name}", []), _changed_since_packed(project, name, params)
+        if entries or has_arrived:
+            places = [place for entry in entries if isinstance(entry, dict) for of_kind in entry.values() for place in of_kind]
+            changed[name] = not has_arrived and all(place.startswith("dml_core/") for place in places)
+    return changed
 
 
 def run_dvc(project: Project, *arguments: str) -> str:

@@ -196,7 +196,7 @@ class Verification(Record):
 
     Attributes:
         name: table, or dataset of the standing comparison.
-        skipped: rows that the share or the budget left for another night.
+        skipped: rows left for another night by the share or the budget, or as a flow uses their dataset, whose images it must not replace.
         too_long: rows longer than the budget: by prediction, then also in `skipped`; or they began first and were not finished at its end.
     """
 

@@ -19,6 +19,7 @@ from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
 from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
+from tasks.runs.replaced_data import users
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
@@ -205,8 +206,8 @@ class _Verifier:
         return night
 
     def _with_data(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Return the turns whose dataset is as it was packed; give verdicts on the others."""
-        problems: dict[str, tuple[Verdict, str] | None] = {}
+        """Return the turns whose dataset can be used; give verdicts on the others, except on those that another time will do."""
+        problems: dict[str, tuple[Verdict, str] | str | None] = {}
         sound = []
         for turn in turns:
             dataset = self.specs[turn.name][turn.row].dataset
@@ -215,25 +216,33 @@ class _Verifier:
             problem = problems[dataset]
             if problem is None:
                 sound.append(turn)
-            else:
+            elif not isinstance(problem, str):
                 self._settle(turn.name, turn.row, *problem, seed=turn.seed)
         return sound
 
-    def _problem(self, dataset: str) -> tuple[Verdict, str] | None:
-        """Prepare a dataset that is not prepared, else verify its packed files; return the verdict on its rows if they cannot be used."""
+    def _problem(self, dataset: str) -> tuple[Verdict, str] | str | None:
+        """Prepare a dataset that is not prepared, or whose code alone differs, else verify its packed files.
+
+        Return the verdict on its rows if they cannot be used, or who uses the present images if these could not be replaced.
+        """
+        who = ""
         try:
-            if not (self.project.packed(dataset) / INFO_FILE).is_file():
-                self.say(f"preparing {dataset}")
-                update_dataset(self.project, dataset)
-                return None
-            if unchanged_dataset(self.project, dataset) is not None or not changed_datasets(self.project, self.params, [dataset]):
-                return None
+            if (self.project.packed(dataset) / INFO_FILE).is_file():
+                if unchanged_dataset(self.project, dataset) is not None:
+                    return None
+                if not (changed := changed_datasets(self.project, self.params, [dataset])):
+                    return None
+                if not changed[dataset]:
+                    reason = f"{dataset} is not as it was packed: raw or packed files or settings differ; run: dml reproduce"
+                    return Verdict.DRIFTED, reason
+                who = users(self.project, dataset)
+            self.say(f"preparing {dataset}")
+            update_dataset(self.project, dataset)
         except DataError as error:
-            return Verdict.FAILED, str(error)
-        return (
-            Verdict.DRIFTED,
-            f"{dataset} is not as it was packed: raw or packed files, settings or packing code differ; run: dml reproduce",
-        )
+            if who:
+                self.say(f"{dataset}: its rows are left for another time: {error}")
+            return who or (Verdict.FAILED, str(error))
+        return None
 
     def _train(self, turns: Sequence[Turn], space: Workspace) -> tuple[list[Turn], list[Turn]]:
         """Train and judge the turns; return those that did not finish in the budget, and those of them that had all of it."""

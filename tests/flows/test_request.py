@@ -119,7 +119,7 @@ def test_variants_that_are_not_searched_are_named_also_if_all_are_trained(
 
 
 def test_a_schedule_skips_a_changed_dataset_whose_former_images_a_flow_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.request.changed_datasets", lambda *_: ["synthetic"])
+    monkeypatch.setattr("flows.request.changed_datasets", lambda *_: {"synthetic": False})
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     project = Project(tmp_path, tmp_path / "state", store="s", tracking_uri="sqlite:///x.db")
     lines: list[str] = []

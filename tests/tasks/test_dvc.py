@@ -200,20 +200,25 @@ def test_a_dataset_has_changed_when_its_raw_files_or_settings_differ_from_what_w
     monkeypatch.setenv("PYTHONPATH", str(first.root))
     project = environment.Project(first.root, tmp_path, str(tmp_path / "store"), "")
 
-    def changed() -> list[str]:
+    def changed() -> dict[str, bool]:
         return changed_datasets(project, load_params(project.params_file), ["synthetic", "fashion-mnist"])
 
-    assert changed() == [], "one is as it was packed, of the other there are no raw files here"
+    assert changed() == {}, "one is as it was packed, of the other there are no raw files here"
     raw = first.root / "data/raw/synthetic"
     one, other = sorted(path for path in raw.rglob("*") if path.suffix in (".png", ".jpg"))[:2]
     before = one.read_bytes()
     one.write_bytes(other.read_bytes())
-    assert changed() == ["synthetic"]
+    assert changed() == {"synthetic": False}
     one.write_bytes(before)
-    assert changed() == []
+    assert changed() == {}
+    code = first.root / "dml_core/data/prepare.py"
+    source = code.read_text()
+    code.write_text(f"{source}# edited\n")
+    assert changed() == {"synthetic": True}, "only code differs"
+    code.write_text(source)
     text = first.root.joinpath("params.yaml").read_text()
     first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
-    assert changed() == ["synthetic"]
+    assert changed() == {"synthetic": False}
     first.root.joinpath("params.yaml").write_text(text)
 
 
@@ -352,10 +357,10 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     (root / "dvc.yaml").write_text(texts["dvc.yaml"])
     lock = root / "dvc.lock"
     lock.write_text(lock.read_text().replace(f"dml data prepare birds && mv {new.name} birds/a", "dml data prepare birds"))
-    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == ["birds"]
+    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == {"birds": False}
     assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}
     assert unchanged_dataset(project, "birds") is not None
-    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == []
+    assert changed_datasets(project, load_params(project.params_file), ["birds"]) == {}
     caplog.clear()
     (root / "birds/d").rename(root / "birds/aa")
     update_dataset(project, "birds")

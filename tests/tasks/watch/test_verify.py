@@ -16,7 +16,7 @@ import yaml
 
 from dml_core.data.store import packed
 from dml_core.data.views import batches
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.training import loop
 from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
@@ -24,6 +24,7 @@ from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
+from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
 from tasks.watch import accepting, bands, evidence, fresh_runs, verdicts, verifying
@@ -284,6 +285,31 @@ def test_a_corrupted_byte_of_a_dataset_is_found_and_nothing_is_trained(accepted:
         path.write_bytes(content)
     assert (row.verdict, row.evidence) == (Verdict.FAILED, None)
     assert path.name in row.reason
+
+
+def test_a_dataset_whose_code_alone_differs_is_packed_again_unless_a_flow_uses_other_images(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pull all accepted rows had drifted without a training, although the images were the same."""
+    updated: list[str] = []
+    monkeypatch.setattr(verifying, "unchanged_dataset", lambda *_: None)
+    monkeypatch.setattr(verifying, "changed_datasets", lambda project, params, names: dict.fromkeys(names, True))
+    monkeypatch.setattr(verifying, "update_dataset", lambda project, name: updated.append(name))
+    assert verified(accepted).verdict is Verdict.IDENTICAL
+    assert updated == ["own"]
+
+    def refuse(project: Project, name: str) -> None:
+        raise DataError(f"{name}: in use")
+
+    monkeypatch.setattr(verifying, "update_dataset", refuse)
+    flow = use_packed(accepted, "own")
+    (verification,) = verify(accepted, VerifyRequest(("own",)), say).verifications
+    flow.release(remove=True)
+    assert (verification.rows, verification.skipped) == ((), ("own/good",))
+    assert (verified(accepted).verdict, len(open_alarms(accepted.state))) == (Verdict.FAILED, 1)
+    monkeypatch.setattr(verifying, "changed_datasets", lambda project, params, names: dict.fromkeys(names, False))
+    assert (row := verified(accepted)).verdict is Verdict.DRIFTED
+    assert row.reason == "own is not as it was packed: raw or packed files or settings differ; run: dml reproduce"
 
 
 def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and_named(
