@@ -38,6 +38,7 @@ from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics,
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
 from tasks.tracking.tags import Tag
 
+CONFIG = "config.yaml"
 SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 REPLACED = (
     "MLflow at %s: runs of '%s' that were published from another folder are replaced; if that folder is another project's, give each "
@@ -46,6 +47,10 @@ REPLACED = (
 NEWER = (
     "%s: MLflow has a run of '%s' that was published after this record began to wait; the record is not delivered; dml reproduce publishes "
     "its run in place of that one"
+)
+NOT_LISTED = (
+    "MLflow at %s: the files of run %s in %s cannot be seen with this machine's AWS_ENDPOINT_URL and key; set those of its bucket, or, "
+    f"if the files were deleted, delete the run's tag {Tag.PUBLISHED} in MLflow, so that it is published again"
 )
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
@@ -196,6 +201,8 @@ class Tracker:
             place = report.comparison, report.identity, report.dataset.name, report.variant, report.seed
             run = self._find_or_create_run(*place, report.parameters, report.scores.metrics)
         run_id = str(run.info.run_id)
+        if Tag.PUBLISHED in run.data.tags:
+            self._check_listed(run)
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
@@ -247,9 +254,20 @@ class Tracker:
 
         Only files that a step recorded are logged: a killed worker may have left others in its folder.
         """
-        self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
+        self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), CONFIG)
         for record, name, path in child_run.artifact_files(report):
             self._client.log_artifact(run_id, str(self._store.folder(record.key) / name), path.rpartition("/")[0] or None)
+
+    def _check_listed(self, run: Run) -> None:
+        """Check that the settings of a published run are listed, unless MLflow's server lists them: its files may be on another S3 server.
+
+        Raises:
+            TrackingError: they are not; nothing was deleted.
+        """
+        place = str(run.info.artifact_uri)
+        is_listed_by_server = self.uri.startswith(SQLITE) or place.startswith("mlflow-artifacts:")
+        if not is_listed_by_server and CONFIG not in {entry.path for entry in self._client.list_artifacts(run.info.run_id)}:
+            raise TrackingError(NOT_LISTED % (shown(self.uri), run.info.run_id, shown(place)))
 
     def _has_files(self, run: Run, report: RunReport) -> bool:
         """Return whether MLflow has all files and the model of a published run: a user or a bucket's rule may have deleted some."""

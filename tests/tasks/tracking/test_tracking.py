@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.s3_artifact_repo import _cached_get_s3_client
 from mlflow.tracking._model_registry import utils as registry_utils
 from werkzeug.serving import make_server
 
@@ -1144,6 +1145,38 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     assert standing_comparisons(tracker.uri) == standing_comparisons(server) == expected
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "name")
     assert standing_comparisons(server) == expected
+
+
+def test_a_published_run_stays_whole_where_its_bucket_is_another_one(
+    tracker: Tracker, report: RunReport, server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's server names a bucket but no S3 server; another one lists nothing in its own bucket of that name."""
+    client = MlflowClient(server)
+    client.create_experiment(experiment_name("d"), artifact_location=f"s3://{s3_bucket}/mlflow")
+    mine = Tracker(server, tmp_path, tracker._store)
+    run_id = mine.publish(report)
+    assert run_id is not None
+    before = client.get_run(run_id)
+    _cached_get_s3_client.cache_clear()
+    nothing = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    empty = make_server("127.0.0.1", 0, lambda _, start: (start("200 OK", [("Content-Type", "application/xml")]), [nothing])[1])
+    threading.Thread(target=empty.serve_forever, daemon=True).start()
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{empty.port}")
+        for published in ("true", "superseded"):
+            client.set_tag(run_id, Tag.PUBLISHED, published)
+            assert mine.publish(report) is None
+            with pytest.raises(
+                TrackingError, match=rf"the files of run {run_id} in s3://\S+ cannot be seen with this machine's AWS_ENDPOINT"
+            ):
+                mine.sync()
+            assert client.get_run(run_id).data.tags[Tag.PUBLISHED] == published
+            assert find_model(client, before) is not None
+    empty.shutdown()
+    _cached_get_s3_client.cache_clear()
+    assert mine.sync() == 1
+    assert mine.publish(report) == run_id
+    assert client.get_run(run_id).outputs.model_outputs == before.outputs.model_outputs
 
 
 def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_client(tracker: Tracker, server: str, monkeypatch) -> None:
