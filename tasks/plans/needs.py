@@ -17,7 +17,7 @@ from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block, row_training, searched_on
+from tasks.tables.runs import Chosen, check_metrics, named_dataset, not_in_params, params_block, row_training, searched_on
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def check_tables(
     Of `prepared_only` runs, those on a damaged dataset are returned unchecked if others are on sound ones: the flow reports them as failed.
 
     Raises:
-        ConfigError: something is missing or does not fit; one line lists every problem.
+        ConfigError: something is missing or does not fit, or nothing brings a metric; one line lists every problem.
         DataError: the only problem is that the raw files of one dataset are missing, or that it is damaged.
     """
     problems: list[ConfigError | DataError] = []
@@ -92,6 +92,11 @@ def check_tables(
     if chosen.missing and not choice.prepared_only:
         problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or run the pipeline on drawn images: --smoke)"))
     checked: list[RunSpec] = []
+    for name in dict.fromkeys(str(runs[0].table) for runs in chosen.runs):
+        try:
+            check_metrics(name, load_table(name))
+        except ConfigError as error:
+            problems.append(error)
     for runs in chosen.runs:
         if choice.prepared_only and not is_prepared_or_damaged(project, params, runs[0].dataset):
             continue

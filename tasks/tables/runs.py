@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dml_core.config import located, refuse_repeats, unknown_name
+from dml_core.config import check_known, located, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.epochs import EPOCHS, Epoch
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.metric_info import metric_info, recall_k
+from dml_core.evaluation.metric_info import METRICS, metric_info, recall_k
+from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
 from tasks.runs.identity import train_step
@@ -24,6 +25,7 @@ from tasks.tables.smoke import make_small, one_of_each_table
 from tasks.wording import check_listed
 
 EVERYTHING = Choice()
+COUNTS = ("num_queries", "num_queries_without_positive", "num_query_classes")  # scores of every run
 
 
 def runs_of_tables(names: Sequence[str], choice: Choice) -> tuple[dict[tuple[str, str], list[RunSpec]], dict[str, list[str]]]:
@@ -274,9 +276,36 @@ def belongs(table: TableFile, row: Row, dataset: str) -> bool:
     return not on or dataset in on
 
 
+def check_metrics(name: str, table: TableFile) -> None:
+    """Check the options of a table's measurements, and that its rows bring the metrics of columns and claims. Measurements load torch.
+
+    Raises:
+        ConfigError: a measurement or one of its options does not exist, or a metric neither; the nearest name is given.
+    """
+    brought = dict[str, list[str]]()
+    for row, entry in table.rows.items():
+        measurements = override(table.measurements, entry.measurements)
+        with located(f"{name}: {row}"):
+            for measured, options in measurements.items():
+                parse_measurement(measured, options)
+        brought[row] = [metric for measured in measurements for metric in measurement(measured).METRICS]
+    named = [("columns", [*brought], column.metric) for column in table.flat_columns]
+    for claim in table.claims:
+        where = f"claim '{claim.says}'"
+        named.append((where, [claim.row], claim.metric))
+        if isinstance(claim.reference, str):
+            named.append((where, [claim.reference], claim.reference_metric or claim.metric))
+    for where, rows, metric in named:
+        if recall_k(metric) is None:
+            with located(f"{name}: {where}"):
+                check_known("metric", metric, ["recall@<K>", *METRICS, *COUNTS, *(known for row in rows for known in brought[row])])
+
+
 def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
-    """Return the evaluation settings of a table on a dataset: its columns' K, k-means as the paper ran it."""
+    """Return the evaluation settings of a table on a dataset: the K of its columns and claims, k-means as the paper ran it."""
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
+    claims = [claim for claim in table.claims if (claim.dataset or table.datasets[0]) == dataset]
+    metrics += [metric for claim in claims for metric in (claim.metric, claim.reference_metric) if metric is not None]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
     given = override(paper_protocol(name).evaluation, table.evaluation)

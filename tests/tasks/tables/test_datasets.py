@@ -1,5 +1,6 @@
 """The project's datasets on which a table runs: split as the table requires, or refused in one line."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.plans.needs import check_tables
 from tasks.runs.specs import DatasetSpec, Params, load_params
+from tasks.tables import file
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import chosen_runs, named_dataset, not_in_params, runs_of
+from tasks.tables.runs import chosen_runs, named_dataset, not_in_params, runs_of, scoring_of
 from tasks.tables.smoke import draw_for_smoke
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +101,32 @@ def test_panels_of_one_classifier_are_one_training() -> None:
 def test_a_smoke_run_draws_digits_that_train_and_test_share(dataset: str, tmp_path: Path) -> None:
     folder = draw_for_smoke(Project(tmp_path, tmp_path / "state", "", ""), dataset)
     assert read_packed(folder, dataset).counts == {"train": 16, "test": 16}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("max_distance:", "max_dist:", "softtriple/figure9: with-regulariser: measurements 'unique_centres': unknown key 'max_dist'"),
+        ("[num_unique_centres]", "[num_unique_centers]", "softtriple/figure9: columns: unknown metric 'num_unique_centers'; did you mean"),
+        ("metric: num_unique_centres", "metric: map@R", "softtriple/figure9: claim 'With the .*': unknown metric 'map@R'; did you mean"),
+        ("side: below", "side: below\n    reference_metric: csc_train", "softtriple/figure9: claim 'With .*': unknown metric 'csc_train'"),
+    ],
+)
+def test_a_metric_that_nothing_brings_is_named_before_the_runs(
+    old: str, new: str, said: str, params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "TABLES", shutil.copytree(file.TABLES, tmp_path / "tables"))
+    text = (file.TABLES / "softtriple/figure3.yaml").read_text()
+    assert old in text
+    (file.TABLES / "softtriple/figure9.yaml").write_text(text.replace(old, new, 1))
+    smoke = Choice(smoke=True, datasets=("drawn-80",))
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        check_tables(Project(ROOT, ROOT, "", ""), params, chosen_runs(params, ["softtriple/figure9"], smoke), smoke)
+
+
+def test_runs_are_scored_for_claims_too() -> None:
+    """A claim on a metric without a column was never decided."""
+    table = load_table("softtriple/figure3")
+    claims = tuple(table.claims[0].model_copy(update={"metric": metric}) for metric in ("recall@5", "nmi"))
+    scoring = [scoring_of("softtriple/figure3", table.model_copy(update={"claims": claims}), dataset) for dataset in table.datasets]
+    assert [(one.recall_at, one.clustering) for one in scoring] == [((5,), True), ((1,), False)]
