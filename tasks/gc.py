@@ -23,19 +23,20 @@ from tasks.data import dataset_if_prepared
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
-from tasks.plans.plan import LocalState, plan_tables
+from tasks.plans.plan import LocalState
 from tasks.plans.results import runs_today
 from tasks.runs.costs import journal_file
-from tasks.runs.finished import forget_provenance, steps_before
-from tasks.runs.identity import STEP_VERSION, identity_in, step_identities
+from tasks.runs.finished import forget_provenance, run_identities, steps_before
+from tasks.runs.identity import STEP_VERSION, identity_in
 from tasks.runs.records import RunReport
 from tasks.runs.specs import load_params, runnable_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import table_names
+from tasks.tables.file import load_table, table_names
 from tasks.tables.result import TableResult
+from tasks.tables.runs import runs_of_tables
 from tasks.tracking.outbox import OUTBOX, REPORT
 
 TRAINING_ROWS = "tuning"  # searches' copies of training images, in this folder of the state
@@ -210,20 +211,22 @@ def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
 
 
 def _of_today(project: Project, results: list[TableResult]) -> set[str]:
-    """Return every step of the standing comparison and of all tables, for the current code, settings and datasets.
+    """Return every step of the standing comparison and of all tables, for the current settings and datasets, and of present or older code.
 
-    The runs are those of the default seeds and variants, and all that a result of a table has, measured or failed.
+    The runs are those of the default seeds and variants, and all that a result of a table has, measured or failed. `--code keep` reuses
+    what older code made, also where a run was stopped before its scores, which no result names yet.
 
     Raises:
         DataError: a prepared dataset is damaged, so the steps that read it are unknown.
     """
     params, names = load_params(project.params_file), table_names()
     prepared = {name: record for name in params.datasets if (record := dataset_if_prepared(project, name)) is not None}
-    plans = plan_tables(LocalState(project, params), [name for name in names if name != STANDING], Choice(), alone=True)
-    identities = [run.identities for plan in plans for run in plan.runs]
+    local, (of_tables, _) = LocalState(project, params), runs_of_tables([name for name in names if name != STANDING], Choice())
+    runs = [(spec, local.dataset(column, load_table(name))) for (name, column), specs in of_tables.items() for spec in specs]
     for dataset in prepared.keys() & params.comparison.datasets.keys():
-        identities += [step_identities(spec, prepared[dataset]) for spec in runnable_runs(params, dataset)]
+        runs += [(spec, prepared[dataset]) for spec in runnable_runs(params, dataset)]
     for result in results:
         if result.name in names:
-            identities += [step_identities(spec, dataset) for spec, dataset in runs_today(project, params, result)]
-    return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}
+            runs += runs_today(project, params, result)
+    identities = [one for spec, dataset in runs for one in run_identities(project.state, spec, dataset)]
+    return {key for one in identities for key in (f"train/{one.trained}", f"embed/{one.embedded}", f"evaluate/{one.scored}")}

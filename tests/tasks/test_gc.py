@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tasks.plans.plan import LocalState, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import record_provenance, steps_before
-from tasks.runs.identity import StepIdentity, identity_in, step_identities
+from tasks.runs.identity import StepIdentity, identity_in, step_identities, train_step
 from tasks.runs.specs import load_params
 from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
@@ -160,6 +161,16 @@ def test_what_a_table_would_run_today_stays(project: Project, monkeypatch: pytes
     found = unused(project)
     assert "evaluate/r1-evaluate" in found
     assert not found & today
+
+
+def test_what_older_code_trained_of_todays_runs_stays_before_it_is_scored(project: Project) -> None:
+    """A table was stopped after its trainings, then the code changed: `--code keep` reuses the networks, but they were deleted."""
+    local = LocalState(project, load_params(project.params_file))
+    (plan,) = plan_tables(local, ["softtriple/table1"], Choice())
+    run = plan.runs[0]
+    step = train_step(run.spec, local.dataset(run.dataset, load_table("softtriple/table1")))
+    record_provenance(project.state, replace(step, identity="r1-train"))
+    assert unused(project) == run_of("r1") - {"train/r1-train"} | run_of("r2") | run_of("r3")
 
 
 def test_where_it_was_not_noted_what_a_step_read_everything_older_stays(project: Project) -> None:
