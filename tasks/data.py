@@ -57,10 +57,9 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
 def is_by_hand(spec: DatasetSpec) -> bool:
     """Return whether only the user can bring the raw files of a dataset: it has no mirror, and its reader neither downloads nor draws."""
     options = parse_dataset(spec.reader, spec.options)
-    if isinstance(options, OfficialDataset):
-        return spec.mirror is None and all(archive.url is None for archive in options.archives)
-    reader = type(options)
-    return spec.mirror is None and reader.fetch is DatasetConfig.fetch and reader.materialise is DatasetConfig.materialise
+    reader, base = type(options), OfficialDataset if isinstance(options, OfficialDataset) else DatasetConfig
+    has_links = any(archive.url is not None for archive in getattr(options, "archives", ()))
+    return spec.mirror is None and not has_links and reader.fetch is base.fetch and reader.materialise is base.materialise
 
 
 def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -187,7 +186,7 @@ def read_packed(folder: Path, name: str) -> DatasetRecord:
 def has_new_raw_files(project: Project, name: str, spec: DatasetSpec) -> bool:
     """Return whether raw files changed since a dataset was packed: most likely it has other images when it is packed again."""
     try:
-        is_newer = last_change([project.root / spec.raw]) > (project.packed(name) / INFO_FILE).stat().st_mtime_ns
+        is_newer = _last_change(project.root / spec.raw) > (project.packed(name) / INFO_FILE).stat().st_mtime_ns
     except OSError:  # missing
         return False
     return is_newer and not _is_unchanged(project, name)
@@ -204,8 +203,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     """
     if "DVC_STAGE" not in os.environ:
         spec = dataset_spec(load_params(project.params_file), name)
-        raw = project.root / spec.raw
-        if raw.is_dir():
+        if (raw := project.root / spec.raw).is_dir():
             check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         with alone(project.packed(name).parent / ".lock"):
             if not _is_unchanged(project, name):
@@ -231,7 +229,7 @@ def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
     if not is_by_hand(spec):
         return  # the stage `fetch` may change them
     try:
-        if last_change([raw]) > _mark(project, name).stat().st_mtime_ns:
+        if _last_change(raw) > _mark(project, name).stat().st_mtime_ns:
             return
     except OSError:  # nothing is marked, or no raw files are here
         return
@@ -260,6 +258,11 @@ def _is_unchanged(project: Project, name: str) -> bool:
     """
     mark = _mark(project, name)
     return mark.is_file() and mark.read_bytes() == json.dumps(_dvc_state(project, name)).encode()
+
+
+def _last_change(raw: Path) -> int:
+    """Return when raw files last changed (`last_change`), or a link on the way to them, which may lead to an older folder now."""
+    return max(last_change([raw]), *(path.lstat().st_ctime_ns for path in (raw, *raw.parents) if path.is_symlink()))
 
 
 def _mark(project: Project, name: str) -> Path:

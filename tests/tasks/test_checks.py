@@ -14,6 +14,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
 
 from dml_core.config import merge, read_yaml
+from dml_core.data.readers.sop import Sop
 from dml_core.data.store.info import MANIFEST_FILE, read_info, write_info
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.samplers import SamplerConfig, epoch_batches, first_batch_size
@@ -305,6 +306,20 @@ def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
         check_before(project, params, comparison_runs(params, "mine"))
     assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
+
+
+@pytest.mark.parametrize("own", ["fetch", "materialise"])
+def test_a_published_dataset_that_brings_its_files_itself_is_not_brought_by_hand(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_project(tmp_path)
+    sop = {"datasets": {"sop": {"reader": "sop", "raw": "data/raw/sop"}}, "comparison": {"datasets": {"sop": {}}}}
+    project.params_file.write_text(yaml.safe_dump(merge(PARAMS, sop)))
+    params = load_params(project.params_file)
+    with pytest.raises(DataError, match=r"'sop' is not prepared and .*data/raw/sop has no raw files; "):
+        prepared_folder(project, params, "sop")
+    monkeypatch.setattr(Sop, own, lambda self, raw, *progress: None)
+    assert prepared_folder(project, params, "sop") is None
 
 
 def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,16 @@ from PIL import Image
 from dml_core.data.registry import DATASETS
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import changed_datasets, prepare_dataset, read_dataset, run_dvc, unchanged_dataset, update_dataset
+from tasks.data import (
+    _check_raw_files,
+    changed_datasets,
+    has_new_raw_files,
+    prepare_dataset,
+    read_dataset,
+    run_dvc,
+    unchanged_dataset,
+    update_dataset,
+)
 from tasks.dvc_lock import digests
 from tasks.environment import find_project
 from tasks.processes import kill_with_descendants
@@ -276,6 +285,27 @@ def test_images_that_a_flow_uses_are_not_replaced_by_others(tmp_path: Path) -> N
     flow.release(remove=True)
     assert prepare_dataset(project, "birds", spec).counts == {"train": 5, "test": 4}
     assert sorted(path.name for path in (tmp_path / "data/packed").iterdir()) == [".birds.users", "birds"], "and none is left"
+
+
+def test_raw_files_are_new_where_a_link_leads_to_another_folder_now(tmp_path: Path) -> None:
+    """Also to one that is older than what was packed."""
+    deliveries = [tmp_path / name for name in ("january", "february")]
+    for folder in deliveries:
+        draw_birds(folder)
+    project = environment.Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "")
+    spec, mark = DatasetSpec(reader="folder", raw="raw/birds"), project.state / "prepare/birds.unchanged.json"
+    link = tmp_path / "raw/birds"
+    link.parent.mkdir()
+    link.symlink_to(deliveries[0])
+    prepare_dataset(project, "birds", spec)
+    mark.write_text("{}")
+    assert not has_new_raw_files(project, "birds", spec)
+    with pytest.raises(DataError, match=r"^birds: dvc\.lock records other images than those in"):
+        _check_raw_files(project, "birds", spec)
+    link.unlink()
+    link.symlink_to(deliveries[1])
+    assert has_new_raw_files(project, "birds", spec)
+    _check_raw_files(project, "birds", spec)
 
 
 @pytest.mark.slow
