@@ -23,6 +23,7 @@ from tasks.serving.replica import Hit
 from tasks.serving.replicas import Replicas
 
 RequestT = TypeVar("RequestT", bound="EmbedRequest")
+MOST_COMMAS = 4 * limits.IMAGES  # of JSON: one after each image and in its `data:` URL, and some
 STATUS = {"json_invalid": 400, "bytes_invalid_encoding": 400, "too_long": 413}  # of pydantic's errors; 422 for all others
 DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 MultiPartParser.spool_max_size = limits.BODY_BYTES  # files of forms stay in memory, as their body is; others go to the disk from 1 MB on
@@ -215,6 +216,8 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if content_type == "application/json":
+            if (await request.body()).count(b",") > MOST_COMMAS:  # pydantic takes 80 bytes for each byte of a list, or of unknown fields
+                raise HTTPException(413, f"too many images or fields; the limit is {limits.IMAGES} images")
             wanted = await run_in_threadpool(kind.model_validate_json, await request.body())
         elif content_type == "multipart/form-data":
             await request.body()

@@ -34,8 +34,8 @@ class Guard:
 
     Args:
         token: token that requests must contain (`Authorization: Bearer ...`), or None.
-        hosts: host names that requests may use, or None for any: on loopback this blocks pages of other sites whose name was made to
-            resolve to this machine.
+        hosts: host names that requests, and the pages that send them, may have, or None for any: on loopback this blocks pages of other
+            sites, also those whose name was made to resolve to this machine.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: frozenset[str] | None) -> None:
@@ -84,8 +84,9 @@ class Guard:
         Raises:
             HTTPException: the request must not be answered.
         """
-        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            raise HTTPException(403, "unknown Host header; listening on loopback, the service answers only to localhost")
+        origins = [origin.rpartition("//")[2] for origin in headers.getlist("origin")]  # "null" of pages that hide theirs
+        if self._hosts is not None and not {*map(_host, [headers.get("host", ""), *origins])} <= self._hosts:
+            raise HTTPException(403, "unknown Host or Origin header; listening on loopback, the service answers only to localhost")
         if self._token is not None and path not in OPEN_PATHS:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip(" ").encode("latin-1"), self._token.encode()):
@@ -166,7 +167,7 @@ async def _refuse(error: HTTPException, headers: Headers, receive: Receive, send
 
 
 def _host(value: str) -> str:
-    """Return the name in a Host header, without its port."""
+    """Return the name in a Host header, or after the scheme of an Origin, without its port."""
     text = value.lower()
     return text[: text.index("]") + 1] if text.startswith("[") and "]" in text else text.partition(":")[0]
 

@@ -31,7 +31,7 @@ LONGEST_LINE = 300
 
 def refusal(error: HTTPException) -> JSONResponse:
     """Return the response to a refused request: the reason as one line of printable characters."""
-    line = printable(error.detail)[:LONGEST_LINE]
+    line = printable(error.detail[:LONGEST_LINE])[:LONGEST_LINE]  # a field's name may have the size of a body
     headers = {503: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(error.status_code, {})
     return JSONResponse({"error": line}, error.status_code, {**(error.headers or {}), **headers})
 

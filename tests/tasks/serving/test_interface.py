@@ -6,6 +6,7 @@ import io
 import re
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +15,20 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartParser
 from starlette.testclient import TestClient
 
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
 from tasks.serving import limits
-from tasks.serving.application import make_app
+from tasks.serving.application import EmbedRequest, make_app
 from tasks.serving.guard import Guard
 from tasks.serving.pages import interface_page
 from tasks.serving.ray_replicas import RayReplica
 from tasks.serving.replica import Replica
 from tasks.serving.replicas import Replicas
-from tasks.serving.service import describe_service
+from tasks.serving.service import LOCAL_NAMES, describe_service
 from tests.tasks.serving.conftest import Made
 
 
@@ -55,6 +57,55 @@ def test_a_token_is_compared_byte_by_byte(client: Callable[..., TestClient], tok
     for sent, status in ((token, 200), (f" {token} ", 200), (f"{token}x", 401), (token[:-1], 401)):
         answer = guarded.get("/v1/neighbours", params={"position": 0}, headers={"Authorization": f"Bearer {sent}".encode()})
         assert answer.status_code == status, sent
+
+
+ORIGINS = {
+    None: 200,
+    "http://127.0.0.1:8321": 200,
+    "http://LocalHost": 200,
+    "http://[::1]:8321": 200,
+    "https://evil.example": 403,
+    "http://localhost.evil.example:8321": 403,
+    "http://127.0.0.1.evil.example": 403,
+    "null": 403,
+    "file://": 403,
+    "": 403,
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_page_of_another_site_cannot_post_to_loopback(client: Callable[..., TestClient], made: Made, origin: str | None) -> None:
+    """A browser sends forms without asking the service first, and hides the answer only."""
+    guarded = TestClient(Guard(client().app, None, LOCAL_NAMES), "http://127.0.0.1:8321")
+    headers = {} if origin is None else {"origin": origin}
+    answer = guarded.post("/v1/search", files={"image": made.files[0].read_bytes()}, headers=headers)
+    assert answer.status_code == ORIGINS[origin], answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"images": [' + "0," * 100_000 + "0]}", '{"images": ["aaaa"], ' + ",".join(f'"{number}": 0' for number in range(100_000)) + "}"],
+    ids=["images", "fields"],
+)
+def test_a_request_of_many_parts_is_refused_unread(client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Read, it would take 80 times its size in memory."""
+    monkeypatch.setattr(EmbedRequest, "model_validate_json", lambda _: pytest.fail("the request was read"))
+    refused = client().post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert (refused.status_code, refused.json()) == (413, {"error": "too many images or fields; the limit is 64 images"})
+
+
+def test_as_many_images_as_allowed_are_accepted_in_their_longest_form(client: Callable[..., TestClient], made: Made) -> None:
+    images = [data_url(made.files[number % 8].read_bytes(), 'data:image/png;name="a b";base64,') for number in range(limits.IMAGES)]
+    answer = client().post("/v1/search", json={"images": images, "k": 1, "thumbnails": False}).raise_for_status()
+    assert len(answer.json()["results"]) == limits.IMAGES
+
+
+def test_only_the_beginning_of_a_long_reason_is_escaped() -> None:
+    """A field's name in it may have the size of a body."""
+    tracemalloc.start()
+    limits.refusal(HTTPException(422, "x" * 1_000_000))
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()
 
 
 def data_url(data: bytes, prefix: str) -> str:
