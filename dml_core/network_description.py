@@ -17,7 +17,7 @@ from dml_core.files import file_sha256, read_regular, sealed, unsealed
 from dml_core.models.config import ModelConfig
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
-FORMAT = 2  # of the description
+FORMAT, WITHOUT_HASH = 3, 2  # of the description; the earlier one has no hash of the weights from which an export was made
 REMEDY = "make the folder again"
 logger = logging.getLogger(__name__)
 Metric = Literal["cosine", "euclidean"]  # same values as in `EvaluationConfig`, whose code is not in MLflow's copy
@@ -122,4 +122,6 @@ def check_file(folder: Path, description: NetworkDescription) -> None:
 def write_description(folder: Path, description: NetworkDescription) -> None:
     """Write `network.json` with the hash of the weights or graph file, which must exist already."""
     description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
-    (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
+    has_hash = description.graph is not None and description.graph.weights_sha256 is not None
+    values = description.model_dump(mode="json", exclude=None if has_hash else {"graph": {"weights_sha256"}})
+    (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT if has_hash else WITHOUT_HASH, **values}))

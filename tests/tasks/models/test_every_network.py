@@ -147,10 +147,22 @@ def test_every_network_of_the_tables_is_opened_published_exported_and_indexed(tm
         check(folder, Trained(model, folder), check_exports)
 
 
+def test_programs_from_before_an_export_s_hash_read_what_has_none_and_call_others_newer(tmp_path: Path) -> None:
+    """They called the new key a wrong setting."""
+    Trained(next(iter(heads().values())), tmp_path)
+    description = read_description(tmp_path)
+    for sha256, version in ((None, 2), ("0" * 64, 3)):
+        graph = GraphFile(format="onnx", name="network.pt", precision="fp32", weights_sha256=sha256)
+        write_description(tmp_path, description.model_copy(update={"graph": graph}))
+        written = json.loads((tmp_path / DESCRIPTION_FILE).read_text())
+        assert (written["format"], "weights_sha256" in written["graph"]) == (version, version == 3)
+        assert read_description(tmp_path).graph == graph
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": FORMAT + 1}, r"written by a newer version \(format 3, this program reads up to 2\)"),
+        ({"format": FORMAT + 1}, r"written by a newer version \(format 4, this program reads up to 3\)"),
         ({"colour": "red"}, "SHA-256 differs"),
         ({"num_classes": 6}, "SHA-256 differs"),
     ],
