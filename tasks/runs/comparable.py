@@ -23,6 +23,9 @@ from tasks.runs.specs import Params, RunSpec, runnable_runs
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
+# Settings that were added after 30 November 2026, as "training.optimiser.nesterov", with the value that has no effect. With it they are left
+# out of hashes, so that those recorded before, in MLflow and in accepted references, stay those of today's settings.
+ADDED: dict[str, Any] = {}
 FORMER = "measured with former settings; no run has the present ones"
 T = TypeVar("T")
 Place = TypeVar("Place")
@@ -46,6 +49,7 @@ def settings_identity(
         trained, scored = dict(training), dict(evaluation)  # settings of another version match no run of today
     if not scored.get("clustering", True):
         scored.pop("kmeans", None)  # k-means is not run
+    trained, scored = _without_added("training", trained), _without_added("evaluation", scored)
     left_out = NEUTRAL_TRAINING | (KEEPING if scored.get("epoch") == "last" else set())
     parts = [
         {name: value for name, value in trained.items() if name not in left_out},
@@ -54,6 +58,12 @@ def settings_identity(
         *([measurements] if measurements else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _without_added(place: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those of `ADDED` that have the value named there."""
+    names = {name: f"{place}.{name}" for name, value in settings.items() if value != ADDED.get(f"{place}.{name}", ...)}
+    return {name: _without_added(at, settings[name]) if isinstance(settings[name], dict) else settings[name] for name, at in names.items()}
 
 
 def spec_settings(spec: RunSpec, digest: str | None) -> str:

@@ -14,7 +14,7 @@ one writer at a time: each call holds `mlflow.locks/database`, and so does the l
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -204,6 +204,7 @@ class Tracker:
         if Tag.PUBLISHED in run.data.tags:
             self._check_listed(run)
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
+            self._log_facts(run, report, run.data.tags.keys() - {Tag.SETTINGS})  # those that a later version adds or hashes otherwise
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
             report = self._checked(report)
@@ -236,10 +237,11 @@ class Tracker:
             self._store.checked(record)
         return report.model_copy(update={"scores": read_scores(report.scores, self._store.folder(report.scores.key))})
 
-    def _log_facts(self, run: Run, report: RunReport) -> None:
-        """Log tags, description and dataset."""
+    def _log_facts(self, run: Run, report: RunReport, known: Collection[str] = ()) -> None:
+        """Log tags, without the `known` ones, description and dataset."""
         parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[Tag.PARENT])
-        set_tags(self._client, run.info.run_id, child_run.published_tags(report, parent_link))
+        tags = child_run.published_tags(report, parent_link)
+        set_tags(self._client, run.info.run_id, {name: value for name, value in tags.items() if name not in known})
         dataset = Dataset(**child_run.dataset_input(report))
         self._client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 

@@ -11,6 +11,7 @@ from tasks.watch.records import Receipt
 from tasks.watch.storage import protocol_of, rows_today
 from tests.conftest import ROOT
 
+ADDED = "a new setting that has no effect at its default belongs in ADDED of tasks/runs/comparable.py; otherwise"
 RENEW = "renew it: dml reproduce --dataset synthetic, dml verify synthetic, dml receipt synthetic -o results/receipts/synthetic.json"
 
 
@@ -40,5 +41,5 @@ def test_its_scores_are_the_committed_ones(receipt: Receipt) -> None:
 def test_its_settings_are_those_of_the_parameters(receipt: Receipt) -> None:
     params = load_params(ROOT / "params.yaml")
     today = {row: settings_hash(spec) for row, spec in rows_today(params, "synthetic").items()}
-    assert {run.row: run.settings for run in receipt.evidence}.items() <= today.items(), RENEW
+    assert {run.row: run.settings for run in receipt.evidence}.items() <= today.items(), f"{ADDED} {RENEW}"
     assert receipt.protocol == protocol_of(params, "synthetic"), RENEW

@@ -1,5 +1,7 @@
 """Runs that may be averaged: settings identities compared with the settings, and a selection with its definition."""
 
+import hashlib
+import json
 from collections import Counter
 from typing import Any
 
@@ -10,7 +12,18 @@ from hypothesis import strategies as st
 from dml_core.config import flatten, merge
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
-from tasks.runs.comparable import Facts, Today, scores_by_seed, select, settings_identity, standing_today
+from tasks.runs import comparable
+from tasks.runs.comparable import (
+    KEEPING,
+    NEUTRAL_EVALUATION,
+    NEUTRAL_TRAINING,
+    Facts,
+    Today,
+    scores_by_seed,
+    select,
+    settings_identity,
+    standing_today,
+)
 from tasks.runs.specs import RunSpec, load_params, variants_on
 from tests.conftest import ROOT, small_training
 
@@ -61,6 +74,28 @@ def test_a_setting_that_did_not_exist_yet_has_its_default() -> None:
     older = {name: value for name, value in TRAINING.items() if name not in ("compile", "keep_every_epochs", "warm_up_batchnorm")}
     assert settings_identity(older, {}, "d", {}) == identity()
     assert settings_identity(TRAINING | {"gone": 1}, EVALUATION, "d", {}) != identity(), "settings of a program that has others"
+
+
+def test_hashes_recorded_before_a_setting_was_added_are_those_of_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hashes of this test's first settings are those of 30 November 2026, which MLflow and accepted references have."""
+    added = {
+        "training.warm_up_batchnorm": False,
+        "training.sampler.batch_size": TRAINING["sampler"]["batch_size"],
+        "evaluation.metric": "cosine",
+    }
+    trained = {name: value for name, value in TRAINING.items() if name not in ("warm_up_batchnorm", *NEUTRAL_TRAINING, *KEEPING)}
+    trained["sampler"] = {name: value for name, value in TRAINING["sampler"].items() if name != "batch_size"}
+    scored = {name: value for name, value in EVALUATION.items() if name not in ("metric", *NEUTRAL_EVALUATION)}
+    recorded = hashlib.sha256(json.dumps([trained, scored, "d"], sort_keys=True).encode()).hexdigest()[:32]
+    assert identity() != recorded
+    monkeypatch.setattr(comparable, "ADDED", added)
+    changed = [
+        identity({"warm_up_batchnorm": True}),
+        identity({"sampler": {"batch_size": 16}}),
+        identity(evaluation={"metric": "euclidean"}),
+    ]
+    assert identity() == recorded
+    assert len({recorded, *changed}) == 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.floats(0, 1))))

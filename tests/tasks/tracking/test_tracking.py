@@ -59,6 +59,7 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
+from tasks.tracking import child_run
 from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.tracking.child_run import PublishedRun, experiment_name, process_tag
 from tasks.tracking.live import LiveCurves
@@ -562,6 +563,25 @@ def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, 
     assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
     assert current_identities(tracker) == {report.identity}
     assert points(tracker, run_id) == recorded
+
+
+def test_a_published_run_gets_the_tags_of_a_later_version_and_is_in_its_comparison(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--code keep` it was left out for ever, as measured with other settings; a search for the new tag found no earlier run."""
+    run = report.model_copy(update={"scores_only": True})
+    run_id, client = tracker.publish(run), client_of(tracker)
+    today = settings_identity(report.parameters["training"], report.parameters["evaluation"], report.dataset.digest, {})
+    client.set_tag(run_id, Tag.SETTINGS, "of an earlier version")
+    client.set_tag(run_id, "dml.git_commit", "earlier")
+    published_tags = child_run.published_tags
+    monkeypatch.setattr(child_run, "published_tags", lambda *given: published_tags(*given) | {"dml.train_images": "60"})
+    client.delete_run(run_id)  # as docs/how-to/contribute.md says
+    assert tracker.publish(run) == run_id
+    tags = client.get_run(run_id).data.tags
+    assert (tags["dml.train_images"], tags["dml.git_commit"]) == ("60", "earlier")
+    tracker.publish(comparison().model_copy(update={"settings": {report.variant: today}, "is_one_protocol": True}))
+    assert variants_in_view(tracker).keys() == {report.variant}
 
 
 def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_again(
