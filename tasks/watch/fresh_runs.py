@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,6 +132,14 @@ def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) ->
         reason = errors[-1] if errors else f"dml reproduce ended with exit code {process.returncode}"
         return {(spec.label, spec.seed): reason for spec in specs}
     return failed
+
+
+def remove_steps(space: Workspace, keys: Iterable[str]) -> None:
+    """Remove the files of steps, by their keys in the store, and MLflow's copies; what a bucket keeps now is removed with the workspace."""
+    shutil.rmtree(space.project.state / "mlartifacts", ignore_errors=True)
+    with suppress(StoreError):
+        for key in keys:
+            space.store.clear(key)
 
 
 def _words(specs: Sequence[RunSpec]) -> list[str]:

@@ -19,6 +19,7 @@ from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
 from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
+from tasks.runs.identity import step_identities
 from tasks.runs.replaced_data import users
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table, table_names
@@ -27,7 +28,7 @@ from tasks.watch.accepting import candidate_evidence, find_candidates
 from tasks.watch.alarms import notify
 from tasks.watch.bands import NIGHTS_PER_MONTH, shared_level
 from tasks.watch.evidence import collect, environment_here, settings_hash
-from tasks.watch.fresh_runs import Workspace, train, workspace
+from tasks.watch.fresh_runs import Workspace, remove_steps, train, workspace
 from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Night, Turn, correction_of, drawn_turns, plan_night, turns_of
 from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
@@ -169,7 +170,7 @@ class _Verifier:
         if night.turns:
             changed = {"scale": {"deterministic": True}} if self.request.deterministic else {}
             with workspace(self.project, self._keeps_files, changed) as space:
-                late, too_long = self._train(self._with_data(night.turns), space)
+                late, too_long = self._train(night, self._with_data(night.turns), space)
             folder = str(space.project.root) if self._keeps_files() else None
         verifications = tuple(self._verification(name, night, late, too_long) for name in self.specs)
         if self.receipt is None:
@@ -244,13 +245,17 @@ class _Verifier:
             return who or (Verdict.FAILED, str(error))
         return None
 
-    def _train(self, turns: Sequence[Turn], space: Workspace) -> tuple[list[Turn], list[Turn]]:
-        """Train and judge the turns; return those that did not finish in the budget, and those of them that had all of it."""
+    def _train(self, night: Night, turns: Sequence[Turn], space: Workspace) -> tuple[list[Turn], list[Turn]]:
+        """Train and judge the turns; return those that did not finish in the budget, and those of them that had all of it.
+
+        After each group its verdicts are written, and bad ones reported: all rows may take days, and an interruption costs one group.
+        """
         minutes = self.request.budget_minutes
         until = math.inf if minutes is None else self.began + 60 * minutes - END_SECONDS - COLLECT_SECONDS * len(turns)
         late = []
         groups = _groups(turns, self.specs)
-        for group in groups:
+        steps = [self._steps(group) for group in groups]
+        for place, group in enumerate(groups):
             specs = [self._spec(turn) for turn in group]
             failed = train(space, specs, until, self.say) if time.monotonic() < until else {}
             is_stopped = time.monotonic() >= until
@@ -262,7 +267,24 @@ class _Verifier:
                     late.append(turn)
                 else:
                     self._settle(turn.name, turn.row, Verdict.FAILED, outcome or "it did not finish", turn.seed)
+            self._write(group, night, [*late, *(turn for other in groups[place + 1 :] for turn in other)])
+            if not self._keeps_files():
+                remove_steps(space, steps[place].difference(*steps[place + 1 :]))  # tables share runs
         return late, [turn for group in groups[:1] for turn in group[: self.num_parallel] if turn in late]
+
+    def _write(self, group: Sequence[Turn], night: Night, others: Sequence[Turn]) -> None:
+        """Write the verification of a group's name so far, without the turns `others`, and raise the alarms of the group's rows."""
+        if self.receipt is None:
+            verification = self._verification(group[0].name, night, others, ())
+            write_verification(self.project.state, verification)
+            if any(row.is_bad and row.row in {turn.row for turn in group} for row in verification.rows):
+                notify(self.project, verification)
+
+    def _steps(self, group: Sequence[Turn]) -> set[str]:
+        """Return the keys, in the store, of the steps of a group's runs."""
+        specs = [self._spec(turn) for turn in group]
+        identities = [step_identities(spec, read_dataset(self.project, spec.dataset)) for spec in specs]
+        return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}
 
     def _spec(self, turn: Turn) -> RunSpec:
         return self.specs[turn.name][turn.row].model_copy(update={"seed": turn.seed})

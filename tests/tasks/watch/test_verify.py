@@ -32,7 +32,7 @@ from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
-from tasks.watch.storage import read_reference, reference_path, rows_today, write_reference, write_verification
+from tasks.watch.storage import read_reference, read_verifications, reference_path, rows_today, write_reference, write_verification
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
 from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, slightly_other_numbers, train_here, verified
@@ -76,6 +76,31 @@ def test_the_reference_names_who_why_and_the_commit_and_every_seed(accepted: Pro
     assert (reference.who, reference.why) == ("A Person <person@example.invalid>", "first results")
     assert [one.seed for one in reference.evidence] == list(range(10))
     assert {(len(one.losses), one.steps_per_epoch) for one in reference.evidence} == {(EPOCHS * STEPS, STEPS)}
+
+
+def test_a_verification_that_is_killed_leaves_verdicts_and_alarms_of_what_had_ended_and_the_next_goes_on(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of many tables take days."""
+    left: list[list[Path]] = []
+
+    def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        if specs[0].seed == 4:
+            left.append([*Path(space.store.address).rglob("checkpoint.pt")])
+            raise KeyboardInterrupt
+        return train_here(space, specs, until, say)
+
+    monkeypatch.setattr(verifying, "train", train)
+    for seed in (0, 1):
+        if seed == 1:
+            slightly_other_numbers(monkeypatch)
+        assert verifying._Verifier(accepted, VerifyRequest(), say, None)._plan().turns[0].seed == seed
+        with pytest.raises(KeyboardInterrupt):
+            verify(accepted, VerifyRequest(("own",), seeds=(seed, 4)), say)
+    rows = [row for one in read_verifications(accepted.state) for row in one.rows]
+    assert [(row.seed, row.verdict) for row in rows] == [(0, Verdict.IDENTICAL), (1, Verdict.DRIFTED)]
+    assert [alarm.since for alarm in open_alarms(accepted.state)] == [read_verifications(accepted.state)[-1].started_at]
+    assert [len(files) for files in left] == [0, 1], "files are kept only of rows that drifted"
 
 
 def test_a_verification_by_a_clock_that_was_wrong_delays_no_row(accepted: Project) -> None:
