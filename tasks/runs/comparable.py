@@ -23,8 +23,8 @@ from tasks.runs.specs import Params, RunSpec, runnable_runs
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
-# Settings that were added after 30 November 2026, as "training.optimiser.nesterov", with the value that has no effect. With it they are left
-# out of hashes, so that those recorded before, in MLflow and in accepted references, stay those of today's settings.
+# Settings that were added after 30 November 2026, as "training.optimiser.nesterov", with the value that has no effect. With it they are
+# left out of hashes, so that those recorded before, in MLflow and in accepted references, stay those of today's settings.
 ADDED: dict[str, Any] = {}
 FORMER = "measured with former settings; no run has the present ones"
 T = TypeVar("T")

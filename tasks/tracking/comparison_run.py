@@ -128,8 +128,13 @@ def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) ->
 
 
 def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:
-    """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
-    logged, now = client.get_run(run_id).data.metrics, int(time.time() * 1000)
+    """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none.
+
+    Of two values MLflow shows the later one: they are later than those logged before, also if those were by a host whose clock is ahead.
+    """
+    data = client.get_run(run_id).data
+    logged, latest = data.metrics, max((metric.timestamp for metric in data.to_proto().metrics), default=0)
+    now = max(int(time.time() * 1000), latest + 1)
     gone = {name: math.nan for name, value in logged.items() if name not in means and not math.isnan(value)}
     changed = {name: mean for name, mean in means.items() if logged.get(name) != mean}
     log_metrics(client, run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])

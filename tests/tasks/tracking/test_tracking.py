@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import numpy as np
@@ -877,6 +878,19 @@ def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparison
     tracker.publish(other(tracker, report, "view-3", "c", 0, 0.6))
     tracker.publish(comparison())
     assert variants_in_view(tracker).keys() == {"a", "b", "c"}
+
+
+def test_a_host_whose_clock_is_behind_publishes_means_that_are_shown(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = report.model_copy(update={"scores_only": True})
+    clocks = (3600, 0, -3600)  # of hosts that publish one after the other
+    for seed, ahead in enumerate(clocks):
+        tracker.publish(other(tracker, scored, f"clock-{seed}", "a", seed, (seed + 1) / 10))
+        monkeypatch.setattr("tasks.tracking.comparison_run.time", SimpleNamespace(time=lambda ahead=ahead: time.time() + ahead))
+        tracker.publish(comparison())
+        (shown,) = variants_in_view(tracker).values()
+        assert (shown["num_seeds"], shown["recall_at_1"]) == (seed + 1, pytest.approx((seed + 2) / 20))
 
 
 def test_metrics_that_a_parent_has_of_before_are_no_numbers_any_more(tracker: Tracker, report: RunReport) -> None:
