@@ -1,4 +1,4 @@
-"""The database of the server of one flow: copied from an empty one of the same Prefect, and replaced if it is damaged.
+"""The database of the server of one flow: copied from an empty one of the same Prefect, and replaced if it is damaged or a newer one's.
 
 It holds nothing essential: finished steps are found by Prefect's stored results, which are separate files and not affected. A database that
 the user configured, or a server's, is not touched.
@@ -6,9 +6,11 @@ the user configured, or a server's, is not touched.
 
 import logging
 import os
+import re
 import sqlite3
 from contextlib import closing, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from dml_core.errors import StoreError
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def set_aside_if_damaged(home: Path) -> None:
-    """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>` if SQLite finds it damaged, with a warning.
+    """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>`, with a warning, if it is damaged or a newer Prefect's.
 
     Its write-ahead log is renamed with it, and is read with it under its new name.
 
@@ -76,14 +78,27 @@ def _installed() -> str:
     return f"prefect-{version('prefect')}"
 
 
+def _is_newer(revision: str) -> bool:
+    """Return whether the installed Prefect does not know a revision of the database's tables: its server would end. Imports nothing."""
+    spec = find_spec("prefect")
+    assert spec is not None
+    assert spec.origin is not None
+    migrations = sorted((Path(spec.origin).parent / "server/database/_migrations/versions/sqlite").glob("*.py"), reverse=True)
+    known = re.compile(rf"^revision\s*=\s*['\"]{re.escape(revision)}['\"]", re.MULTILINE)
+    return bool(migrations) and not any(known.search(path.read_text(encoding="utf-8")) for path in migrations)
+
+
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with a SQLite file, or None if it is sound or another process is writing it."""
+    """Return what is wrong with a SQLite file of Prefect, or None if it is sound or another process is writing it."""
     if not path.is_file():
         return "not a file"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=1)) as database:
             (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            has_revision = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'").fetchone()[0]
+            revision = database.execute("SELECT version_num FROM alembic_version").fetchone() if has_revision else None
     except sqlite3.DatabaseError as error:
         return None if str(error) in NOT_DAMAGED else str(error)
-    return None if verdict == "ok" else str(verdict).replace("\n", " ")
+    if verdict == "ok":
+        return "a newer Prefect wrote it" if revision is not None and _is_newer(str(revision[0])) else None
+    return str(verdict).replace("\n", " ")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import prefect
 import pytest
 
 from dml_core.errors import StoreError
@@ -82,6 +83,28 @@ def test_damaged_pages_are_found(home: Path) -> None:
     data[4096 * 20 : 4096 * 24] = b"\xff" * 4096 * 4
     (home / "prefect.db").write_bytes(data)
     assert find_fault(home / "prefect.db") is not None
+
+
+def test_a_newer_prefect_s_database_is_set_aside_and_an_older_one_s_is_left_to_the_server(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server ended at each start, and no advice in the error helped."""
+    from alembic.script import ScriptDirectory
+
+    migrations = Path(prefect.__file__).parent / "server/database/_migrations"
+    scripts = ScriptDirectory(str(migrations), version_locations=[str(migrations / "versions/sqlite")])
+    with closing(sqlite3.connect(home / "prefect.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", [scripts.get_base()])
+    for revision in (scripts.get_current_head(), "0123456789ab"):
+        set_aside_if_damaged(home)
+        assert not files_set_aside(home), "the revision before is known"
+        with closing(sqlite3.connect(home / "prefect.db")) as database, database:
+            database.execute("UPDATE alembic_version SET version_num = ?", [revision])
+    set_aside_if_damaged(home)
+    assert rows(home / "prefect.db.damaged-1") == 3000
+    (record,) = caplog.records
+    assert "prefect.db: a newer Prefect wrote it; kept as prefect.db.damaged-1 and replaced by a new one" in record.getMessage()
 
 
 def test_a_log_without_its_database_and_no_database_are_no_damage(home: Path) -> None:
