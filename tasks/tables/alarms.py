@@ -1,15 +1,20 @@
 """Alarms of the verification, as they stand: `alarms.json` in the state folder, sealed. `tasks.watch.alarms` raises and ends them."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import AwareDatetime
 
+from dml_core.errors import StoreError
 from tasks.environment import Project
 from tasks.runs.records import Record
 from tasks.sealed import DamagedError, read_sealed
 
 ALARMS_FILE = "alarms.json"
+NO_VERDICT = "no reference"  # of a row
+VERIFICATION = dict[str, Any]  # `tasks.watch.records.Verification`
 
 
 class Alarm(Record):
@@ -57,10 +62,20 @@ def open_alarms(state: Path) -> list[Alarm]:
 
 
 def last_verification(project: Project) -> datetime | None:
-    """Return when the newest verification of accepted results began, by the names of their files; None if there was none.
+    """Return when the newest verification of accepted results with a verdict on one began; None if there was none.
 
     Those of the future are omitted, which began while the clock was wrong: they would hide missed nights until then.
     """
-    names = [path.name.split("-", 1) for path in (project.state / "verifications").glob("[0-9]*T[0-9]*Z-*.json")]
-    stamps = [stamp for stamp, name in names if (project.root / "results" / "accepted" / name).is_file()]
-    return max((time for time in map(datetime.fromisoformat, stamps) if time <= datetime.now(UTC)), default=None)
+    for path in sorted((project.state / "verifications").glob("[0-9]*T[0-9]*Z-*.json"), reverse=True):
+        stamp, name = path.name.split("-", 1)
+        is_accepted, time = (project.root / "results" / "accepted" / name).is_file(), datetime.fromisoformat(stamp)
+        if is_accepted and time <= datetime.now(UTC) and _has_verdict(path):
+            return time
+    return None
+
+
+def _has_verdict(path: Path) -> bool:
+    """Return whether a verification compared a row, or could not: not one in which no row was trained, as on a cluster without room."""
+    with suppress(StoreError):
+        return any(row["verdict"] != NO_VERDICT for row in (read_sealed(path, VERIFICATION) or {}).get("rows", ()))
+    return False

@@ -7,7 +7,7 @@ the same event, and Prefect's server acts once on an id. `infra/automations.yaml
 
 | event | resource | when |
 |---|---|---|
-| `dml.verified` | `dml.verification.<name>` | an accepted name was verified; a night without one is found by its absence |
+| `dml.verified` | `dml.verification.<name>` | an accepted name's turn came, and any row has a verdict; its absence tells a night without |
 | `dml.alarm` | `dml.alarm.<cause>` | a cause is new |
 | `dml.recovered` | `dml.alarm.<cause>` | it is over |
 """
@@ -61,7 +61,9 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
         alarms = _updated(before, verifications, accepted)
         write_sealed(path, alarms)
         server = prefect_server()
-        events = [_verified(verification) for verification in verifications if verification.name in references]
+        of_accepted = [verification for verification in verifications if verification.name in references]
+        has_verdicts = any(row.verdict is not Verdict.NEW for verification in of_accepted for row in verification.rows)
+        events = [_verified(verification) for verification in of_accepted if has_verdicts]
         events += [_event(alarm) for alarm in alarms.values() if alarm.event]
         if server and (not events or _send(server, events)):
             alarms = {cause: alarm.model_copy(update={"event": None}) for cause, alarm in alarms.items()}

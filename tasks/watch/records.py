@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, Field, model_validator
 
 from dml_core.evaluation.metric_info import recall_k
 from tasks.runs.records import Record
+from tasks.tables.alarms import NO_VERDICT
 
 FORMAT = 1
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -141,7 +142,7 @@ class Verdict(StrEnum):
     DRIFTED = "drifted"
     FAILED = "failed"
     VANISHED = "vanished"
-    NEW = "no reference"
+    NEW = NO_VERDICT
 
 
 BAD = (Verdict.DRIFTED, Verdict.FAILED, Verdict.VANISHED)  # verdicts that raise an alarm

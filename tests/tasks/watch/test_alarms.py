@@ -188,8 +188,9 @@ def test_a_name_that_is_not_accepted_is_not_missed(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:password")
     notify(project, night(0, a=SAME), night(0, b=Verdict.NEW).model_copy(update={"name": "other"}))
     notify(project, night(1, b=Verdict.NEW).model_copy(update={"name": "other"}))
+    notify(project, night(2, e=Verdict.NEW), night(2).model_copy(update={"name": "other"}))
     ((event,),) = posted
-    assert (event["event"], event["payload"]["name"]) == ("dml.verified", "synthetic")
+    assert (event["event"], event["payload"]["name"]) == ("dml.verified", "synthetic"), "of the night in which a row was compared"
 
 
 def test_one_seed_that_drifts_keeps_the_alarm(project: Project) -> None:
@@ -295,7 +296,9 @@ def test_doctor_reports_alarms_and_a_night_that_did_not_happen(project: Project)
     assert finding() == none_yet, "nobody promised to verify it again"
     for hours in (30, 54, -9000):  # the last one while the clock was wrong
         write_verification(project.state, night(0, a=SAME).model_copy(update={"started_at": now - timedelta(hours=hours)}))
-    assert finding() == ("note", "the last one began 30 hours ago")
+    nothing_trained = night(0).model_copy(update={"started_at": now, "skipped": ("a",)})
+    write_verification(project.state, nothing_trained)
+    assert finding() == ("note", "the last one with a verdict began 30 hours ago"), "as on a cluster that has no room all night"
     write_verification(project.state, night(0, a=SAME).model_copy(update={"started_at": now}))
     assert finding()[0] == "ok"
     notify(project, night(0, a=DRIFT))
