@@ -48,6 +48,8 @@ class Index:
         if self.items.num_rows != info.num_items:
             raise StoreError(f"{info.path(folder, ITEMS)}: {self.items.num_rows} items where {info.num_items} are expected; {REMEDY}")
         self._approximate: Any = None if info.kind == "exact" else read_approximate(info.path(folder, APPROXIMATE), mapped=True)
+        if self._approximate is not None and (self._approximate.ntotal, self._approximate.d) != self.vectors_ND.shape:
+            raise StoreError(f"{info.path(folder, APPROXIMATE)}: of other vectors than the index has; {REMEDY}")
         if info.kind == "pq":
             self._approximate = _refined(self._approximate, self.vectors_ND)
 

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.files import sealed
 from dml_core.index.index import Index
-from dml_core.index.layout import INFO_FILE, LOCK_FILE
+from dml_core.index.items import SCHEMA
+from dml_core.index.layout import APPROXIMATE, INFO_FILE, ITEMS, LOCK_FILE, commit
 from dml_core.index.writing import add_items, build_index, remove_items
-from tests.index.test_index import MODEL, batches, built, rows
+from tests.index.test_index import KINDS, MODEL, batches, built, rows
 
 QUERIES = rows(5, seed=1)
 NUM_PLACES = 24  # positions per file at which a bit is flipped; the proof test has one every few bytes
@@ -184,6 +186,45 @@ def test_a_description_that_is_none(whole: Path, tmp_path: Path, text: str) -> N
     (folder / INFO_FILE).write_text(text)
     with pytest.raises(StoreError, match=r"^[^\n]*damaged[^;]*; build the index again with --force$"):
         Index.open(folder)
+
+
+def forged(offsets: list[int]) -> pa.Table:
+    """Return as items three whose thumbnails are at `offsets` of their file's data, which has three bytes."""
+    places, data = (pa.py_buffer(part) for part in (np.array(offsets).tobytes(), b"abc"))
+    thumbnails = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 3, [None, places, data])
+    return pa.table([pa.array([["0", "1", "2"], [None] * 3][at], pa.large_string()) for at in (0, 1)] + [thumbnails], schema=SCHEMA)
+
+
+FORGED_ITEMS = {
+    "a thumbnail of the process's memory": forged([0, 100, 100, 3]),
+    "a thumbnail of a gigabyte": forged([0, 1 << 30, 1 << 30, 3]),
+    "a thumbnail before the data": forged([0, -(1 << 20), 1, 3]),
+    "numbers for names": pa.table({"name": [1, 2, 3], "class_name": ["a"] * 3, "thumbnail": [b"a"] * 3}),
+    "no thumbnails": forged([0, 1, 2, 3]).drop_columns("thumbnail"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED_ITEMS)
+def test_forged_items_with_the_right_hash_are_refused(tmp_path: Path, name: str) -> None:
+    index = built(tmp_path / "index", rows(3))
+    path = index.info.path(index.folder, ITEMS)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, FORGED_ITEMS[name].schema) as writer:
+        writer.write_table(FORGED_ITEMS[name])
+    commit(index.folder, index.info)
+    with pytest.raises(StoreError, match=rf"^{path}: damaged \([^\n]+\); build the index again with --force$"):
+        Index.open(index.folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_items", "num_dimensions"), [(301, 16), (300, 8)])
+def test_an_approximate_index_of_other_vectors_is_refused(tmp_path: Path, kind: str, num_items: int, num_dimensions: int) -> None:
+    index = built(tmp_path / "index", rows(300), kind)
+    other = built(tmp_path / "other", rows(num_items, num_dimensions), kind)
+    path = index.info.path(index.folder, APPROXIMATE)
+    shutil.copyfile(other.info.path(other.folder, APPROXIMATE), path)
+    commit(index.folder, index.info)
+    with pytest.raises(StoreError, match=rf"^{path}: of other vectors than the index has; build the index again with --force$"):
+        Index.open(index.folder)
 
 
 def test_an_index_of_before_hashes_is_to_be_built_again(whole: Path, tmp_path: Path) -> None:
