@@ -11,6 +11,7 @@ In file names `/` is replaced by `~`.
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +144,15 @@ def write_verification(state: Path, verification: Verification) -> Path:
 def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verification]:
     """Return the verifications of some names, or of all, oldest first; damaged files are renamed with a warning.
 
+    Those of the future are omitted, which began while the clock was wrong: they would be the last ones until then.
+
     Raises:
         NewerFormatError: a newer version of the program wrote one.
     """
     wanted = {_file_name(name) for name in names}
     paths = [path for path in sorted((state / VERIFICATIONS).glob("*.json")) if not wanted or path.name.partition("-")[2] in wanted]
     verifications = [one for path in paths if (one := read_or_set_aside(path, Verification)) is not None]
-    return sorted(verifications, key=lambda verification: verification.started_at)
+    return sorted((one for one in verifications if one.started_at <= datetime.now(UTC)), key=lambda verification: verification.started_at)
 
 
 # ---------------------------------------------------------------- rows of today

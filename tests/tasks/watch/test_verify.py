@@ -30,6 +30,7 @@ from tasks.tables.alarms import open_alarms
 from tasks.watch import accepting, bands, evidence, fresh_runs, verdicts, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
+from tasks.watch.history import write_history
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
 from tasks.watch.storage import read_reference, read_verifications, reference_path, rows_today, write_reference, write_verification
@@ -103,8 +104,8 @@ def test_a_verification_that_is_killed_leaves_verdicts_and_alarms_of_what_had_en
     assert [len(files) for files in left] == [0, 1], "files are kept only of rows that drifted"
 
 
-def test_a_verification_by_a_clock_that_was_wrong_delays_no_row(accepted: Project) -> None:
-    """Its rows would have their next turn in ten years."""
+def test_a_verification_by_a_clock_that_was_wrong_delays_no_row_and_is_not_the_last_one(accepted: Project) -> None:
+    """Its rows would have their next turn in ten years, and until then the page had its verdict and nothing could be accepted."""
 
     def next_turn() -> Turn:
         return verifying._Verifier(accepted, VerifyRequest(), say, None)._plan().turns[0]
@@ -116,6 +117,10 @@ def test_a_verification_by_a_clock_that_was_wrong_delays_no_row(accepted: Projec
     at = datetime.now(UTC) + timedelta(days=3650)
     write_verification(accepted.state, Verification(name="own", started_at=at, seconds=1, commit="c", rows=(row,)))
     assert next_turn() == turn
+    verified(accepted)
+    write_history(accepted)
+    assert f"{at:%Y-%m-%d}" not in (accepted.root / SITE / HISTORY).read_text()
+    accept(accepted, "own", "again", (), say)
 
 
 def test_nothing_is_accepted_without_a_verification_a_reason_or_a_commit(project: Project) -> None:
