@@ -217,7 +217,8 @@ def load_network(folder: Path, description: NetworkDescription) -> Embedder:
         StoreError: the weights are missing, damaged or of another network.
     """
     check_file(folder, description)
-    network = Embedder(description.model, description.num_classes)
+    backbone = description.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})  # a stranger's would be downloaded
+    network = Embedder(description.model.model_copy(update={"backbone": backbone}), description.num_classes)
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001 - torch may raise anything for bad bytes

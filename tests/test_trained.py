@@ -1,6 +1,7 @@
 """Inputs of `embed`: any form gives the right rows, or an error of one line."""
 
 import io
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from dml_core.config import parse
 from dml_core.data.store.decode import ORIENTATION_TAG
 from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import NetworkDescription, read_description, write_description
@@ -200,3 +202,16 @@ def test_a_network_that_began_with_a_file_of_weights_is_saved_without_it(tmp_pat
     description = save_network(tmp_path / "network", {"model": {"backbone": began}, "transform": {}}, 2, state)
     saved = load_network(tmp_path / "network", description).state_dict()
     assert all(torch.equal(saved[name], value) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("weights", ["http://127.0.0.1:9/x", "s3://bucket/x", "/nowhere/x.pth", "imagenet"])
+def test_a_description_that_names_weights_starts_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    """A description may come from a stranger, as in a folder that was sent, and the folder has the trained weights."""
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    description = save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    named = BackboneConfig(name="lenet", weights=weights, weights_sha256=None if weights == "imagenet" else "a" * 64)
+    model = description.model.model_copy(update={"backbone": named})
+    write_description(tmp_path / "network", description.model_copy(update={"model": model}))
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was opened"))
+    assert load_model(tmp_path / "network", "cpu").embed(PIXELS).shape == (4, description.embedding_dim)
