@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dml_core.config import MAX_FILE_BYTES, check_name, merge, parse, read_value, read_yaml
-from dml_core.data.readers.shared.own import guess_reader, is_list_name
+from dml_core.data.readers.shared.own import guess_reader
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.transform_config import TransformConfig
@@ -70,8 +70,7 @@ def add_images(
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    place = path.parent.resolve() / path.name if is_list_name(path) else path.resolve()  # paths in a list are relative to the link
-    reader, raw, options = guess_reader(place, reader)
+    reader, raw, options = guess_reader(as_linked(path), reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
     report = _check_images(project, name, spec, raw, progress)
@@ -112,13 +111,18 @@ def check_new_name(name: str, params: Params) -> None:
         raise ConfigError(f"params.yaml has a dataset '{name}' already; choose another name, or remove its blocks first")
 
 
+def as_linked(path: Path) -> Path:
+    """Return an absolute path; a link stays one, which may lead to other images later, and to which paths in a list are relative."""
+    return path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+
+
 def as_raw(project: Project, raw: Path) -> str:
     """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one.
 
     Raises:
         ConfigError: it is the user's home folder, or contains it, as of a list there: DVC reads every file of a raw folder.
     """
-    if Path.home().resolve().is_relative_to(raw):
+    if Path.home().resolve().is_relative_to(raw.resolve()):
         raise ConfigError(
             f"{raw}: is or contains your home folder, all of which DVC would read; put images and list into a separate folder"
         )

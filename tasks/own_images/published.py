@@ -9,7 +9,7 @@ from dml_core.data.store.rows import role_counts
 from dml_core.errors import DataError
 from dml_core.files import write_errors
 from tasks.environment import Project
-from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
+from tasks.own_images.add import Added, as_linked, as_raw, check_new_name, write_dataset
 from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
 
 
@@ -28,16 +28,15 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    place = path.resolve()
-    raw = place if place.is_dir() else project.root / "data" / "raw" / name
+    raw = as_linked(path) if path.is_dir() else project.root.resolve() / "data" / "raw" / name
     options = {"published_counts": False} if is_part else {}
-    spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
+    spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
     with write_errors(f"{raw}:", "free space or choose another folder"):
-        if place.is_dir():
+        if path.is_dir():
             materialise(name, options, raw)
         else:
-            _unpack(name, place, raw, is_part)
+            _unpack(name, path.resolve(), raw, is_part)
     rows = parse_dataset(name, options).read(raw).rows
     return Added(spec, role_counts(rows), write_dataset(project, name, spec))
 

@@ -302,6 +302,21 @@ def test_a_list_that_is_a_link_names_images_beside_the_link(project: Project, tm
     assert (spec.raw, spec.options) == (str(raw), {"file": "list.csv"})
 
 
+def test_a_folder_that_is_a_link_stays_one(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to the next delivery later."""
+    draw_classes(tmp_path / "january")
+    for link in (tmp_path / "birds", project.root / "own"):
+        link.symlink_to(tmp_path / "january")
+    assert add_images(project, "birds", tmp_path / "birds").spec.raw == str(tmp_path / "birds")
+    refused(project, "overlaps the raw files of 'birds'", "own", project.root / "own")
+    (project.root / "own").unlink()
+    (project.root / "own").symlink_to(draw_classes(tmp_path / "february"))
+    assert add_images(project, "own", project.root / "own").spec.raw == "own"
+    (tmp_path / "home").symlink_to(draw_classes(tmp_path / "march"))
+    monkeypatch.setenv("HOME", str(tmp_path / "march"))
+    refused(project, "is or contains your home folder", "all", tmp_path / "home")
+
+
 def _add_slowly(project: Project, name: str, raw: Path, barrier: Any) -> None:
     """Add in a process whose reads of params.yaml are slow, so that three of them overlap."""
 

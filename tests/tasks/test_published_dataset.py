@@ -93,6 +93,12 @@ def test_a_folder_stays_where_it_is(project, add, tmp_path) -> None:
     assert not (project / "data").exists()
 
 
+def test_a_folder_that_is_a_link_stays_one(project, add, tmp_path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "drawn")
+    add("cub200", str(tmp_path / "link"), "--part")
+    assert blocks(project)["cub200"]["raw"] == str(tmp_path / "link")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
