@@ -1,6 +1,6 @@
 """Records that MLflow has not accepted yet: one sealed file each; a damaged one is renamed and never overwritten."""
 
-import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,29 @@ from tasks.runs.records import ComparisonReport, RunReport
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 
 OUTBOX = "outbox"  # folder in the state
+KEPT_AT = "kept_at"  # field that a report has there in addition
 Report = RunReport | ComparisonReport
 REPORT: Any = Report  # a union is no type to mypy
 
 
 def keep_report(outbox: Path, report: Report) -> Path:
-    """Write a report into the outbox and return its file, whose time stays that of the same run's report if that waits there.
+    """Write a report into the outbox and return its file; it has waited as long as the same run's report if that waits there.
 
     Raises:
         StoreError: the outbox cannot be written, or a newer version of the program wrote the report that waits there.
     """
-    path = outbox / report.outbox_name
-    before = read_or_set_aside(path, REPORT)
-    is_same = before is not None and before.model_copy(update={"tags": report.tags}).model_dump_json() == report.model_dump_json()
-    times = path.stat() if is_same else None
-    write_sealed(path, report)
-    if times is not None:
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    path, kept_at = outbox / report.outbox_name, time.time()
+    if (before := read_or_set_aside(path, REPORT)) is not None:
+        since = {KEPT_AT: waits_since(path, before)}
+        if before.model_copy(update={"tags": report.tags} | since).model_dump_json() == report.model_copy(update=since).model_dump_json():
+            kept_at = since[KEPT_AT]
+    write_sealed(path, report.model_copy(update={KEPT_AT: kept_at}))
     return path
+
+
+def waits_since(path: Path, report: Report) -> float:
+    """Return when a report of the outbox was kept: of an older version's the time of its file, which a copy of a project changes."""
+    return float((report.model_extra or {}).get(KEPT_AT, path.stat().st_mtime))
 
 
 def read_report(path: Path) -> Report:

@@ -35,7 +35,7 @@ from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import PublishedRun, current_tags, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
-from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait
+from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait, waits_since
 from tasks.tracking.tags import Tag
 
 CONFIG = "config.yaml"
@@ -127,7 +127,7 @@ class Tracker:
                     report = read_report(path)
                     if isinstance(report, ComparisonReport) and runs_wait(self.outbox, report.comparison, self._locks):
                         continue
-                    if isinstance(report, RunReport) and self._has_newer(report, path.stat().st_mtime):
+                    if isinstance(report, RunReport) and self._has_newer(report, waits_since(path, report)):
                         path.unlink()
                         logger.warning(NEWER, child_run.run_title(report.dataset.name, report.variant, report.seed), report.comparison)
                         continue

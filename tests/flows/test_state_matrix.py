@@ -179,7 +179,7 @@ class Reader:
     def sync(self) -> dict[Any, Any]:
         """Read the outbox, as `dml sync` does, without MLflow."""
         reports = [read_report(path) for path in sorted((self.state / "outbox").glob("*.json"))]
-        return {report.outbox_name: report.model_dump(mode="json", exclude={"weather"}) for report in reports}
+        return {report.outbox_name: report.model_dump(mode="json", exclude={"weather", "kept_at"}) for report in reports}
 
     def publish(self) -> dict[Any, Any]:
         """Write the reports of an ending run to the outbox."""

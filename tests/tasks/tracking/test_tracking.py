@@ -989,6 +989,8 @@ def test_a_record_that_waited_does_not_hide_a_run_that_was_published_meanwhile(
     newer = hers.publish(other(tracker, report, "hers-0", "softtriple", 0, 0.4))
     if is_offline_again:  # nothing ran, and every run is published again
         assert away.publish(mine[0]) is None
+    for path in tracker.outbox.glob("*.json"):  # after a copy of the project
+        path.touch()
     caplog.clear()
     assert tracker.sync() == 2
     (line,) = [line for line in caplog.messages if "is not delivered" in line]
@@ -1112,7 +1114,7 @@ def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: Ru
     DAMAGE["cut"](path)
     damaged = path.read_bytes()
     assert keep_report(tmp_path, report) == path
-    assert read_report(path) == report
+    assert read_report(path).model_copy(update={"kept_at": None}) == report.model_copy(update={"kept_at": None})
     assert (tmp_path / f"{path.name}.damaged-1").read_bytes() == damaged
 
 
