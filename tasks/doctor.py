@@ -193,11 +193,8 @@ def _alarms(project: Project) -> Finding:
         return Finding("verification", where, "ok", "no verification of accepted results yet")
     if datetime.now(UTC) - last > NIGHT:
         hours = (datetime.now(UTC) - last).total_seconds() / 3600
-        result, remedy = (
-            f"the last one with a verdict began {hours:.0f} hours ago",
-            "look at the schedule's flow runs, or: dml verify",
-        )
-        return Finding("verification", where, "note", result, remedy)
+        result = f"the last one with a verdict began {hours:.0f} hours ago"
+        return Finding("verification", where, "note", result, "look at the schedule's flow runs, or: dml verify")
     return Finding("verification", where, "ok", f"the last one began on {last:%Y-%m-%d %H:%M} UTC, without alarms")
 
 

@@ -21,7 +21,7 @@ import psutil
 from dml_core.errors import StoreError
 from tasks.environment import finished_records
 from tasks.runs.records import Record, StepRecord
-from tasks.sealed import read_or_set_aside, write_sealed
+from tasks.sealed import read_or_set_aside, read_sealed, write_sealed
 
 COSTS, FACT = "costs", "cost"
 TICK_SECONDS = 1.0
@@ -146,6 +146,14 @@ class StepMeter:
 def journal_file(state: Path, step: str, identity: str) -> Path:
     """Return the file of a step's cost so far."""
     return state / COSTS / f"{step}-{identity}.json"
+
+
+def has_begun(state: Path, step: str, identity: str) -> bool:
+    """Return whether workers have begun a step without finishing it, by its cost so far; not if it only waited for them."""
+    with suppress(StoreError):
+        journal = read_sealed(journal_file(state, step, identity), _Journal)
+        return journal is not None and bool(journal.cost.work_seconds)
+    return False
 
 
 def _has_ended(journal: Path) -> bool:

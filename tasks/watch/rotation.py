@@ -1,7 +1,7 @@
 """The runs of a night: rows verified longest ago, each with the seed verified longest ago, within a share and a budget of time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -21,12 +21,13 @@ RECENT = 3  # nights whose measured times correct the prediction
 
 @dataclass(frozen=True)
 class Turn:
-    """A run to verify: its reference's name, its row, a seed, and the predicted duration in seconds."""
+    """A run to verify: its reference's name, its row, a seed, the predicted duration in seconds, and its dataset."""
 
     name: str
     row: str
     seed: int
     seconds: float
+    dataset: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def plan_night(turns: Sequence[Turn], share: float, budget_seconds: float | None
     most = math.ceil(share * len(turns) - 1e-9)
 
     def seconds_of(some: Sequence[Turn], factor: float = correction) -> float:
-        return predicted_seconds([turn.seconds for turn in some], num_parallel, factor)
+        return predicted_seconds(some, num_parallel, factor)
 
     def fits(some: Sequence[Turn]) -> bool:
         return len(some) <= most and (budget_seconds is None or seconds_of(some) <= budget_seconds)
@@ -121,21 +122,29 @@ def plan_night(turns: Sequence[Turn], share: float, budget_seconds: float | None
     return Night(tuple(tonight), long_rows, seconds_of(tonight), len(nights), least)
 
 
-def predicted_seconds(seconds: Sequence[float], num_parallel: int, correction: float = 1.0) -> float:
-    """Return the predicted duration of runs that train for these seconds each, `num_parallel` at a time."""
-    runs = [each + RUN_SECONDS for each in seconds]
-    return correction * (START_SECONDS + max(sum(runs) / num_parallel, max(runs, default=0.0)))
+def groups_of(turns: Iterable[Turn]) -> list[list[Turn]]:
+    """Return the turns that one command can train together, of one name and dataset with one seed."""
+    groups: dict[tuple[str, str, int], list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault((turn.name, turn.dataset, turn.seed), []).append(turn)
+    return [*groups.values()]
+
+
+def predicted_seconds(turns: Iterable[Turn], num_parallel: int, correction: float = 1.0) -> float:
+    """Return the predicted duration of turns: one group after the other, of each `num_parallel` at a time."""
+    groups = [[turn.seconds + RUN_SECONDS for turn in group] for group in groups_of(turns)]
+    return correction * sum(START_SECONDS + max(sum(runs) / num_parallel, *runs) for runs in groups)
 
 
 def correction_of(past: Sequence[Verification], num_parallel: int) -> float:
     """Return how many times as long as predicted the slowest of the last nights took; at least 1.
 
-    A night has a verification for each name. Each has its part of the seconds, but the time to start is in them only once.
+    A night has a verification for each name, with its part of the seconds.
     """
     nights = [[*night] for _, night in groupby(past, attrgetter("started_at"))]
     factors = [1.0]
     for night in nights[-RECENT:]:
-        trained = [run.seconds for verification in night for run in verification.trained]
+        trained = [Turn(one.name, run.row, run.seed, run.seconds, run.dataset) for one in night for run in one.trained]
         if trained:
             factors.append(sum(verification.seconds for verification in night) / predicted_seconds(trained, num_parallel))
     return max(factors)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import product
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -19,6 +18,7 @@ from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
 from tasks.environment import Project, code_commit
 from tasks.plans.times import placement_here
+from tasks.runs.costs import has_begun
 from tasks.runs.identity import step_identities
 from tasks.runs.replaced_data import users
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
@@ -30,7 +30,7 @@ from tasks.watch.bands import NIGHTS_PER_MONTH, shared_level
 from tasks.watch.evidence import collect, environment_here, settings_hash
 from tasks.watch.fresh_runs import Workspace, remove_steps, train, workspace
 from tasks.watch.records import Evidence, Receipt, Reference, RowVerdict, Verdict, Verification
-from tasks.watch.rotation import Night, Turn, correction_of, drawn_turns, plan_night, turns_of
+from tasks.watch.rotation import Night, Turn, correction_of, drawn_turns, groups_of, plan_night, predicted_seconds, turns_of
 from tasks.watch.storage import matching_rows, names_today, protocol_of, read_references, read_verifications, rows_today, write_verification
 from tasks.watch.verdicts import first_difference, verdict_of
 from tasks.wording import Say
@@ -187,13 +187,16 @@ class _Verifier:
 
     def _plan(self) -> Night:
         """Choose the runs, at least one of any rows unless a verdict is bad already."""
-        past = [one for one in read_verifications(self.project.state) if one.started_at <= self.started_at]  # a clock may have been wrong
-        turns = turns_of(self.accepted, past) if self.receipt is None else drawn_turns(self.accepted, past)
-        if self.request.seeds:
-            turns = [replace(turn, seed=seed) for turn, seed in product(turns, self.request.seeds)]
-        minutes = self.request.budget_minutes
-        budget, correction = None if minutes is None else 60 * minutes, correction_of(past, self.num_parallel)
-        night = plan_night(turns, self.request.share, budget, self.num_parallel, correction)
+        past = read_verifications(self.project.state)
+        rows = turns_of(self.accepted, past) if self.receipt is None else drawn_turns(self.accepted, past)
+        turns = [
+            replace(turn, seed=seed, dataset=self.specs[turn.name][turn.row].dataset)
+            for turn in rows
+            for seed in self.request.seeds or (turn.seed,)
+        ]
+        minutes, self.correction = self.request.budget_minutes, correction_of(past, self.num_parallel)
+        budget = None if minutes is None else 60 * minutes
+        night = plan_night(turns, self.request.share, budget, self.num_parallel, self.correction)
         if turns and not night.turns:
             problem = f"--budget {minutes:g}m: no row fits; the shortest needs about {math.ceil(night.least / 60)} minutes"
             if not self._is_bad():  # whose alarms are raised all the same
@@ -211,10 +214,9 @@ class _Verifier:
         problems: dict[str, tuple[Verdict, str] | str | None] = {}
         sound = []
         for turn in turns:
-            dataset = self.specs[turn.name][turn.row].dataset
-            if dataset not in problems:
-                problems[dataset] = self._problem(dataset)
-            problem = problems[dataset]
+            if turn.dataset not in problems:
+                problems[turn.dataset] = self._problem(turn.dataset)
+            problem = problems[turn.dataset]
             if problem is None:
                 sound.append(turn)
             elif not isinstance(problem, str):
@@ -253,12 +255,14 @@ class _Verifier:
         minutes = self.request.budget_minutes
         until = math.inf if minutes is None else self.began + 60 * minutes - END_SECONDS - COLLECT_SECONDS * len(turns)
         late = []
-        groups = _groups(turns, self.specs)
+        groups = [sorted(group, key=lambda turn: list(self.specs[turn.name]).index(turn.row)) for group in groups_of(turns)]
         steps = [self._steps(group) for group in groups]
         for place, group in enumerate(groups):
             specs = [self._spec(turn) for turn in group]
-            failed = train(space, specs, until, self.say) if time.monotonic() < until else {}
-            is_stopped = time.monotonic() >= until
+            seconds = predicted_seconds(group, self.num_parallel, self.correction) if place else 0.0  # the first is not left for ever
+            fits = time.monotonic() + seconds < until
+            failed = train(space, specs, until, self.say) if fits else {}
+            is_stopped = not fits or time.monotonic() >= until
             for turn, spec in zip(group, specs, strict=True):
                 outcome = failed.get((spec.label, spec.seed)) or self._collected(spec, space)
                 if isinstance(outcome, Evidence):
@@ -270,7 +274,7 @@ class _Verifier:
             self._write(group, night, [*late, *(turn for other in groups[place + 1 :] for turn in other)])
             if not self._keeps_files():
                 remove_steps(space, steps[place].difference(*steps[place + 1 :]))  # tables share runs
-        return late, [turn for group in groups[:1] for turn in group[: self.num_parallel] if turn in late]
+        return late, [turn for group in groups[:1] for turn in group[: self.num_parallel] if turn in late and self._has_begun(turn, space)]
 
     def _write(self, group: Sequence[Turn], night: Night, others: Sequence[Turn]) -> None:
         """Write the verification of a group's name so far, without the turns `others`, and raise the alarms of the group's rows."""
@@ -285,6 +289,12 @@ class _Verifier:
         specs = [self._spec(turn) for turn in group]
         identities = [step_identities(spec, read_dataset(self.project, spec.dataset)) for spec in specs]
         return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}
+
+    def _has_begun(self, turn: Turn, space: Workspace) -> bool:
+        """Return whether workers have trained a run, finished or not: on a full cluster it may have waited for the whole budget."""
+        spec = self._spec(turn)
+        identity = step_identities(spec, read_dataset(self.project, spec.dataset))["train"]
+        return (space.records / identity).is_file() or has_begun(space.project.state, "train", identity)
 
     def _spec(self, turn: Turn) -> RunSpec:
         return self.specs[turn.name][turn.row].model_copy(update={"seed": turn.seed})
@@ -339,11 +349,3 @@ def _rows_of(reference: Reference | None, specs: dict[str, RunSpec]) -> list[str
     """Return all rows of a name, those first that the project has."""
     accepted = [] if reference is None else [evidence.row for evidence in reference.evidence]
     return list(dict.fromkeys([*specs, *accepted]))
-
-
-def _groups(turns: Sequence[Turn], specs: dict[str, dict[str, RunSpec]]) -> list[list[Turn]]:
-    """Return the turns that one command can train together, of one name and dataset with one seed, in the order in which it begins them."""
-    groups: dict[tuple[str, str, int], list[Turn]] = {}
-    for turn in turns:
-        groups.setdefault((turn.name, specs[turn.name][turn.row].dataset, turn.seed), []).append(turn)
-    return [sorted(group, key=lambda turn: list(specs[turn.name]).index(turn.row)) for group in groups.values()]

@@ -1,6 +1,8 @@
 """Every row has its turn within a budget, although predicted times are wrong, and runs fail or are longer than it."""
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -9,17 +11,22 @@ import pytest
 import yaml
 
 from dml_core.errors import ConfigError
+from tasks.data import read_dataset
 from tasks.environment import Project
-from tasks.runs.specs import load_params
+from tasks.runs.costs import Cost, Meter
+from tasks.runs.identity import train_step
+from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.evidence import settings_hash
+from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.rotation import START_SECONDS, correction_of, drawn_turns, plan_night, turns_of
+from tasks.watch.rotation import RUN_SECONDS, START_SECONDS, Turn, correction_of, drawn_turns, plan_night, turns_of
 from tasks.watch.storage import read_reference, read_verifications, rows_today, write_reference
 from tasks.watch.summary import first_sentence
 from tasks.watch.verifying import VerifyRequest, verify
-from tests.tasks.watch.conftest import evidence, say
+from tasks.wording import Say
+from tests.tasks.watch.conftest import evidence, say, train_here
 
 BUDGET, ACCEPTED, FAILS = 1800.0, 100.0, "row 5"
 
@@ -71,12 +78,12 @@ def test_rows_and_seeds_of_a_receipt_are_drawn_and_rows_with_the_same_seeds_star
 
 
 def test_a_night_of_several_names_is_as_slow_as_it_was() -> None:
-    """Two nights of four names, of one run each, that took twice as long as predicted: 2 * (60 + 4 * (100 + 8)) seconds."""
+    """Two nights of four names, of one run each, that took twice as long as predicted: 2 * 4 * (60 + 100 + 8) seconds."""
     past = [
         Verification(
             name=f"name {number}",
             started_at=datetime(2026, 1, day, tzinfo=UTC),
-            seconds=246.0,
+            seconds=336.0,
             commit="",
             rows=(RowVerdict(row="a", seed=0, verdict=Verdict.IDENTICAL, reason="", evidence=evidence("a", seconds=100.0)),),
         )
@@ -84,6 +91,30 @@ def test_a_night_of_several_names_is_as_slow_as_it_was() -> None:
         for number in range(4)
     ]
     assert correction_of(past, 1) == pytest.approx(2.0)
+
+
+def test_a_night_has_as_many_groups_as_fit_one_after_the_other() -> None:
+    """Each command trains the rows of one table and dataset with one seed; sixteen GPUs do not make two rows faster."""
+    turns = [Turn(f"table {number // 2}", f"row {number}", 0, 7200.0) for number in range(64)]
+    night = plan_night(turns, 1.0, 8 * 3600.0, 16)
+    assert (len(night.turns), night.num_nights) == (6, 11)
+    assert night.seconds == 3 * (START_SECONDS + 7200 + RUN_SECONDS)
+
+
+def test_a_group_begins_only_if_it_fits_into_what_is_left(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, trained = [0.0], list[int]()
+
+    def train_slowly(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        trained.append(specs[0].seed)
+        clock[0] += 25 * 60
+        return train_here(space, specs, until, say)
+
+    monkeypatch.setattr(verifying, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(verifying, "train", train_slowly)
+    monkeypatch.setattr(verifying, "predicted_seconds", lambda *_: 600.0)
+    (verification,) = verify(accepted, VerifyRequest(("own",), seeds=(0, 1), budget_minutes=30), say).verifications
+    assert trained == [0], "the second would have been stopped before its end, again each night"
+    assert ([row.seed for row in verification.rows], verification.too_long) == ([0], ())
 
 
 def test_a_row_that_the_budget_never_fits_is_named_and_keeps_its_turn_for_a_longer_budget(accepted: Project) -> None:
@@ -118,16 +149,24 @@ def test_a_row_that_vanished_raises_its_alarm_although_no_other_fits_the_budget(
     assert [alarm.row for alarm in open_alarms(accepted.state)] == ["own/gone"]
 
 
-def test_a_run_that_is_longer_than_the_budget_is_named(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_run_that_is_longer_than_the_budget_is_named_and_one_that_waited_for_room_keeps_its_turn(
+    has_begun: bool, accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
 
-    def train_too_long(space: object, specs: object, until: float, say: object) -> dict[tuple[str, int], str]:
+    def train_too_long(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        identity = train_step(specs[0], read_dataset(accepted, "own")).identity
+        with suppress(KeyboardInterrupt), Meter(space.project.state).step("train", identity, waits=True) as meter:
+            meter.workers(1, Cost(work_seconds=9.0 if has_begun else None))
+            raise KeyboardInterrupt
         clock[0] = until
         return {}
 
     monkeypatch.setattr(verifying, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(verifying, "train", train_too_long)
     (verification,) = verify(accepted, VerifyRequest(("own",), budget_minutes=30), say).verifications
-    assert (verification.rows, verification.skipped, verification.too_long) == ((), (), ("own/good",))
     assert read_verifications(accepted.state)[-1] == verification
-    assert first_sentence(verification, None).endswith("no run; longer than the budget: own/good.")
+    expected = ((), ("own/good",), "longer than the budget: own/good.") if has_begun else (("own/good",), (), "1 left for another time.")
+    assert (verification.rows, verification.skipped, verification.too_long) == ((), *expected[:2])
+    assert first_sentence(verification, None).endswith(f"no run; {expected[2]}")
