@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dml_core.config import MAX_FILE_BYTES, check_name, merge, parse, read_value, read_yaml
-from dml_core.data.readers.shared.own import guess_reader
+from dml_core.data.readers.shared.own import guess_reader, is_list_name
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.transform_config import TransformConfig
@@ -70,8 +70,11 @@ def add_images(
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
-    reader, raw, options = guess_reader(as_linked(path), reader)
-    spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
+    chosen, raw, options = guess_reader(as_linked(path), reader)
+    for file in raw.iterdir() if reader is None and chosen == "folder" else ():
+        if is_list_name(file) and file.stem.lower() == "manifest":  # as Windows may write it
+            raise DataError(f"{file}: a list of images is named manifest.csv or manifest.parquet; rename it, or set --reader folder")
+    spec = parse(DatasetSpec, {"reader": chosen, "raw": as_raw(project, raw), "options": options}, str(raw))
     check_raw_places(project.root, params.datasets | {name: spec})
     report = _check_images(project, name, spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:

@@ -491,6 +491,13 @@ def test_a_list_for_the_folder_reader_and_a_file_that_is_no_list(project: Projec
     refused(project, "0 lists", "mine", draw_classes(tmp_path / "images"), "manifest")
 
 
+@pytest.mark.parametrize("name", ["Manifest.csv", "manifest.CSV", "MANIFEST.parquet"])
+def test_a_list_in_other_letters_is_named_and_not_left_out(name: str, project: Project, tmp_path: Path) -> None:
+    (draw_classes(tmp_path / "images") / name).touch()
+    refused(project, f"images/{name}: a list of images is named manifest.csv or manifest.parquet; rename it", "mine", tmp_path / "images")
+    assert add_images(project, "mine", tmp_path / "images", "folder").spec.reader == "folder"
+
+
 def refused(project: Project, message: str, name: str, raw: Path, reader: str | None = None) -> None:
     before = {path: path.read_bytes() for path in project.root.glob("*") if path.is_file()}
     with pytest.raises(DmlError, match=message) as raised:
