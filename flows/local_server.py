@@ -16,7 +16,12 @@ from contextlib import closing
 from dml_core.errors import TrainingError
 
 START_SECONDS, END_SECONDS = 300, 5  # on a busy machine; a server that has ended is noticed at once
-ONE_FLOW = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+ONE_FLOW = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "none",  # otherwise any page in a browser here could read and change the flow's records
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
 
 
 class LocalServer:

@@ -29,7 +29,6 @@ PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOC
 FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
 NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
 NEW_CODE = [f"{part}/*.{kind}" for part in ("dml_core", "tasks", "flows") for kind in ("py", "yaml", "html", "css", "js")]
-OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for hooks
 # Of Prefect's server of one flow, which needs no schedules, automations, late and paused flows, and no history of events.
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
@@ -167,7 +166,7 @@ def stack_text(values: dict[str, str]) -> str:
 
 
 def stack_environment(state: Path) -> dict[str, str]:
-    """Return the variables the local stack has written for its users; empty if no stack is up.
+    """Return the variables the local stack has written for its users; empty if no stack is up. Its login is not for another Prefect server.
 
     Raises:
         StoreError: the file is damaged or another user's; continuing without it would write to servers other than the stack's.
@@ -184,7 +183,8 @@ def stack_environment(state: Path) -> dict[str, str]:
         text, values = "", {}
     if text != stack_text(values):
         raise StoreError(f"{path}: damaged, or written by another version; remove it, then: dml stack up")
-    return values
+    is_other = prefect_server() not in (None, values.get("PREFECT_API_URL"))
+    return {name: value for name, value in values.items() if not (is_other and name == "PREFECT_API_AUTH_STRING")}
 
 
 def overridden(stack: dict[str, str]) -> list[str]:
@@ -273,8 +273,8 @@ def finished_records() -> Path:
 
 
 def run_git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command in the project at `root`, or None if it failed or there is no git."""
-    environment = {name: value for name, value in os.environ.items() if name not in OTHER_CHECKOUT}
+    """Return the output of a git command in the project at `root`, also in a hook, or None if it failed or there is no git."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
     try:
         ran = subprocess.run(["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False)
     except OSError:

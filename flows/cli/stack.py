@@ -14,12 +14,14 @@ from flows.cli.app import app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.session import check_code, open_project
 from tasks.doctor import examine
-from tasks.environment import find_project, set_environment
+from tasks.environment import STACK_ENV, find_project, set_environment
 from tasks.gc import delete as delete_steps
 from tasks.gc import find_unused
 from tasks.stack import lifecycle
 from tasks.stack.settings import Stack
 from tasks.wording import counted
+
+LOGIN = "Prefect's page asks for a password: the text of PREFECT_API_AUTH_STRING in {}"
 
 stack_app = new_group("stack", no_args_is_help=True)
 
@@ -104,12 +106,14 @@ def _start(start: Callable[[Callable[[str], None]], Stack]) -> None:
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
         print(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
     print(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
+    print(LOGIN.format(stack.environment_file))
 
 
 @stack_app.command(epilog=examples("dml stack status"))
 def status() -> None:
     """Show the state of each server; exit code 2 unless all are up."""
-    servers = lifecycle.status(find_project())
+    project = find_project()
+    servers = lifecycle.status(project)
     print_table(
         Column("server", [server.name for server in servers]),
         Column("state", [server.state for server in servers]),
@@ -118,6 +122,7 @@ def status() -> None:
         Column("log", [str(server.log) for server in servers], wraps=True),
         title="dml stack",
     )
+    print(LOGIN.format(project.state / STACK_ENV))
     if any(server.state != "up" for server in servers):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 

@@ -71,6 +71,10 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
         if S3 not in stack.file.services:
             _make_bucket(stack)
         supervisor = _connect(stack.run) or _start_supervisor(stack)
+        config = stack.folder / "supervisor.conf"
+        if not config.is_file() or config.read_text() != _config(stack):
+            remedy = "dml stack down, then up, which deletes the stack's data" if S3 in stack.file.services else "dml stack restart"
+            report(f"note: the running servers have the settings of another version; to give them today's: {remedy}")
         for level in stack.levels:
             until = time.monotonic() + UP_SECONDS
             fresh = [name for name in level if _start(supervisor, stack, name)]

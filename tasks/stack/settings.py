@@ -235,9 +235,10 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
             raise ConfigError(f"the stack was started with S3 at {chosen['s3']['address']}; dml stack down first")
         if not chosen["ports"].keys() >= {*names}:
             raise ConfigError(f"{path}: of a stack of another version, with other servers; take that down: dml stack down")
-        return chosen["ports"], chosen["secrets"], chosen["s3"]
+        of_before = {"prefect": chosen["secrets"]["ray"]}  # earlier versions chose none for Prefect
+        return chosen["ports"], of_before | chosen["secrets"], chosen["s3"]
     ports = dict(zip(names, free_ports(file.host), strict=False))
-    words = {name: secrets.token_hex(16) for name in ("postgres", S3, "ray")}
+    words = {name: secrets.token_hex(16) for name in ("postgres", S3, "ray", "prefect")}
     s3 = {"address": f"http://{file.host}:{ports[S3]}", "user": "dml", "secret": words[S3], "is_stacks": True}
     if own_s3 is not None:  # its login is never passed as an argument
         for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -13,7 +13,7 @@ import psycopg2
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.environment import stack_environment
+from tasks.environment import login, stack_environment
 from tasks.stack.lifecycle import processes_of
 from tasks.stack.prefect_api import prefect_session
 from tasks.stack.settings import run_folder
@@ -59,7 +59,7 @@ def processes(project: Project) -> list[psutil.Process]:
 def ask(project: Project, path: str, body: Any = None, method: str = "POST") -> Any:
     """Return the response of Prefect's server."""
     url = f"{told(project)['PREFECT_API_URL']}/{path}"
-    answer = prefect_session().request(method, url, json=body or {})
+    answer = prefect_session().request(method, url, json=body or {}, headers=login(told(project)["PREFECT_API_AUTH_STRING"], None))
     answer.raise_for_status()
     return answer.json() if answer.content else None
 

@@ -22,9 +22,10 @@ from tests.e2e.test_image import image, images, small_params  # noqa: F401 - fix
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.skipif(not can_build(), reason="no buildah, debootstrap and crun here")]
 
 ASK = """
-import json, sys, urllib.request
+import base64, json, os, sys, urllib.request
 path, method, body = sys.argv[1:]
-url, headers = "http://prefect-server:4200/api/" + path, {"Content-Type": "application/json"}
+login = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()
+url, headers = "http://prefect-server:4200/api/" + path, {"Content-Type": "application/json", "Authorization": "Basic " + login}
 request = urllib.request.Request(url, body.encode(), headers, method=method)
 print(urllib.request.urlopen(request).read().decode() or "null")
 """
@@ -50,6 +51,7 @@ def services(
     variables = {
         "POSTGRES_PASSWORD": f"{secrets.token_hex(8)}@:/% x",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "PREFECT_API_AUTH_STRING": f"dml:{secrets.token_hex(8)}",
         "AWS_ENDPOINT_URL": "http://s3:5555",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test-secret",

@@ -45,6 +45,8 @@ def test_it_serves_on_this_machine_and_its_new_database_is_copied_to_the_next_pr
     with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)) as connection:
         connection.request("POST", f"{address.path}/flow_runs/count", body="{}", headers={"Content-Type": "application/json"})
         assert connection.getresponse().read() == b"0"
+        connection.request("GET", f"{address.path}/health", headers={"Origin": "https://evil.example"})
+        assert connection.getresponse().headers["Access-Control-Allow-Origin"] is None, "a page in a browser may not read what it answers"
     (process,) = [child for child in psutil.Process().children() if local_server.__name__ in child.cmdline()]
     assert {listening.laddr.ip for listening in process.net_connections() if listening.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     server.stop()

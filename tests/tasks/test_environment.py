@@ -306,6 +306,18 @@ def test_finding_a_project_changes_no_variable_and_opening_it_sets_the_stack_s(i
     assert (overridden(values), prefect_server()) == (["DML_STORE"], values["PREFECT_API_URL"])
 
 
+@pytest.mark.parametrize(("own", "is_given"), [(None, True), ("", True), ("http://127.0.0.1:4200/api", True), ("https://team/api", False)])
+def test_the_stack_s_login_is_not_sent_to_another_server_of_prefect(own: str | None, is_given: bool, inside: Path) -> None:
+    """There it would be shown to others, and take the place of `PREFECT_API_KEY`."""
+    values = {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "dml:planted"}
+    write_whole(inside / "state/stack/env", stack_text(values))
+    if own is not None:
+        os.environ["PREFECT_API_URL"] = own
+    open_project()
+    assert (os.environ.get("PREFECT_API_AUTH_STRING") == "dml:planted") == is_given
+    assert overridden(stack_environment(inside / "state")) == ([] if is_given else ["PREFECT_API_URL"])
+
+
 def test_a_machine_without_git_has_no_commit(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ["PATH"] = str(inside)
     assert git_tags(find_project()) == {}

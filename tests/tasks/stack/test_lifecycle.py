@@ -218,6 +218,10 @@ def test_a_restart_runs_new_commands_and_keeps_the_data(project: Project, monkey
     web = STACK["services"]["web"] | {"command": f"{SERVER} --directory infra {{ports[web]}}"}
     (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": STACK["services"] | {"web": web}}))
     lines: list[str] = []
+    up(project, lines.append)
+    assert lines == ["note: the running servers have the settings of another version; to give them today's: dml stack restart"]
+    assert states(project)["web"] == before
+    lines.clear()
     assert restart(project, lines.append).file.clients == stack.file.clients
     after = states(project)["web"]
     assert lines == [f"web: up at {after.address}"]
@@ -228,10 +232,17 @@ def test_a_restart_runs_new_commands_and_keeps_the_data(project: Project, monkey
 
 
 def test_a_restart_that_would_lose_objects_is_refused(project: Project) -> None:
-    up(project, print)
+    lines: list[str] = []
+    up(project, lines.append)
     before = states(project)
     with pytest.raises(ConfigError, match="would lose the objects of the stack's S3 server"):
         restart(project, print)
+    (project.root / "infra/stack.yaml").write_text((project.root / "infra/stack.yaml").read_text().replace("--bind", "-b"))
+    up(project, lines.append)
+    assert lines[2:] == [
+        "note: the running servers have the settings of another version; "
+        "to give them today's: dml stack down, then up, which deletes the stack's data"
+    ]
     assert states(project) == before
 
 

@@ -138,7 +138,7 @@ def test_who_uses_the_servers_is_told_the_same_things() -> None:
     here = set(STACK["clients"]) - own
     assert set(COMPOSE["x-clients"]) == here
     told = environment("prefect-worker")
-    secret = {"RAY_AUTH_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    secret = {"RAY_AUTH_TOKEN", "PREFECT_API_AUTH_STRING", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert here - secret <= set(told)
     for name in ("RAY_AUTH_MODE", "AWS_DEFAULT_REGION"):
         assert COMPOSE["x-clients"][name] == told[name] == STACK["clients"][name]
@@ -159,8 +159,20 @@ def test_no_page_is_open_to_the_network_and_no_secret_is_in_the_file() -> None:
     for service in COMPOSE["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         for key, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|SECRET|TOKEN$", key):
+            if re.search("PASSWORD|SECRET|TOKEN$|AUTH_STRING", key):
                 assert re.search(r"\$\{\w+:\?\}", value), key
+
+
+def test_prefect_s_server_has_a_password_that_all_its_clients_are_given() -> None:
+    client, server = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+    assert STACK["services"]["prefect-server"]["environment"][server] == STACK["clients"][client] == "dml:{secrets[prefect]}"
+    assert COMPOSE["services"]["prefect-server"]["environment"][server] == COMPOSE["x-clients"][client] == f"${{{client}:?}}"
+    (own,) = [entry["valueFrom"]["secretKeyRef"] for entry in container("prefect-server")["env"] if entry["name"] == server]
+    assert own == {"name": "dml-prefect", "key": client}
+    assert f"dml-prefect --from-literal={client}=dml:" in (KUBERNETES / "kustomization.yaml").read_text()
+    for used in (used for template in templates() for used in template["spec"]["containers"]):
+        named = [entry[kind]["name"] for entry in used.get("envFrom", ()) for kind in entry]
+        assert ("dml-clients" in named) == ("dml-prefect" in named), used["name"]
 
 
 @pytest.mark.parametrize("name", ["prefect-server", "mlflow"])
@@ -335,7 +347,7 @@ def test_secrets_are_referred_to_and_services_are_inside_alone() -> None:
     assert named == set(re.findall(r"create secret generic ([\w-]+)", text))
     for template in templates():
         for entry in (entry for own in template["spec"]["containers"] for entry in own.get("env", ())):
-            if re.search("PASSWORD|SECRET|TOKEN$|KEY", entry["name"]):
+            if re.search("PASSWORD|SECRET|TOKEN$|KEY|AUTH_STRING", entry["name"]):
                 assert "secretKeyRef" in entry["valueFrom"], entry
     for entry in OBJECTS:
         if entry["kind"] == "Service":
@@ -345,6 +357,17 @@ def test_secrets_are_referred_to_and_services_are_inside_alone() -> None:
     policy = NAMED["NetworkPolicy", "dml-alone"]["spec"]
     assert policy["podSelector"] == {}
     assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"from": [{"podSelector": {}}]}], "pods of no other namespace"
+
+
+def test_of_other_namespaces_only_the_operator_s_own_reaches_ray_s_pods_alone() -> None:
+    """A label alone would not do: who can start a pod in any namespace can give it that."""
+    policy = NAMED["NetworkPolicy", "ray-operator"]["spec"]
+    assert policy["podSelector"] == {"matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}]}
+    (source,) = policy["ingress"][0]["from"]
+    (namespace,) = source["namespaceSelector"]["matchLabels"].items()
+    assert namespace == ("kubernetes.io/metadata.name", "kuberay-operator")
+    assert namespace[1] in (KUBERNETES / "network.yaml").read_text().partition("apiVersion")[0]
 
 
 def test_a_drained_node_ends_no_flow_and_one_ray_node_at_a_time() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -50,6 +51,9 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
     assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
     assert len(stack.file.clients["AWS_SECRET_ACCESS_KEY"]) == 32
+    login = stack.file.clients["PREFECT_API_AUTH_STRING"]
+    assert re.fullmatch("dml:[0-9a-f]{32}", login)
+    assert stack.file.services["prefect-server"].environment["PREFECT_SERVER_API_AUTH_STRING"] == login
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +62,16 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(settings, "ALL_PORTS", ports)  # all in the system's range
         free.close()
         assert [*settings.free_ports("127.0.0.1")] == ports[1:]
+
+
+def test_a_stack_of_a_version_without_a_password_of_prefect_is_given_one(project: Project) -> None:
+    path = load_stack(project).folder / "chosen.json"
+    chosen = json.loads(path.read_text())
+    del chosen["secrets"]["prefect"]
+    path.write_text(json.dumps(chosen))
+    given = [load_stack(project).file.clients["PREFECT_API_AUTH_STRING"] for _ in range(2)]
+    assert re.fullmatch("dml:[0-9a-f]{32}", given[0])
+    assert given[0] == given[1], "all that use it read the same"
 
 
 @pytest.mark.parametrize("text", ['{"ports": {', "{}", "[]", "7", '{"ports": {}}', ""])
