@@ -194,7 +194,7 @@ def _say_outdated(index: Index, images: Found, source: str) -> None:
     )
     for what, names, then in notes:
         if names:
-            command = shlex.join(["dml", "index", "remove", str(index.folder), *names[:_NUM_SHOWN]])
+            command = shlex.join(["dml", "index", "remove", str(index.folder), "--", *names[:_NUM_SHOWN]])
             first = f" (these {_NUM_SHOWN} first)" if len(names) > _NUM_SHOWN else ""
             say(f"note: {source} {what} {counted(len(names), 'image')} of the index; {then}{first}: {command}")
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -144,10 +145,10 @@ def test_what_became_outdated_in_the_index_of_a_source_that_grows_is_named(
     monkeypatch.chdir(project.root)
     index = str(tmp_path / "my index")
     for number, path in enumerate([path for path in sorted(images.rglob("*.jpg")) if path.parent != images][:5]):
-        shutil.copy(path, tmp_path / f"{number}.jpg")
+        shutil.copy(path, tmp_path / f"-{number}.jpg")
 
     def add(rows: dict[int, str], *words: str) -> list[str]:
-        (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{number}.jpg,{label}\n" for number, label in rows.items()))
+        (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"-{number}.jpg,{label}\n" for number, label in rows.items()))
         done = CliRunner().invoke(app, [*words, str(tmp_path / "list.csv"), *(["--new"] if "add" in words else ["-o", index])])
         assert done.exit_code == 0
         return [line for line in done.stderr.splitlines() if line.startswith("note: ")]
@@ -156,14 +157,17 @@ def test_what_became_outdated_in_the_index_of_a_source_that_grows_is_named(
     assert add({0: "finch", 1: "finch", 2: "wren", 3: "wren"}, "index", "add", index) == []
     assert add({0: "finch", 1: "wren", 3: "wren"}, "index", "add", index) == [
         f"note: {tmp_path}/list.csv has another class for 1 image of the index; remove them, then add them again: "
-        f"dml index remove '{index}' 1.jpg",
+        f"dml index remove '{index}' -- -1.jpg",
         f"note: {tmp_path}/list.csv does not have 1 image of the index; if they were deleted there, remove them: "
-        f"dml index remove '{index}' 2.jpg",
+        f"dml index remove '{index}' -- -2.jpg",
     ]
     assert add({4: "finch"}, "index", "add", index) == [], "another source"
     monkeypatch.setattr("flows.cli.search._NUM_SHOWN", 2)
     (note,) = add({0: "finch"}, "index", "add", index)
-    assert note.endswith(f"remove them (these 2 first): dml index remove '{index}' 1.jpg 2.jpg"), "a command that can be run"
+    said, _, command = note.rpartition(": ")
+    assert said.endswith("remove them (these 2 first)")
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+    assert set(Index.open(Path(index)).names()) == {"-0.jpg", "-3.jpg", "-4.jpg"}
 
 
 def test_the_reasons_are_printed_also_where_all_images_are_damaged(
