@@ -49,7 +49,7 @@ def settings_identity(
         trained, scored = dict(training), dict(evaluation)  # settings of another version match no run of today
     if not scored.get("clustering", True):
         scored.pop("kmeans", None)  # k-means is not run
-    trained, scored = _without_added("training", trained), _without_added("evaluation", scored)
+    trained, scored = without_added("training", trained), without_added("evaluation", scored)
     left_out = NEUTRAL_TRAINING | (KEEPING if scored.get("epoch") == "last" else set())
     parts = [
         {name: value for name, value in trained.items() if name not in left_out},
@@ -60,10 +60,10 @@ def settings_identity(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _without_added(place: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_added(place: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without those of `ADDED` that have the value named there."""
     names = {name: f"{place}.{name}" for name, value in settings.items() if value != ADDED.get(f"{place}.{name}", ...)}
-    return {name: _without_added(at, settings[name]) if isinstance(settings[name], dict) else settings[name] for name, at in names.items()}
+    return {name: without_added(at, settings[name]) if isinstance(settings[name], dict) else settings[name] for name, at in names.items()}
 
 
 def spec_settings(spec: RunSpec, digest: str | None) -> str:

@@ -19,6 +19,7 @@ from dml_core.errors import StoreError
 from dml_core.files import json_sha256, read_regular
 from tasks.environment import Project
 from tasks.files import write_output
+from tasks.runs.comparable import without_added
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_or_set_aside, write_sealed
@@ -181,7 +182,8 @@ def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
 def protocol_of(params: Params, name: str) -> str:
     """Return the hash of the settings that the rows of a dataset's standing comparison, or of a table's paper, share."""
     if name in params.comparison.datasets:
-        content = [params.comparison.protocol, params.comparison.datasets[name], params.evaluation.model_dump(mode="json")]
+        evaluation = without_added("evaluation", params.evaluation.model_dump(mode="json"))
+        content = [params.comparison.protocol, params.comparison.datasets[name], evaluation]
     else:
         content = [paper_protocol(name).model_dump(mode="json", exclude={"independent"})]
     return json_sha256(content)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dml_core.config import flatten, merge
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.files import json_sha256
 from tasks.runs import comparable
 from tasks.runs.comparable import (
     KEEPING,
@@ -25,6 +26,7 @@ from tasks.runs.comparable import (
     standing_today,
 )
 from tasks.runs.specs import RunSpec, load_params, variants_on
+from tasks.watch.storage import protocol_of
 from tests.conftest import ROOT, small_training
 
 TRAINING = small_training().model_dump(mode="json")
@@ -96,6 +98,10 @@ def test_hashes_recorded_before_a_setting_was_added_are_those_of_its_default(mon
     ]
     assert identity() == recorded
     assert len({recorded, *changed}) == 4
+    params = load_params(ROOT / "params.yaml")
+    scored = {name: value for name, value in params.evaluation.model_dump(mode="json").items() if name != "metric"}
+    of_reference = json_sha256([params.comparison.protocol, params.comparison.datasets["synthetic"], scored])
+    assert protocol_of(params, "synthetic") == of_reference
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.floats(0, 1))))
