@@ -8,9 +8,10 @@ from pydantic import TypeAdapter
 
 from dml_core.errors import DmlError
 from flows.reports import artifact_key
-from flows.services import if_server_answers
-from tasks.environment import open_project
-from tasks.watch.storage import read_references
+from flows.services import ensure_limit, if_server_answers, slots
+from tasks.environment import open_project, prefect_server
+from tasks.runs.specs import load_params
+from tasks.watch.storage import ACCEPTED
 from tasks.watch.summary import as_markdown, first_sentence
 from tasks.watch.verifying import VerifyRequest
 from tasks.watch.verifying import verify as verify_now
@@ -43,10 +44,14 @@ def verify(request: VerifyRequest = VerifyRequest()) -> list[str]:  # noqa: B008
         request: what to verify.
     """
     project = open_project()
-    if not request.names and not read_references(project):
+    if not request.names and not any((project.root / ACCEPTED).glob("*.json")):
         logger.info("nothing is accepted yet; accept results with: dml accept NAME --why ...")
         return []
-    verified = verify_now(project, request, logger.info)
+    scale = load_params(project.params_file).scale
+    if prefect_server() is not None:
+        ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs, logger.info)
+    with slots(scale.most_workers, lambda: None):  # of one run, for all: the runs are of another process, which knows no server
+        verified = verify_now(project, request, logger.info)
     sentences = []
     for verification in verified.verifications:
         reference = verified.references.get(verification.name)
