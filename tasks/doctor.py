@@ -1,11 +1,12 @@
 """`dml doctor`: check what is configured and whether it can be reached, and say what to do about problems.
 
 Each check makes the smallest request that shows whether its subject works, within a few seconds. Nothing is started or changed, except that
-a small file is written to the store and removed. The output contains no secrets: addresses are printed without user and query, and the text
+a small file is written to the store, and to a bucket of MLflow's, and removed. The output contains no secrets: addresses are printed without user and query, and the text
 of an answer is not repeated.
 """
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -250,7 +251,15 @@ def _mlflow(project: Project) -> Finding:
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
     remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
-    return _server("mlflow", where, answer, served.text, if_refused=remedy, if_failed="check the server's log")
+    server = _server("mlflow", where, answer, served.text, if_refused=remedy, if_failed="check the server's log")
+    bucket = re.search(r'"artifact_location": ?"(s3://[^"]+)"', answer.text)  # of the newest experiment: clients write its files themselves
+    if bucket is not None and server.status == "ok":
+        try:
+            Store(bucket[1], project.state).check_writable()
+        except StoreError:
+            fault = f"this machine cannot write to {shown(bucket[1])}, where MLflow's files are"
+            return Finding("mlflow", where, "wrong", fault, "set AWS_ENDPOINT_URL and the key of that bucket")
+    return server
 
 
 def _database(where: str, uri: str) -> Finding:

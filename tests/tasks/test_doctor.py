@@ -221,6 +221,32 @@ def test_an_mlflow_server_with_basic_auth(
         server.shutdown()
 
 
+def test_a_bucket_to_which_mlflow_s_clients_write_themselves(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(version("mlflow").encode())
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"experiments": [{"artifact_location": f"s3://{buckets[0]}/mlflow/1"}]}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        buckets = [s3_bucket, "no-such-bucket"]
+        assert found("mlflow").status == "ok"
+        del buckets[0]
+        assert found("mlflow").result == "this machine cannot write to s3://no-such-bucket/mlflow/1, where MLflow's files are"
+        server.shutdown()
+
+
+@pytest.mark.slow
 def test_automations_are_loaded_with_the_login_and_after_the_database_was_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's server with PREFECT_SERVER_API_AUTH_STRING refuses every other request; while SQLite is locked, it answers with 503."""
     refused: list[str] = []
