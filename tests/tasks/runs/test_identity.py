@@ -217,6 +217,21 @@ def test_a_loss_outside_of_the_project_s_packages_is_refused(monkeypatch: pytest
         identity.step_identities(SPEC.model_copy(update={"training": mine}), DATASET)
 
 
+def test_a_backbone_s_published_weights_stay_the_file_that_they_are() -> None:
+    """A hash that is published is no part of an identity."""
+    files = [f"{backbone} {file.name} {file.sha256}" for backbone, file in PUBLISHED.items() if file.sha256 is not None]
+    advice = "runs from a backbone's former file would count as runs from its new one: add another file under another backbone's name"
+    assert files == [
+        "resnet18 resnet18-f37072fd.pth f37072fd",
+        "resnet34 resnet34-b627a593.pth b627a593",
+        "resnet50 resnet50-0676ba61.pth 0676ba61",
+        "resnet101 resnet101-63fe2227.pth 63fe2227",
+        "googlenet googlenet-1378be20.pth 1378be20",
+        "vgg16 vgg16-397923af.pth 397923af",
+        "bn_inception bn_inception-52deb4733.pth 52deb4733",
+    ], advice
+
+
 def test_another_file_of_weights_without_a_published_hash_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users convert these files themselves: a better conversion must not find the runs of a wrong one."""
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
