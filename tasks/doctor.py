@@ -1,8 +1,8 @@
 """`dml doctor`: check what is configured and whether it can be reached, and say what to do about problems.
 
 Each check makes the smallest request that shows whether its subject works, within a few seconds. Nothing is started or changed, except that
-a small file is written to the store, and to a bucket of MLflow's, and removed. The output contains no secrets: addresses are printed without user and query, and the text
-of an answer is not repeated.
+a small file is written to the store, and to a bucket of MLflow's, and removed. The output contains no secrets: addresses are printed
+without user and query, and the text of an answer is not repeated.
 """
 
 import os
