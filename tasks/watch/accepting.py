@@ -1,13 +1,14 @@
 """Make the finished runs of a dataset or table its reference, after a verification has trained the same."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dml_core.errors import ConfigError
 from tasks.data import dataset_if_prepared, read_dataset
-from tasks.environment import Project, code_commit, finished_records, run_git
+from tasks.environment import Project, finished_records
+from tasks.git import recorded_commit, run_git
 from tasks.locks import alone
 from tasks.plans.results import load_result
 from tasks.runs.finished import read_finished
@@ -70,10 +71,7 @@ def verified_reference(
         ConfigError: git does not name the person, code differs from its commit, runs are unfinished, a row was not verified with this code,
             or the finished runs are not what the verification trained.
     """
-    who, commit = _person(project.root), code_commit(project.root)
-    if commit is None or commit.endswith("-dirty"):
-        where = "git shows no commit with this params.yaml" if commit is None else "code or settings differ from the commit"
-        raise ConfigError(f"{where}; commit first (git status lists changes): results are named by the commit that made them")
+    commit, who = recorded_commit(project.root), _person(project.root)
     params = load_params(project.params_file)
     specs = rows_today(params, name)
     finished, unfinished = find_candidates(project, params, name, {row: specs[row] for row in matching_rows(list(specs), rows)})
@@ -81,9 +79,7 @@ def verified_reference(
     verified = _verified(project, name, list(finished), commit)
     say(f"{name}: collecting the evidence of {counted(sum(map(len, finished.values())), 'run')}")
     level = shared_level(kept, finished, num_nights)
-    fewest = min(map(len, finished.values()))
-    if fewest < seeds_needed(level):
-        say(f"note: {counted(fewest, 'seed')}; {seeds_needed(level)} are needed for a band: until then any other bits are drift")
+    note_few_seeds(finished, level, say)
     evidence = []
     for row, seeds in finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
@@ -131,6 +127,14 @@ def find_candidates(
     variants = params.comparison.variants
     needed = [row for row, spec in specs.items() if row in finished or not is_standing or variants[spec.variant].get(BY_DEFAULT, True)]
     return finished, [(row, seed) for row in needed for seed in used if seed not in finished.get(row, {})]
+
+
+def note_few_seeds(finished: Mapping[str, Sized], level: float, say: Say) -> None:
+    """Say how many seeds a band needs, if a row has finished fewer."""
+    fewest, needed = min(map(len, finished.values())), seeds_needed(level)
+    if fewest < needed:
+        end = "until then any other bits are drift, as each training on a GPU has"
+        say(f"note: {counted(fewest, 'seed')}; {needed} are needed for a band: {end}")
 
 
 def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment) -> list[Evidence]:

@@ -16,7 +16,8 @@ from dml_core.config import refuse_repeats
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
-from tasks.environment import Project, code_commit
+from tasks.environment import Project
+from tasks.git import code_commit
 from tasks.plans.times import placement_here
 from tasks.runs.costs import has_begun
 from tasks.runs.identity import step_identities
@@ -24,7 +25,7 @@ from tasks.runs.replaced_data import users
 from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
 from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
-from tasks.watch.accepting import candidate_evidence, find_candidates
+from tasks.watch.accepting import candidate_evidence, find_candidates, note_few_seeds
 from tasks.watch.alarms import notify
 from tasks.watch.bands import NIGHTS_PER_MONTH, shared_level
 from tasks.watch.evidence import collect, environment_here, settings_hash
@@ -102,6 +103,7 @@ class _Verifier:
         references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}
         num_nights = NIGHTS_PER_MONTH if receipt is None else max(1, len(request.seeds))  # a receipt's rows are verified once
         self.level = shared_level(references.values(), num_nights=num_nights)
+        self.all_references = list(references.values())
         names = list(request.names or references)
         self.references = {name: references[name] for name in names if name in references}
         refuse_repeats("NAME", names)
@@ -157,6 +159,7 @@ class _Verifier:
             what = f"--dataset {name}" if name in self.params.comparison.datasets else name
             raise ConfigError(f"{name}: nothing is accepted, and no row is finished by this code; run: dml reproduce {what}")
         self.say(f"{name}: nothing is accepted; comparing with the finished runs")
+        note_few_seeds(finished, shared_level(self.all_references, finished), self.say)
         return finished
 
     def _settle(self, name: str, row: str, verdict: Verdict, reason: str, seed: int = 0) -> None:

@@ -401,6 +401,21 @@ def test_runs_that_a_verification_with_more_workers_trained_are_accepted_by_thei
     assert {one.environment.workers for one in reference.evidence} == {1}
 
 
+def test_a_first_verification_says_before_it_trains_how_many_seeds_a_band_needs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it cannot be accepted with fewer, after days."""
+    write_reference(project, reference("other", *(f"other/{row}" for row in range(44))))
+    lines: list[str] = []
+
+    def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
+        lines.append("training")
+        return train_here(space, specs, until, say)
+
+    monkeypatch.setattr(verifying, "train", train)
+    verify(project, VerifyRequest(("own",), seeds=(3,)), lines.append)
+    note = "note: 10 seeds; 11 are needed for a band: until then any other bits are drift, as each training on a GPU has"
+    assert lines.index(note) < lines.index("training")
+
+
 def test_a_gpu_s_runs_of_too_few_seeds_for_a_band_name_a_remedy_that_leads_to_a_reference(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,7 +440,7 @@ def test_all_accepted_rows_share_the_false_alarms_and_accept_names_those_who_los
     verified(accepted)
     accept(accepted, "own", "again", (), lines.append)
     assert lines[-2:] == [
-        "note: 10 seeds; 11 are needed for a band: until then any other bits are drift",
+        "note: 10 seeds; 11 are needed for a band: until then any other bits are drift, as each training on a GPU has",
         "note: with the rows of own, other has too few seeds for bands: 10, and 11 are needed",
     ]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
