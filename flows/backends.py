@@ -3,7 +3,8 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tasks.environment import Project, git_tags
+from tasks.environment import Project
+from tasks.git import git_tags
 from tasks.locks import running
 from tasks.runs.specs import RunSpec
 from tasks.sealed import check_formats

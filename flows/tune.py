@@ -25,7 +25,8 @@ from flows.reuse.planned import finished_record
 from flows.reuse.step_cache import forget_failure
 from flows.services import Services, if_server_answers
 from tasks.checks import prepare_machine
-from tasks.environment import Project, git_tags, open_project
+from tasks.environment import Project, open_project
+from tasks.git import git_tags
 from tasks.locks import FileLock
 from tasks.reports.kit import markdown_table
 from tasks.runs.identity import step_identities, train_step

@@ -13,7 +13,6 @@ import re
 import secrets
 import shlex
 import socket
-import subprocess
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ STACK_ENV = Path("stack") / "env"
 STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 FOLDERS = ("DML_STATE", "DML_WEIGHTS", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_AUTH_TOKEN_PATH", "TORCH_HOME", "XDG_CACHE_HOME")
-NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md", ":(exclude)dvc.lock")  # paths that change no result
-NEW_CODE = [f"{part}/*.{kind}" for part in ("dml_core", "tasks", "flows") for kind in ("py", "yaml", "html", "css", "js")]
 # Of Prefect's server of one flow, which needs no schedules, automations, late and paused flows, and no history of events.
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
@@ -270,33 +267,6 @@ def finished_records() -> Path:
     """Return the folder where Prefect keeps one record per finished step, named by identity; call `set_environment` first."""
     home = os.environ.get("PREFECT_HOME") or "~/.prefect"
     return Path(os.environ.get("PREFECT_LOCAL_STORAGE_PATH") or _folder(home) / "storage")
-
-
-def run_git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command in the project at `root`, also in a hook, or None if it failed or there is no git."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
-    try:
-        ran = subprocess.run(["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return ran.stdout.strip() if ran.returncode == 0 else None
-
-
-def code_commit(root: Path, unread: tuple[str, ...] = ()) -> str | None:
-    """Return the commit of the project at `root`, with "-dirty" if code or settings differ, or a new file among the code is not ignored.
-
-    None: there is no git, or its repository around `root`, perhaps another project's, has no `params.yaml` there. `unread`: as NO_CODE.
-    """
-    found = run_git(root, "rev-parse", "HEAD", "HEAD:./params.yaml")
-    changed = found and run_git(root, "status", "--porcelain", "-uno", "--", ".", *NO_CODE, *unread)
-    new = found and run_git(root, "ls-files", "--others", "--exclude-standard", "--", *NEW_CODE, ":(exclude)*/.*", *NO_CODE, *unread)
-    return found and f"{found.split()[0]}{'-dirty' if changed or new else ''}"
-
-
-def git_tags(project: Project, unread: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return tags for the project's commit (`code_commit`) and for whether code or settings differ from it; empty without a commit."""
-    commit = code_commit(project.root, unread)
-    return {} if commit is None else {"git_commit": commit, "git_dirty": str(commit.endswith("-dirty")).lower()}
 
 
 def reach_own_servers() -> None:

@@ -25,7 +25,8 @@ from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.preparing import prepare, training_outputs
-from tasks.environment import NO_CODE, num_cores, run_git
+from tasks.environment import num_cores
+from tasks.git import NO_CODE, run_git
 from tasks.plans.times import placement_here
 from tasks.runs.comparable import spec_settings
 from tasks.runs.finished import read_finished

@@ -21,7 +21,7 @@ class Environment(Record):
     """The surroundings that may change a result although parameters and data are the same.
 
     Attributes:
-        commit: commit of the project, with "-dirty" if code or settings differ (`tasks.environment.code_commit`).
+        commit: commit of the project, with "-dirty" if code or settings differ (`tasks.git.code_commit`).
         packages: versions of the installed libraries that compute (torch, torchvision, numpy, faiss, pillow and others).
         processor: model of the processor and the instruction sets that torch uses.
         device: "cpu", or name of the GPU with its driver.
@@ -49,7 +49,7 @@ class Evidence(Record):
         dataset: digest of the dataset's content.
         initial_weights: hash of the network and loss before the first step.
         batches: hash of the samples of the first epoch's batches, in order.
-        losses: loss of each step, exact as float32.
+        losses: loss of each step, exact as float32; in a verification's file, of a run that is not bad, see `shortened`.
         weights: hash of the trained weights.
         scores: each metric of the evaluation, exact.
         curve: validation or training Recall@1 by epoch where the run records it, for the epochs that a score needs; else empty.
@@ -86,6 +86,13 @@ class Evidence(Record):
         """Name of the score Recall@K with the smallest K; None if there is none."""
         ks = [k for name in self.scores if (k := recall_k(name)) is not None]
         return f"recall@{min(ks)}" if ks else None
+
+    def shortened(self) -> Self:
+        """Return it with the losses of the first and the last epoch alone, which are judged: a night's file need not have a million."""
+        num_steps = self.steps_per_epoch
+        if not 0 < 2 * num_steps < len(self.losses):
+            return self
+        return self.model_copy(update={"losses": self.losses[:num_steps] + self.losses[-num_steps:]})
 
 
 class Acceptance(Record):

@@ -29,7 +29,7 @@ from tasks.tuning.space import lay_over
 from tasks.workers.jobs import InfrastructureError, LostWorkersError
 from tests.conftest import ROOT, small_training
 from tests.tasks.runs.test_tuned import FOUND
-from tests.tasks.test_environment import committed
+from tests.tasks.test_git import committed
 
 DATASET = DatasetRecord(name="d", folder="/packed", digest="0123", counts={}, source="synthetic")
 

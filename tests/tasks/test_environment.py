@@ -30,7 +30,6 @@ from tasks.environment import (
     answers,
     find_project,
     finished_records,
-    git_tags,
     memory_bytes,
     num_cores,
     open_project,
@@ -316,64 +315,6 @@ def test_the_stack_s_login_is_not_sent_to_another_server_of_prefect(own: str | N
     open_project()
     assert (os.environ.get("PREFECT_API_AUTH_STRING") == "dml:planted") == is_given
     assert overridden(stack_environment(inside / "state")) == ([] if is_given else ["PREFECT_API_URL"])
-
-
-def test_a_machine_without_git_has_no_commit(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.environ["PATH"] = str(inside)
-    assert git_tags(find_project()) == {}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    named = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
-    return subprocess.run(["git", *named, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def committed(root: Path) -> Project:
-    """Make a project in a repository of its own, with one commit."""
-    (root / "results").mkdir(parents=True)
-    for name in ("params.yaml", "results/page.md"):
-        (root / name).write_text("a: 1\n")
-    git(root, "init", "--quiet")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "-m", "one")
-    return Project(root, root / "state", str(root / "store"), "sqlite:///x")
-
-
-def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> None:
-    project = committed(tmp_path / "project")
-    commit = git(project.root, "rev-parse", "HEAD")
-    assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
-    (project.root / "notes").write_text("not tracked\n")
-    (project.root / "results/page.md").write_text("made by dml itself\n")
-    assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
-    project.params_file.write_text("a: 2\n")
-    assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
-
-
-def test_new_files_among_the_code_are_changes(tmp_path: Path) -> None:
-    """As the settings that `dml tune` writes: a run that uses them would name a commit without them."""
-    project = committed(tmp_path / "project")
-    commit = git(project.root, "rev-parse", "HEAD")
-    write_whole(project.root / ".git/info/exclude", "__pycache__/\n")
-    write_whole(project.root / "dml_core/__pycache__/x.pyc", "")
-    for name in ("README.md", ".x.py.swp", "x.py.orig", ".DS_Store", ".ipynb_checkpoints/x-checkpoint.py"):  # of editors and viewers
-        write_whole(project.root / "tasks" / name, "")
-    assert git_tags(project)["git_commit"] == commit
-    write_whole(project.root / "flows/tables/tuned/project/standing/softtriple@synthetic.yaml", "")
-    assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
-    git(project.root, "add", "flows")
-    assert git_tags(project)["git_dirty"] == "true"
-    git(project.root, "commit", "--quiet", "-m", "tuned")
-    assert git_tags(project)["git_dirty"] == "false"
-
-
-def test_the_commit_of_another_repository_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the one that an archive of the project was unpacked in, or the one whose hook started the command."""
-    project, around = committed(tmp_path / "around/project"), committed(tmp_path / "around")
-    monkeypatch.setenv("GIT_DIR", str(around.root / ".git"))
-    assert git_tags(project)["git_commit"] == git(project.root, "--git-dir=.git", "rev-parse", "HEAD")
-    shutil.rmtree(project.root / ".git")
-    assert git_tags(project) == {}
 
 
 @pytest.mark.parametrize("how", DAMAGE)
