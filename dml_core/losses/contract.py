@@ -61,6 +61,8 @@ class Loss(nn.Module, ABC):
     A loss owns its centres or classifier as parameters; they train in the optimiser's `loss` group. It returns the mean over
     the N samples, plus regularisers. It does not depend on the number of workers: the loop gathers and averages.
     Parameters in `CLASS_DIMS` may be sharded by class over the workers; sums over classes therefore use `class_shards`.
+    Every parameter `p` gets a gradient in every step, also one without effect (add `0 * p.sum()`): with several workers torch raises
+    otherwise. No part is called `loss`, `epoch`, `step` or `learning_rate_factor`: these are the history's own.
 
     Attributes:
         NEEDS: requirements on the training loop.

@@ -1,5 +1,7 @@
 """Gradients match the values, and stay finite in half precision at scale 64 and on degenerate batches."""
 
+from itertools import product
+
 import pytest
 import torch
 from loss_cases import BATCHES, CASES, build, case_id, random_batch
@@ -49,6 +51,17 @@ def test_sgsl_gives_its_weights_the_gradient_of_the_softmax_alone():
         loss(embeddings_ND, labels_N).total.backward()
         gradients.append(loss.weight_CD.grad)
     torch.testing.assert_close(*gradients, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_every_parameter_has_a_gradient_whatever_the_batch_and_the_epoch(case):
+    """With several workers a step without one raises."""
+    for epoch, batch in product((None, 0, 9), BATCHES.values()):
+        loss, (embeddings, labels) = build(case), batch()
+        if epoch is not None:
+            loss.start_epoch(epoch, 10)
+        loss(embeddings.requires_grad_(), labels, seeded()).total.backward()
+        assert [name for name, p in loss.named_parameters() if p.requires_grad and p.grad is None] == [], batch.__name__
 
 
 @pytest.mark.parametrize("batch", BATCHES)

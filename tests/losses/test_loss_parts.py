@@ -128,6 +128,7 @@ def test_the_parts_of_a_loss_have_their_names_and_add_up_to_it(case):
     if getattr(loss.config, "num_centres", 0) == 1 or getattr(loss.config, "regulariser_weight", 1) == 0:
         del weights["regulariser"]
     assert set(output.parts) == set(weights)
+    assert not {"loss", "epoch", "step", "learning_rate_factor"} & set(output.parts), "a part would replace it in the history"
     assert not any(value.requires_grad for value in output.parts.values())
     torch.testing.assert_close(output.total.detach(), sum(weights[part] * value for part, value in output.parts.items()))
 
