@@ -26,18 +26,9 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from dml_core.errors import DmlError, StoreError, TrackingError, first_line
-from tasks.environment import (
-    STACK_ENV,
-    Project,
-    answers,
-    login,
-    overridden,
-    prefect_server,
-    ray_cluster,
-    shown,
-    stack_environment,
-)
+from tasks.environment import STACK_ENV, Project, answers, login, overridden, prefect_server, ray_cluster, shown, stack_environment
 from tasks.files import files_set_aside
+from tasks.git import code_commit, trust_command
 from tasks.runs.specs import load_params
 from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store
@@ -78,7 +69,7 @@ class Finding:
 
 def examine(project: Project) -> list[Finding]:
     """Check everything that a flow of this project would use; call `set_environment` first."""
-    checks = (_packages, _gpus, _parameters, _state, _stack, _store, _mlflow, _outbox, _alarms, _prefect, _pool, _ray, _dvc_remote)
+    checks = (_packages, _gpus, _parameters, _git, _state, _stack, _store, _mlflow, _outbox, _alarms, _prefect, _pool, _ray, _dvc_remote)
     return [check(project) for check in checks]
 
 
@@ -153,6 +144,14 @@ def _parameters(project: Project) -> Finding:
     return Finding(
         "parameters", where, "ok", f"{counted(len(params.datasets), 'dataset')}, {counted(len(params.comparison.variants), 'variant')}"
     )
+
+
+def _git(project: Project) -> Finding:
+    """Report a checkout that git refuses."""
+    where = str(project.root)
+    if command := trust_command(project.root):
+        return Finding("git", where, "note", "refuses this checkout, as another user owns it: results name no commit", command)
+    return Finding("git", where, "ok", code_commit(project.root) or "no commit has this params.yaml: results name none")
 
 
 def _state(project: Project) -> Finding:

@@ -23,6 +23,7 @@ from tasks.environment import STACK_ENV, find_project, open_project, stack_text
 from tasks.stack.automations import replace_automations
 from tasks.tracking.connection import schemas
 from tests.conftest import ROOT
+from tests.tasks.test_git import committed, git
 
 SECRET = "planted-secret"
 
@@ -76,6 +77,15 @@ def test_a_project_that_nothing_is_configured_for_is_in_order(here: Path) -> Non
     findings = examine(find_project())
     assert [(finding.what, finding.result) for finding in findings if finding.status == "wrong"] == []
     assert not (here / "state" / "mlflow.db").exists(), "looking makes nothing"
+
+
+def test_a_checkout_that_another_user_owns_is_a_note_with_git_s_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = committed(tmp_path / "project")
+    assert doctor._git(project).result == git(project.root, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    finding = doctor._git(project)
+    assert (finding.status, finding.remedy) == ("note", f"git config --global --add safe.directory {project.root}")
 
 
 def test_packages_of_an_extra_may_be_missing_but_not_of_another_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
