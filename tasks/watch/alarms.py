@@ -74,7 +74,7 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
         _mark(project, name, lasting)
     folder = project.root / SITE
     with alone(project.state / SITE_LOCK):
-        write_history(project)
+        write_history(project, references)
         if (folder / INDEX).is_file():
             write_whole(folder / INDEX, index_page(folder, lasting))
     return lasting

@@ -15,7 +15,7 @@ from tasks.reports.table_pages import HISTORY, INDEX, SITE
 from tasks.watch.bands import bands_of, shared_level
 from tasks.watch.receipts import read_receipts
 from tasks.watch.records import REPRODUCED, Band, Evidence, Reference, RowVerdict, Verdict, Verification
-from tasks.watch.storage import read_references, read_verifications
+from tasks.watch.storage import read_verifications
 
 MOST_RUNS = 60  # of a row that are shown, the newest
 
@@ -59,13 +59,8 @@ class RowHistory:
         return f"NOT reproduced since {first.at:%Y-%m-%d}, commit {first.commit[:10]}{before}{changed}"
 
 
-def write_history(project: Project) -> None:
-    """Write the page from all verifications of the state folder.
-
-    Raises:
-        StoreError: a reference is damaged.
-    """
-    references = read_references(project)
+def write_history(project: Project, references: dict[str, Reference]) -> None:
+    """Write the page from all verifications of the state folder; `references` are all that are accepted."""
     names: dict[str, list[Verification]] = {}
     for verification in read_verifications(project.state):
         names.setdefault(verification.name, []).append(verification)

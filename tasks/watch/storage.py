@@ -138,7 +138,11 @@ def write_verification(state: Path, verification: Verification) -> Path:
     """
     time = f"{verification.started_at:%Y%m%dT%H%M%S.%fZ}"
     path = state / VERIFICATIONS / f"{time}-{_file_name(verification.name)}"
-    write_sealed(path, verification)
+    rows = tuple(
+        row if row.is_bad or row.evidence is None else row.model_copy(update={"evidence": row.evidence.shortened()})
+        for row in verification.rows
+    )
+    write_sealed(path, verification.model_copy(update={"rows": rows}))
     return path
 
 

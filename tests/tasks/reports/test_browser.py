@@ -14,7 +14,7 @@ from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE, TablePage
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.storage import write_verification
+from tasks.watch.storage import read_references, write_verification
 from tests.tasks.reports.made_up_runs import HOSTILE, TRIPLET
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -191,7 +191,7 @@ def test_verifications_of_rows_with_long_names_are_no_wider_than_the_window(tab:
     verification = Verification(name="paper/table1", started_at=datetime(2026, 11, 1, tzinfo=UTC), seconds=1, commit="c" * 40, rows=(row,))
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
     write_verification(project.state, verification)
-    write_history(project)
+    write_history(project, read_references(project))
     tab.goto((tmp_path / SITE / HISTORY).as_uri())
     tab.click("summary")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

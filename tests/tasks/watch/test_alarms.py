@@ -18,7 +18,7 @@ from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.history import write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.storage import read_verifications, write_reference, write_verification
+from tasks.watch.storage import read_references, read_verifications, write_reference, write_verification
 from tests.tasks.watch.conftest import reference
 from tests.webhook import webhook_receiver
 
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_named_with_what_to_do_and_the_next_verification_keeps
 def page(project: Project, verification: Verification) -> str:
     """Return the page after one more verification."""
     write_verification(project.state, verification)
-    write_history(project)
+    write_history(project, read_references(project))
     return (project.root / SITE / HISTORY).read_text()
 
 

@@ -11,7 +11,7 @@ from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
 from tasks.watch.history import MOST_RUNS, RowHistory, rows_of, write_history
 from tasks.watch.records import RowVerdict, Verdict, Verification
-from tasks.watch.storage import write_verification
+from tasks.watch.storage import read_references, write_verification
 from tasks.watch.summary import as_markdown
 
 FIRST = datetime(2026, 11, 1, 4, tzinfo=UTC)
@@ -90,5 +90,5 @@ def test_commands_in_reasons_are_code_on_the_page(tmp_path: Path) -> None:
     row = RowVerdict(row="synthetic/sgsl", seed=0, verdict=FAILED, reason="no <data>; run `dml data prepare synthetic`")
     project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/none.db")
     write_verification(project.state, Verification(name="synthetic", started_at=FIRST, seconds=1, commit="0" * 40, rows=(row,)))
-    write_history(project)
+    write_history(project, read_references(project))
     assert "<td>no &lt;data&gt;; run <code>dml data prepare synthetic</code></td>" in (tmp_path / SITE / HISTORY).read_text()

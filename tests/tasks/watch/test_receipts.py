@@ -277,7 +277,7 @@ def test_a_bad_receipt_of_others_is_listed_with_its_problem_and_stops_nothing(tm
     assert results["f.json"] == "2 runs of own/good have seed 0, as after a merge that kept both; keep one of them"
     assert results["g.json"] == "10 runs accepted here, no reproduction"
     write_reference(project, accepted)
-    write_history(project)
+    write_history(project, read_references(project))
     assert "10 identical" in (tmp_path / SITE / HISTORY).read_text()
     reference_path(project, "own").write_text("[" * 200_000)
     with pytest.raises(StoreError, match="damaged; restore it with git"):
@@ -343,7 +343,7 @@ def test_the_page_lists_receipts_of_others_with_their_result_and_signer(accepted
     assert "<td>damaged.json</td>" in page
     assert "not counted: altered or damaged" in page
     (folder / SIGNERS).write_text(signers.read_text())
-    write_history(accepted)
+    write_history(accepted, read_references(accepted))
     page = (accepted.root / SITE / HISTORY).read_text()
     assert f"<td>{PERSON}</td>" in page
     assert "10 identical" in page

@@ -180,6 +180,32 @@ def test_a_finished_run_that_is_trained_again_meanwhile_costs_no_verdict(project
     assert row.evidence is not None
 
 
+def test_a_nights_file_has_the_losses_that_are_judged_and_its_rows_can_be_accepted(
+    accepted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a million steps has fourteen megabytes of losses, in every night."""
+
+    def written() -> int:
+        (row,) = read_verifications(accepted.state)[-1].rows
+        assert row.evidence is not None
+        return len(row.evidence.losses)
+
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    with monkeypatch.context() as patch:
+        slightly_other_numbers(patch)
+        assert verified(accepted).verdict is Verdict.WITHIN_BAND
+        assert written() == 2 * STEPS
+    verified(accepted)
+    reference, _ = accept(accepted, "own", "again", (), say)
+    assert (written(), {len(one.losses) for one in reference.evidence}) == (2 * STEPS, {EPOCHS * STEPS})
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    with monkeypatch.context() as patch:
+        slightly_other_numbers(patch)
+        assert verified(accepted).verdict is Verdict.WITHIN_BAND, "of another environment again"
+    with pytest.raises(ConfigError, match="the finished runs are not what the verification trained"):
+        accept(accepted, "own", "again", (), say)
+
+
 def test_rows_that_are_accepted_at_once_are_all_kept(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = read_reference(accepted, "own")
     assert reference is not None
