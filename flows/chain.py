@@ -22,7 +22,7 @@ from dml_core.errors import DataError, DmlError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Add, Failure, Outcome
-from flows.reuse.planned import PlannedStep, plan_run
+from flows.reuse.planned import PlannedStep, RunSteps, plan_runs
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, Services
@@ -64,15 +64,17 @@ class Chain:
     """One run's submitted steps; each starts when the previous one is done.
 
     A smoke run always runs again, since it tests whether the chain runs now.
+
+    Args:
+        planned: its steps, and which of them are finished.
     """
 
-    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services) -> None:
-        self.spec = spec
+    def __init__(self, planned: RunSteps, dataset: DatasetRecord, services: Services) -> None:
+        spec = self.spec = planned.spec
         self._digest = dataset.digest
         self._services = services
         self._force = services.force or spec.is_smoke
         self._locks: dict[str, StepLock] = {}
-        planned = plan_run(spec, dataset, services.project.state, services.store, services.code, self._force, services.submitted)
         self.must_train = planned.train.record is None and planned.train.of.identity not in services.submitted
         self.network_key = f"train/{planned.train.of.identity}"
         self._older_code, self._published_id = planned.older_code, planned.published_id
@@ -140,9 +142,18 @@ def run_chains(
         ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
     """
     prepare_machine(runs_to_train(runs, prepared, services), services.scale, services.display.say)
-    chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
+    chains = submit_chains(runs, prepared, services)
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services, add)
+
+
+def submit_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[Chain]:
+    """Submit and return the chain of every run. Untrained runs come first: the workers have them while files of the others are compared."""
+    order = sorted(range(len(runs)), key=lambda number: _is_trained(runs[number], prepared[runs[number].dataset], services))
+    state, store = services.project.state, services.store
+    planned = plan_runs([runs[number] for number in order], prepared, state, store, services.code, services.force, services.submitted)
+    chains = {number: Chain(steps, prepared[steps.spec.dataset], services) for number, steps in zip(order, planned, strict=True)}
+    return [chains[number] for number in range(len(runs))]
 
 
 def finish(chains: Sequence[Chain], services: Services, add: Add = lambda *_: None) -> tuple[list[Outcome], list[Failure]]:

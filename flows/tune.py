@@ -18,7 +18,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, TrainingError, first_line
 from dml_core.training.history import HISTORY_FILE
-from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train
+from flows.chain import STEPS_AT_ONCE, Chain, prepare, runs_to_train, submit_chains
 from flows.outcomes import Outcome
 from flows.reports import artifact_key
 from flows.reuse.planned import finished_record
@@ -198,9 +198,10 @@ class Scores:
         runs = [spec for of_trial in runs_of.values() for spec in of_trial]
         finished = {spec.variant: self._finished(spec) for spec in runs}
         missing = [spec for spec in runs if finished[spec.variant] is None]
-        to_train = runs_to_train(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
+        prepared = {spec.dataset: self._dataset for spec in missing}
+        to_train = runs_to_train(missing, prepared, self._services)
         prepare_machine(to_train, self._services.scale, self._services.display.say)
-        chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
+        chains = {chain.spec.variant: chain for chain in submit_chains(missing, prepared, self._services)}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
         results = finished | {variant: self._wait(chain) for variant, chain in chains.items()}

@@ -2,11 +2,14 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tasks.environment import finished_records
@@ -15,9 +18,10 @@ from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, publish
 from tasks.runs.records import DatasetRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
 from tasks.sealed import or_set_aside
-from tasks.storage import Store
+from tasks.storage import HEADS_AT_ONCE, READS_AT_ONCE, Store
 from tasks.tracking.published import CurrentRuns
 
+PLANNED_AT_ONCE = READS_AT_ONCE // HEADS_AT_ONCE  # runs whose files are compared: as many as a bucket's client has connections for
 logger = logging.getLogger(__name__)
 
 
@@ -112,6 +116,33 @@ def plan_run(
     trained = plan("train", train_step(spec, dataset))
     embedded = plan("embed", embed_step(spec, trained.of.identity), trained)
     return RunSteps(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded))
+
+
+def plan_runs(
+    runs: Sequence[RunSpec],
+    prepared: Mapping[str, DatasetRecord],
+    state: Path,
+    store: Store,
+    code: Code = "strict",
+    force: bool = False,
+    known: Mapping[str, Any] = {},
+) -> Iterator[RunSteps]:
+    """Yield the steps of each run in order (`plan_run`), while those of the next runs are compared; what several runs share, once.
+
+    Raises:
+        NewerFormatError: as `plan_run`.
+    """
+    compared, turns = dict(known), dict[str, Lock]()
+
+    def plan(inside: Context, spec: RunSpec) -> RunSteps:
+        dataset = prepared[spec.dataset]
+        with turns.setdefault(train_step(spec, dataset).identity, Lock()):
+            steps = inside.run(plan_run, spec, dataset, state, store, code, force or spec.is_smoke, compared)
+            compared.update({step.of.identity: step.record for step in steps.steps})
+            return steps
+
+    with ThreadPoolExecutor(PLANNED_AT_ONCE) as pool:
+        yield from pool.map(plan, [copy_context() for _ in runs], runs)  # the contexts: of the flow, for its log
 
 
 def finished_record(

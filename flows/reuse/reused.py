@@ -4,18 +4,17 @@ With a Prefect server the flow runs all the same, because its pages list every f
 """
 
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from typing import Any
+from contextlib import closing
 
 from dml_core.errors import DataError
 from flows.backends import Backends
 from flows.outcomes import Outcome
 from flows.reports import Report, write_reports
-from flows.reuse.planned import plan_run
+from flows.reuse.planned import plan_runs
 from flows.reuse.written_reports import record_reports, written_reports
-from tasks.data import unchanged_dataset
-from tasks.environment import Project, prefect_server
-from tasks.runs.records import DatasetRecord
+from tasks.data import read_dataset, unchanged_dataset
+from tasks.environment import Project, finished_records, prefect_server
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import Params, RunSpec
 
 
@@ -48,23 +47,27 @@ def reused_run(project: Project, run: RunSpec) -> Outcome | None:
 
 
 def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | None:
-    """Return the outcomes of runs, or None at the first that is not finished and published, or whose dataset may have changed."""
-    if prefect_server() is not None:
+    """Return the outcomes of runs, or None if one is not finished and published, or its dataset may have changed.
+
+    That all have scores comes first: the files of finished runs take minutes to compare.
+    """
+    if prefect_server() is not None or any(spec.is_smoke for spec in runs):
         return None
-    project, store = backends.project, backends.store
-    datasets: dict[str, DatasetRecord | None] = {}
-    known: dict[str, Any] = {}
-    outcomes = []
-    for spec in runs:
-        if spec.dataset not in datasets:
-            with suppress(DataError):  # the flow reports it
-                datasets[spec.dataset] = None if spec.is_smoke else unchanged_dataset(project, spec.dataset)
-        if (dataset := datasets.get(spec.dataset)) is None:
+    project, store, records = backends.project, backends.store, finished_records()
+    datasets = dict.fromkeys(spec.dataset for spec in runs)
+    try:
+        there = {name: read_dataset(project, name) for name in datasets}
+        if not all((records / step_identities(spec, there[spec.dataset])["evaluate"]).is_file() for spec in runs):
             return None
-        planned = plan_run(spec, dataset, project.state, store, known=known)
+        prepared = {name: record for name in datasets if (record := unchanged_dataset(project, name)) is not None}
+    except DataError:  # the flow reports it
+        return None
+    if len(prepared) < len(datasets):
+        return None
+    outcomes = []
+    for spec, planned in zip(runs, plan_runs(runs, prepared, project.state, store), strict=True):
         if planned.records is None or not planned.is_in(backends.published(spec), store):
             return None
-        known |= {step.of.identity: step.record for step in planned.steps}
         ran = dict.fromkeys(("train", "embed", "evaluate"), False)
-        outcomes.append(Outcome.of(spec, planned.records, ran, True, store, dataset.digest))
+        outcomes.append(Outcome.of(spec, planned.records, ran, True, store, prepared[spec.dataset].digest))
     return outcomes

@@ -37,10 +37,10 @@ from dml_core.data.store.info import read_info
 from dml_core.errors import ConfigError, DataError, DmlError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
-from flows.chain import STEPS_AT_ONCE, Chain
+from flows.chain import STEPS_AT_ONCE, submit_chains
 from flows.local_database import copy_empty_database
 from flows.outcomes import Outcome
-from flows.reuse.planned import RunSteps, plan_run
+from flows.reuse.planned import RunSteps, plan_run, plan_runs
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.services import WORKERS_LIMIT, Services, ensure_limit, slots
 from tasks.environment import Project
@@ -49,7 +49,7 @@ from tasks.runs import identity
 from tasks.runs.costs import Cost, Meter, _Journal, journal_file
 from tasks.runs.finished import Code, finished_scores
 from tasks.runs.identity import step_identities, train_step
-from tasks.runs.records import FIGURES_FOLDER, DatasetRecord
+from tasks.runs.records import FIGURES_FOLDER, DatasetRecord, StepRecord
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.scores import drawing
 from tasks.scores.earlier_figures import EarlierFigures
@@ -167,8 +167,7 @@ class Place:
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:
-            steps = Chain(SPEC, self.dataset, self.services)
-            return steps.wait()
+            return submit_chains([SPEC], {"d": self.dataset}, self.services)[0].wait()
 
         with records_in(self.state / "kept"), closing(self.services.meter):
             return chain()
@@ -306,6 +305,50 @@ def test_an_untouched_run_is_reused_whole(place: Place, undisturbed: Place) -> N
     assert place.files() == undisturbed.files()
 
 
+def test_a_run_begins_to_train_before_the_files_of_finished_runs_are_compared(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of finished runs that takes minutes. The outcomes stay in the order of the runs."""
+    begun = threading.Event()
+
+    def begin(*_: Any) -> dict[str, object]:
+        begun.set()
+        raise DmlError("begun")
+
+    def compare(record: StepRecord) -> list[str]:
+        assert begun.wait(60), "the workers wait"
+        return compared(record)
+
+    compared = place.store.changed_files
+    monkeypatch.setattr(place.store, "changed_files", compare)
+    place.workers.run = begin  # type: ignore[method-assign]
+    specs = [SPEC, SPEC.model_copy(update={"seed": 1})]
+
+    @flow(task_runner=STEPS_AT_ONCE)
+    def both() -> list[Outcome | Exception]:
+        return [chain.wait() for chain in submit_chains(specs, {"d": place.dataset}, place.services)]
+
+    with records_in(place.state / "kept"):
+        finished, begun_anew = both()
+    assert isinstance(finished, Outcome)
+    assert finished.ran == dict.fromkeys(STEPS, False)
+    assert str(begun_anew) == "begun"
+
+
+def test_what_runs_share_is_compared_once_and_its_damage_reported_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compared: list[str] = []
+    compare = place.store.changed_files
+    monkeypatch.setattr(place.store, "changed_files", lambda record: compared.append(record.step) or compare(record))
+    for damaged in (False, True):
+        if damaged:
+            flip(place.state / "store/train" / place.train_id / "checkpoint.pt")
+        with records_in(place.state / "kept"):
+            runs = list(plan_runs([SPEC] * 8, {"d": place.dataset}, place.state, place.store))
+        assert [run.records is None for run in runs] == [damaged] * 8
+    assert compared == [*STEPS, *STEPS]
+    assert caplog.text.count("checkpoint.pt changed or missing") == 1
+
+
 def test_mlflow_hears_of_a_run_whose_step_failed(place: Place) -> None:
     failed: list[tuple[str, str]] = []
     place.services.tracker.end_failed = lambda *run: failed.append(run)
@@ -407,7 +450,7 @@ def test_what_a_network_trained_to_other_bits_gives_is_made_again(place: Place, 
 
 def _collected(place: Place) -> object:
     environment = environment_here("a commit", ScaleSpec())
-    return evidence.collect(SPEC, place.dataset, place.store, place.state / "kept", environment)
+    return evidence.collect(SPEC, place.dataset, place.store, place.state / "kept", environment, str)
 
 
 SHOWN: dict[str, Callable[[Place], object]] = {
@@ -569,7 +612,7 @@ def test_scores_that_change_before_they_are_read_are_the_failure_of_their_run_an
 
     @flow(task_runner=STEPS_AT_ONCE)
     def changed() -> Outcome | Exception:
-        chain = Chain(SPEC, place.dataset, place.services)
+        (chain,) = submit_chains([SPEC], {"d": place.dataset}, place.services)
         metrics = next((place.state / "store/evaluate").rglob("metrics.json"))
         metrics.write_text(metrics.read_text().replace("0.", "0.9", 1))
         return chain.wait()
@@ -586,7 +629,7 @@ def test_two_flows_at_once_train_once_and_both_have_the_scores(undisturbed: Plac
 
     @flow(task_runner=STEPS_AT_ONCE)
     def both() -> list[Outcome | Exception]:
-        chains = [Chain(SPEC, place.dataset, place.services) for place in places]
+        chains = [submit_chains([SPEC], {"d": place.dataset}, place.services)[0] for place in places]
         assert [chain.must_train for chain in chains] == [True, True]
         return [chain.wait() for chain in chains]
 
@@ -605,7 +648,7 @@ def test_two_rows_of_one_flow_that_are_the_same_run_train_once(place: Place) -> 
 
     @flow(task_runner=STEPS_AT_ONCE)
     def both() -> list[Outcome | Exception]:
-        chains = [Chain(SPEC, place.dataset, place.services) for _ in range(2)]
+        chains = submit_chains([SPEC] * 2, {"d": place.dataset}, place.services)
         assert [chain.must_train for chain in chains] == [True, False]
         return [chain.wait() for chain in chains]
 
@@ -686,7 +729,8 @@ def test_with_a_server_the_first_embedding_waits_for_no_training_that_has_not_be
 
     @flow(task_runner=STEPS_AT_ONCE)
     def four() -> list[Outcome | Exception]:
-        chains = [Chain(SPEC.model_copy(update={"seed": seed}), place.dataset, place.services) for seed in range(4)]
+        specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(4)]
+        chains = submit_chains(specs, {"d": place.dataset}, place.services)
         return [chain.wait() for chain in chains]
 
     with records_in(tmp_path / "kept"):
@@ -712,7 +756,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
 
     @flow(task_runner=STEPS_AT_ONCE)
     def all_runs() -> list[str]:
-        chains = [Chain(spec, place.dataset, place.services) for spec in specs]
+        chains = submit_chains(specs, {"d": place.dataset}, place.services)
         return [str(chain.wait()) for chain in chains]
 
     with records_in(tmp_path / "kept"):
