@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dml_core.errors import printable
+from flows.cli.session import print_lines
 
 PROSE_WIDTH = 20  # characters to which a column of prose shrinks before another column is omitted
 NARROW_PROSE_WIDTH = 10  # characters to which it shrinks before other values fold
@@ -82,14 +83,14 @@ def _literal(value: str | Text) -> Text:
 def print_page(page: str) -> None:
     """Print a Markdown page; on a terminal its tables are fitted to the width."""
     if terminal_width() is None:
-        print(page)
+        print_lines(*page.split("\n"))
         return
     for is_table, lines in groupby(page.splitlines(), key=lambda line: line.startswith("|")):
         if is_table:
             header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
             _print_markdown_table(header, rows)
         else:
-            print("\n".join(lines))
+            print_lines(*lines)
     print()
 
 

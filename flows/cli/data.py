@@ -13,12 +13,12 @@ from rich.progress import Progress
 from dml_core.data.registry import DATASETS, published_dataset
 from dml_core.data.store.info import INFO_FILE
 from dml_core.data.store.rows import Counts, Role
-from dml_core.errors import DataError, printable
+from dml_core.errors import DataError
 from flows.cli.app import examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import check_file
 from flows.cli.plan import time_of
-from flows.cli.session import open_project
+from flows.cli.session import open_project, print_lines
 from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset, write_findings
 from tasks.environment import Project
 from tasks.own_images.add import add_images, views_of
@@ -53,8 +53,8 @@ def data_list() -> None:
                 state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
             else:
                 state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
-        print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
-    print(f"readers: {', '.join(DATASETS)}")
+        print_lines(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
+    print_lines(f"readers: {', '.join(DATASETS)}")
 
 
 @data_app.command("add", epilog=examples("dml data add birds images", "dml data add cub200 CUB_200_2011.tgz"))
@@ -89,8 +89,8 @@ def data_add(
         if backbone is not None:
             raise typer.BadParameter(f"'{name}' is a published dataset; its tables name their backbones", param_hint="--backbone")
         published = add_published(project, name, path, part)
-        print(f"{published.diff}\n\n{name}: {_images_of(published.counts)}; raw files in {published.spec.raw}; {ADDED}")
-        print(f"next: dml data check {name}")
+        print_lines(*published.diff.split("\n"), "", f"{name}: {_images_of(published.counts)}; raw files in {published.spec.raw}; {ADDED}")
+        print_lines(f"next: dml data check {name}")
         return
     if part:
         why = "cannot be combined with --reader" if published_dataset(name) else f"'{name}' is not a published dataset"
@@ -102,9 +102,9 @@ def data_add(
         pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress, pretrained)
-    print(f"{added.diff}\n\n{name}: {_images_of(added.counts)}; {ADDED}")
+    print_lines(*added.diff.split("\n"), "", f"{name}: {_images_of(added.counts)}; {ADDED}")
     for note in added.notes:
-        print(f"note: {note.what}: {counted(note.num_found, 'file')} ({printable(', '.join(_examples(note)))})")
+        print_lines(f"note: {note.what}: {counted(note.num_found, 'file')} ({', '.join(_examples(note))})")
     _print_next(project, name, added.counts)
 
 
@@ -119,7 +119,7 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
     params = load_params(project.params_file)
     searched = counts["gallery"].num_images if "gallery" in counts else counts["test"].num_images - 1
     if params.evaluation.role == "test" and params.evaluation.recall_at[-1] > searched:
-        print(
+        print_lines(
             f"note: a test image is compared with {searched}, fewer than {params.evaluation.recall_at[-1]}, the largest of "
             "evaluation.recall_at in params.yaml: lower that first, or add images"
         )
@@ -134,8 +134,8 @@ def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> No
     times = comparison_times([selected for selected, _ in comparisons.values()], images, params.scale)
     for (title, (selected, options)), estimate in zip(comparisons.items(), times, strict=True):
         num_variants, num_seeds = len({run.variant for run in selected}), len({run.seed for run in selected})
-        print(f"next: {title}, {num_variants} variants with {counted(num_seeds, 'seed')}, {time_of(estimate)} on this machine:")
-        print(f"  dml reproduce --dataset {name}{options}")
+        print_lines(f"next: {title}, {num_variants} variants with {counted(num_seeds, 'seed')}, {time_of(estimate)} on this machine:")
+        print_lines(f"  dml reproduce --dataset {name}{options}")
 
 
 def _images_of(counts: Mapping[str, Counts]) -> str:
@@ -150,7 +150,7 @@ def data_fetch(name: DatasetName) -> None:
     """
     with _working_on(name, "fetching") as (project, spec, progress):
         raw = fetch_raw(project, spec, progress)
-    print(f"{name}: raw files are in {raw}")
+    print_lines(f"{name}: raw files are in {raw}")
 
 
 @data_app.command("check", epilog=examples("dml data check synthetic"))
@@ -170,7 +170,7 @@ def data_check(name: DatasetName) -> None:
     findings = [*report.violations, *report.notes]
     listed = write_findings(project, name, findings)  # always: it would keep what has been repaired
     if any(len(finding.examples) > MAX_EXAMPLES for finding in findings):
-        print(f"all of them: {listed}")
+        print_lines(f"all of them: {listed}")
     if report.violations:
         raise DataError(f"{name}: {counted(len(report.violations), 'kind')} of violation, see the table; fix the raw files in {spec.raw}")
 
@@ -203,7 +203,7 @@ def data_prepare(name: DatasetName) -> None:
     """
     with _working_on(name, "packing") as (project, spec, progress):
         record = prepare_dataset(project, name, spec, progress)
-    print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
+    print_lines(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
 
 
 @data_app.command("show", epilog=examples("dml data show synthetic --role test -o sheet.png"))
@@ -221,7 +221,7 @@ def data_show(
     check_file(output)
     project = open_project()
     dataset_spec(load_params(project.params_file), name)  # raises a clear error if params.yaml lacks the name
-    print(show_dataset(project, name, role, classes, samples, output))
+    print_lines(show_dataset(project, name, role, classes, samples, output))
 
 
 @contextmanager

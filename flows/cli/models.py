@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, printable
+from dml_core.errors import ConfigError
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import check_folder, embeddings_place
-from flows.cli.session import open_model, open_project, say, say_boxes
+from flows.cli.session import open_model, open_project, print_lines, say, say_boxes
 from tasks.environment import ray_cluster
 from tasks.models.sources import find_images
 from tasks.runs.best import VALIDATION
@@ -65,9 +65,9 @@ def list_(
         older.setdefault(model.older_code, []).append(model.run)
     for files, runs in older.items():
         if files:
-            print(f"{', '.join(runs)}: {made_by_older_code(files)}")
+            print_lines(f"{', '.join(runs)}: {made_by_older_code(files)}")
     for dataset, line in best.items():
-        print(f"{dataset}: {line}")
+        print_lines(f"{dataset}: {line}")
     if project.is_tracked and not is_table:
         _print_registry(project.tracking_uri, name)
 
@@ -105,7 +105,7 @@ def promote(
     from tasks.models.promotion import promote as promote_run
 
     promotion = promote_run(project, run, alias, reason)
-    print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.reason}")
+    print_lines(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.reason}")
 
 
 @models_app.command(epilog=examples("dml models export synthetic/softtriple --format onnx -o exported"))
@@ -125,12 +125,12 @@ def export(
     from tasks.models.export import export as export_run
 
     graph = export_run(project, run, graph_format, precision, output)
-    print(
-        f"{output}: {graph.format} {graph.precision} of {printable(graph.run)}\n"
+    print_lines(
+        f"{output}: {graph.format} {graph.precision} of {graph.run}",
         f"Recall@1 {100 * graph.recall_at_1:.2f} % (the run: {100 * graph.recall_at_1_of_run:.2f} %) "
-        f"on {graph.num_images} test images; embeddings differ by up to {graph.largest_difference:.1e}\n"
+        f"on {graph.num_images} test images; embeddings differ by up to {graph.largest_difference:.1e}",
         f"{graph.num_bytes / 1e6:.2f} MB (the run's weights: {graph.num_bytes_of_run / 1e6:.2f} MB); "
-        f"{graph.milliseconds:.2f} ms per image on this machine (the run's network: {graph.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
+        f"{graph.milliseconds:.2f} ms per image on this machine (the run's network: {graph.milliseconds_of_run:.2f} ms); {MEASURED_FILE}",
     )
 
 
@@ -171,9 +171,9 @@ def embed(
 
     embedded = embed_to(network, images, place, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
-    by = printable(network.title) or network.identity
-    print(f"{place}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {by}{reused}")
+    by = network.title or network.identity
+    print_lines(f"{place}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {by}{reused}")
     if embedded.bad:
-        print(f"skipped: {counted(len(embedded.bad), 'bad image')}")
+        print_lines(f"skipped: {counted(len(embedded.bad), 'bad image')}")
         for name, why in embedded.bad:
-            print(f"  {printable(f'{name}: {why}')}")
+            print_lines(f"  {name}: {why}")

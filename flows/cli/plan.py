@@ -10,7 +10,7 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
-from flows.cli.session import open_project, say
+from flows.cli.session import open_project, print_lines, say
 from tasks.environment import ray_cluster, shown
 from tasks.wording import counted, duration, significant
 
@@ -85,7 +85,7 @@ def plan(
     notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
     of_needs = (f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}" for need in needs)
     for line in [*notes, *resources.lines(), *of_needs]:
-        print(line)
+        print_lines(line)
 
 
 def _print_plans(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Prices | None") -> None:
@@ -95,15 +95,15 @@ def _print_plans(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Pr
         (_print_runs if len(runs) <= MANY_RUNS else _print_tables)(plans)
     for plan in plans:
         for why in plan.left_out:
-            print(f"{plan.name}: omitted: {why}")
+            print_lines(f"{plan.name}: omitted: {why}")
     num_to_train = sum(run.trains for run in runs)
-    print(
+    print_lines(
         f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}"
         if runs
         else NOTHING[any(plan.left_out for plan in plans)]
     )
     if estimate.cost is not None and num_to_train:
-        print(_cost_line(estimate.cost, prices))
+        print_lines(_cost_line(estimate.cost, prices))
 
 
 def time_of(estimate: "Estimate") -> str:

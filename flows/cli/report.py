@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.options import PriceFile, SameOverrides, check_folder
-from flows.cli.session import open_project, say
+from flows.cli.session import open_project, print_lines, say
 from tasks.runs.specs import changes_results, load_params
 from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted
@@ -36,8 +36,8 @@ def report(
     names = chosen_tables(tables) if tables else table_names()
     pages = write_site(project, load_params(project.params_file), names, output, read_prices(prices) if prices else None)
     for page in pages if tables else ():
-        print(page.html)
-    print(f"{counted(len(pages), 'page')}; index: {(output or project.root / SITE) / INDEX}")
+        print_lines(page.html)
+    print_lines(f"{counted(len(pages), 'page')}; index: {(output or project.root / SITE) / INDEX}")
 
 
 @app.command(epilog=examples("dml look synthetic", "dml look synthetic/softtriple/0 -o pages"))
@@ -75,6 +75,6 @@ def look(
     page = write_look(project, selection, params.comparison.reference, folder, map_by, say)
     for variant in selection.missing:
         say(f"note: {variant} is not shown: no finished run with seed {selection.seed}")
-    print(page)
+    print_lines(page)
     if open_page and not webbrowser.open(page.absolute().as_uri()):
         say("note: no browser was found to open it")

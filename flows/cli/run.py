@@ -10,7 +10,7 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.columns import print_page
 from flows.cli.options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
-from flows.cli.session import PrefectStart, open_project, say
+from flows.cli.session import PrefectStart, open_project, print_lines, say
 from tasks.wording import counted
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def reproduce(
     prefect = PrefectStart(project)
     params, runs = _check("reproduce", project, request, prefect)
     if not runs:
-        print("nothing to run: all runs were imported; show them with: dml tables show TABLE")
+        print_lines("nothing to run: all runs were imported; show them with: dml tables show TABLE")
     else:
         _run(request, project, params, runs, prefect)
 
@@ -147,11 +147,11 @@ def _print_outcome(outcome: "Outcome", project: "Project") -> None:
     from tasks.runs.finished import made_by_older_code
 
     for step, did_run in outcome.ran.items():
-        print(f"{step}: {'ran' if did_run else 'reused'}")
+        print_lines(f"{step}: {'ran' if did_run else 'reused'}")
     for name, value in outcome.scores.metrics.items():
-        print(f"{name:>30}  {value:.4f}")
+        print_lines(f"{name:>30}  {value:.4f}")
     if outcome.older_code:
-        print(made_by_older_code(outcome.older_code))
+        print_lines(made_by_older_code(outcome.older_code))
     _print_places(outcome)
     _print_mlflow(project, num_waiting=int(not outcome.delivered))
 
@@ -172,14 +172,14 @@ def _print_reports(reports: Sequence["Report"], project: "Project") -> None:
     """Print the report of a single table, or one line for each of several; of the standing comparison, the report of each dataset."""
     for report in reports:
         if len(reports) > 1 and not report.best_line:
-            print(report.line)
+            print_lines(report.line)
             continue
         links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files next to the report
         print_page(links.sub("", report.page).rstrip() + "\n")
-        print(f"steps run: {_counts(report, did_run=True)}; reused: {_counts(report, did_run=False)}")
-        print(f"report: {report.path}")
+        print_lines(f"steps run: {_counts(report, did_run=True)}; reused: {_counts(report, did_run=False)}")
+        print_lines(f"report: {report.path}")
         if report.best_line:
-            print(report.best_line)
+            print_lines(report.best_line)
         if report.best is not None:
             _print_places(report.best)
     if reports:
@@ -187,18 +187,18 @@ def _print_reports(reports: Sequence["Report"], project: "Project") -> None:
 
 
 def _print_places(outcome: "Outcome") -> None:
-    print(f"  network: {outcome.network}")
-    print(f"  scores and figures: {outcome.figures}")
+    print_lines(f"  network: {outcome.network}")
+    print_lines(f"  scores and figures: {outcome.figures}")
 
 
 def _print_mlflow(project: "Project", num_waiting: int) -> None:
     from tasks.environment import shown
 
     if num_waiting:
-        print(f"{counted(num_waiting, 'record')} wait{'s' if num_waiting == 1 else ''} for MLflow; to deliver: dml sync")
+        print_lines(f"{counted(num_waiting, 'record')} wait{'s' if num_waiting == 1 else ''} for MLflow; to deliver: dml sync")
     uri = shown(project.tracking_uri)
     where = uri if uri.startswith("http") else "run `dml ui`"
-    print(f"runs, curves, galleries and models in MLflow: {where}")
+    print_lines(f"runs, curves, galleries and models in MLflow: {where}")
 
 
 def _counts(report: "Report", did_run: bool) -> str:

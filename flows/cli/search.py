@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, DmlError, printable
+from dml_core.errors import ConfigError, DmlError
 from dml_core.index.index import Index
 from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, check_names, remove_items
 from flows.cli.app import FirstByDefault, app, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, check_file, check_folder
-from flows.cli.session import open_model, say, say_boxes
+from flows.cli.session import open_model, print_lines, say, say_boxes
 from tasks.files import check_output, write_output
 from tasks.models.sources import Images as Found
 from tasks.models.sources import find_images
@@ -245,16 +245,16 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
 def _print_index(index: Index) -> None:
     from tasks.models.searching import describe
 
-    print(f"{printable(str(index.folder))}: {index.nbytes / 2**20:,.1f} MiB")
+    print_lines(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
     for line in describe(index):
-        print(f"  {printable(line)}")
+        print_lines(f"  {line}")
 
 
 def _print_answers(index: Index, answers: "list[Answer]") -> None:
     from tasks.models.searching import kind_line
 
     for answer in answers:
-        print(f"{printable(answer.name)}:")
+        print_lines(f"{answer.name}:")
         is_cosine = index.metric == "cosine"
         print_table(
             Column("rank", [str(hit.rank) for hit in answer.hits]),
@@ -265,4 +265,4 @@ def _print_answers(index: Index, answers: "list[Answer]") -> None:
             Column("class", [hit.item.class_name or "" for hit in answer.hits], wraps=True),
             Column("name", [hit.item.name for hit in answer.hits], wraps=True),
         )
-    print(kind_line(index))
+    print_lines(kind_line(index))

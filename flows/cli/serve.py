@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dml_core.errors import ConfigError, printable
+from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app, examples
 from flows.cli.search import open_index_model
-from flows.cli.session import open_model, open_project, say
+from flows.cli.session import open_model, open_project, print_lines, say
 from tasks.start_times import StartTimes
 
 TOKEN = "DML_SERVE_TOKEN"
@@ -39,13 +39,13 @@ def serve(
     state = open_project().state  # sets the environment that libraries read when they are imported
     kind = "the service" if replicas in (None, 1) else f"the service with {replicas} replicas"
     starts = StartTimes(state, say)
-    print(f"opening {what}{starts.about(kind)}", flush=True)
+    print_lines(f"opening {what}{starts.about(kind)}", flush=True)
     with ExitStack() as start:
         start.enter_context(starts.timed(kind))
 
         def report(address: str) -> None:
             start.close()
-            print(f"listening at {address}; end with Ctrl-C", flush=True)
+            print_lines(f"listening at {address}; end with Ctrl-C", flush=True)
 
         from tasks.serving.service import needs_ray, run_service
 
@@ -53,9 +53,7 @@ def serve(
         index = Index.open(Path(what)) if model is not None or (Path(what) / INFO_FILE).is_file() else None
         folder, network = open_model(what, device) if index is None else open_index_model(index, model, device)
         about = f"an index of {index.num_items:,} images" if index is not None else "embeddings only, no index"
-        print(
-            f"{printable(network.title) or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True
-        )
+        print_lines(f"{network.title or folder}: {about}{'; starting Ray and the replicas' if needs_ray(replicas) else ''}", flush=True)
         if network.description.transform.crop_to_box:
             say("note: the network was trained on the contents of boxes, which requests cannot name; their images are embedded whole")
         run_service(

@@ -92,6 +92,11 @@ def say_boxes(network: "TrainedModel", images: "Images") -> None:
         say("note: the boxes of the list are not used; the network embeds whole images")
 
 
+def print_lines(*lines: object, flush: bool = False) -> None:
+    """Print lines on standard output, with control characters escaped, which texts of files, servers and other people may have."""
+    print(*(printable(str(line)) for line in lines), sep="\n", flush=flush)
+
+
 def say(line: str) -> None:
     """Print a line on standard error at once."""
     print(printable(line), file=sys.stderr, flush=True)

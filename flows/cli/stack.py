@@ -12,7 +12,7 @@ import typer
 from dml_core.errors import ConfigError, StoreError
 from flows.cli.app import app, examples, new_group
 from flows.cli.columns import Column, print_table
-from flows.cli.session import check_code, open_project
+from flows.cli.session import check_code, open_project, print_lines
 from tasks.doctor import examine
 from tasks.environment import STACK_ENV, find_project, set_environment
 from tasks.gc import delete as delete_steps
@@ -45,7 +45,7 @@ def doctor() -> None:
     )
     for finding in findings:
         if finding.remedy:
-            print(f"{finding.what}: {finding.remedy}")
+            print_lines(f"{finding.what}: {finding.remedy}")
     wrong = [finding.what for finding in findings if finding.status == "wrong"]
     if wrong:
         raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see above for what to do")
@@ -72,11 +72,11 @@ def gc(
             title="dml gc",
         )
     recent = f" ({num_recent} of them only because of --days {days:g})" if num_recent else ""
-    print(f"{counted(len(steps), 'unused step')}; {num_kept} kept{recent}")
+    print_lines(f"{counted(len(steps), 'unused step')}; {num_kept} kept{recent}")
     if delete:
-        print(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
+        print_lines(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
     elif steps:
-        print(f"{sum(step.num_bytes for step in steps) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
+        print_lines(f"{sum(step.num_bytes for step in steps) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
 
 
 @stack_app.command(epilog=examples("dml stack up"))
@@ -101,12 +101,12 @@ def restart() -> None:
 
 def _start(start: Callable[[Callable[[str], None]], Stack]) -> None:
     begun = time.monotonic()
-    stack = start(lambda line: print(line, flush=True))
-    print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
+    stack = start(lambda line: print_lines(line, flush=True))
+    print_lines(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
-        print(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
-    print(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
-    print(LOGIN.format(stack.environment_file))
+        print_lines(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
+    print_lines(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
+    print_lines(LOGIN.format(stack.environment_file))
 
 
 @stack_app.command(epilog=examples("dml stack status"))
@@ -122,7 +122,7 @@ def status() -> None:
         Column("log", [str(server.log) for server in servers], wraps=True),
         title="dml stack",
     )
-    print(LOGIN.format(project.state / STACK_ENV))
+    print_lines(LOGIN.format(project.state / STACK_ENV))
     if any(server.state != "up" for server in servers):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 
@@ -145,4 +145,4 @@ def down() -> None:
     """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     num_killed = lifecycle.down(find_project())
     killed = f"; processes that had to be killed: {num_killed}" if num_killed else ""
-    print(f"the stack is down{killed}; dml uses your own settings again, or this machine's defaults")
+    print_lines(f"the stack is down{killed}; dml uses your own settings again, or this machine's defaults")

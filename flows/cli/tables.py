@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dml_core.errors import printable
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
 from flows.cli.options import AsJson, check_file
-from flows.cli.session import open_project
+from flows.cli.session import open_project, print_lines
 from tasks.wording import counted, duration
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _print_states(states: Sequence["TableState"]) -> None:
         *([Column("time of a seed", times, drop=2)] if any(times) else []),
         Column("title", [state.table.title for state in states], wraps=True),
     )
-    print("dml plan TABLE prints how to get what is missing, and the time; dml tables show TABLE prints values")
+    print_lines("dml plan TABLE prints how to get what is missing, and the time; dml tables show TABLE prints values")
 
 
 def _time(plan: "TablePlan") -> str:
@@ -140,7 +139,7 @@ def show(
         print(shown.model_dump_json(indent=1))
         return
     for line in conclusion_lines(shown):
-        print(line)
+        print_lines(line)
     page = f", page {shown.page}" if shown.page is not None else ""
     rows, values, *measured = ((title, list(map(Text.from_ansi, texts))) for title, *texts in zip(*lines(shown, TERMINAL), strict=True))
     others = [
@@ -148,10 +147,10 @@ def show(
         for place, (title, texts) in enumerate(measured)
     ]
     print_table(Column(*rows, wraps=True), Column(*values, wraps=True), *others, title=f"{name}{page}: {shown.title}")
-    print(f"The paper: {shown.states}" if shown.page is not None else shown.states)
+    print_lines(f"The paper: {shown.states}" if shown.page is not None else shown.states)
     unresolved = [f"{UNRESOLVED}: {line}" for line in shown.unresolved]
     for line in (*remark_lines(shown), *count_lines(shown), *claim_lines(shown), *unresolved, *shown.left_out):
-        print(f"- {printable(line)}")
+        print_lines(f"- {line}")
 
 
 @tables_app.command(epilog=examples("dml tables export project/glyphs -o glyphs.json"))
@@ -168,7 +167,7 @@ def export(
     from tasks.plans.results import export_result
 
     num_runs = len(export_result(project, name, output).runs)
-    print(f"{name}: {counted(num_runs, 'run')} in {output}; add them to another project with: dml tables import {output}")
+    print_lines(f"{name}: {counted(num_runs, 'run')} in {output}; add them to another project with: dml tables import {output}")
 
 
 @tables_app.command("import", epilog=examples("dml tables import glyphs.json", "dml tables import seeds-0-4.json seeds-5-9.json"))
@@ -184,4 +183,4 @@ def import_runs(files: Annotated[list[Path], typer.Argument(metavar="FILE", help
     from tasks.plans.results import import_result
 
     for path in files:
-        print(import_result(project, path))
+        print_lines(import_result(project, path))

@@ -14,12 +14,12 @@ import typer
 from rich.text import Text
 
 from dml_core.config import check_name, unknown_name
-from dml_core.errors import ConfigError, TrackingError, printable
+from dml_core.errors import ConfigError, TrackingError
 from dml_core.evaluation.statistics.comparing import BOLD, Comparison
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.options import SameOverrides
-from flows.cli.session import open_project, say
+from flows.cli.session import open_project, print_lines, say
 from tasks.environment import shown
 from tasks.runs.comparable import commonest, present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
@@ -63,7 +63,7 @@ def compare(
     today = standing_today(params, dataset, digest, override or ())
     runs, left_out = comparable_runs(dataset, published, today)
     for line in [*left_out, *older_code_lines(dataset, runs)]:
-        print(printable(line))
+        print_lines(line)
     if not runs and dataset not in params.comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(params.comparison.datasets))
     if not runs:
@@ -71,10 +71,10 @@ def compare(
         raise TrackingError(f"{title}: MLflow at {where} has no run with the current data and settings; run {command}")
     comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
-        print(printable(comparison.sentence))
+        print_lines(comparison.sentence)
     _print_comparison(title, comparison_rows(runs, comparison), comparison)
     if comparison is not None and comparison.limits is not None:
-        print(f"{BOLD} {comparison.limits}")
+        print_lines(f"{BOLD} {comparison.limits}")
 
 
 def _print_comparison(title: str, rows: Sequence[Sequence[str]], comparison: Comparison | None) -> None:
@@ -102,7 +102,7 @@ def sync() -> None:
         from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, open_store(project)).sync()
-    print(f"{counted(num_delivered, 'record')} delivered to {shown(project.tracking_uri)}")
+    print_lines(f"{counted(num_delivered, 'record')} delivered to {shown(project.tracking_uri)}")
 
 
 @app.command(epilog=examples("dml ui", "dml ui synthetic --port 5001"))
@@ -127,7 +127,7 @@ def ui(
         page = f"{shown(project.tracking_uri).rstrip('/')}/{link}"
         if port is not None:
             say("note: --port is not used: results are on an MLflow server, and nothing is started")
-        print(f"MLflow: {page}")
+        print_lines(f"MLflow: {page}")
         if has_browser:
             webbrowser.open(page)
         return
@@ -142,7 +142,7 @@ def ui(
     # Not as options: a database's address may have a password, and every user of the machine can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
     page = f"http://127.0.0.1:{port}/{link}"
-    print(f"starting the MLflow UI: {page}   (stop it with Ctrl-C)", flush=True)
+    print_lines(f"starting the MLflow UI: {page}   (stop it with Ctrl-C)", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     if has_browser and os.fork() == 0:  # the parent becomes the server
         _open_when_ready(page, port)

@@ -6,7 +6,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
-from flows.cli.session import PrefectStart, open_project, say
+from flows.cli.session import PrefectStart, open_project, print_lines, say
 
 if TYPE_CHECKING:
     from flows.tune import Tuned
@@ -63,10 +63,10 @@ def _print_tuned(tuned: "Tuned", params: "Params") -> None:
     search = tuned.search
     trial, pairs, score, settings = ((title, values) for title, *values in zip(*tuned.rows, strict=True))
     print_table(Column(*trial), Column(*pairs, drop=1), Column(*score), Column(*settings, wraps=True), title=search.title)
-    print(tuned.file.says)
-    print(tuned.place)
+    print_lines(tuned.file.says)
+    print_lines(tuned.place)
     if tuned.file.training:
-        print(f"run them: {_command(search, params)}")
+        print_lines(f"run them: {_command(search, params)}")
 
 
 def _command(search: "Search", params: "Params") -> str:

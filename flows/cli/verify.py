@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dml_core.errors import ConfigError, printable
+from dml_core.errors import ConfigError
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
 from flows.cli.options import AsJson, check_file
-from flows.cli.session import open_project, say
+from flows.cli.session import open_project, print_lines, say
 from tasks.wording import counted
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def accept(
 
     reference, path = run(project, name, why, row or (), say)
     rows = counted(len({evidence.row for evidence in reference.evidence}), "row")
-    print(f"{name}: accepted {rows}, {counted(len(reference.evidence), 'run')}, by {reference.who}")
-    print(f"commit it: git add {path.relative_to(project.root)}")
+    print_lines(f"{name}: accepted {rows}, {counted(len(reference.evidence), 'run')}, by {reference.who}")
+    print_lines(f"commit it: git add {path.relative_to(project.root)}")
 
 
 @app.command(name="receipt", epilog=examples("dml receipt synthetic -o synthetic.json --sign ~/.ssh/id_ed25519"))
@@ -124,7 +124,7 @@ def write_receipt(
     receipt = receipts.write_receipt(project, name, output, row or (), sign, say)
     rows = counted(len({evidence.row for evidence in receipt.evidence}), "row")
     signed = f", signed: {output}.sig" if sign is not None else ""
-    print(f"{output}: {rows}, {counted(len(receipt.evidence), 'run')}, by {receipt.who}{signed}")
+    print_lines(f"{output}: {rows}, {counted(len(receipt.evidence), 'run')}, by {receipt.who}{signed}")
 
 
 def _receipt(project: "Project", path: Path | None, signers: Path | None, names: Sequence[str]) -> "Receipt | None":
@@ -157,7 +157,7 @@ def _print(verified: "Verified") -> None:
 
     for verification in verified.verifications:
         reference = verified.references.get(verification.name)
-        print(printable(first_sentence(verification, reference)))
+        print_lines(first_sentence(verification, reference))
         if verification.rows:
             print_table(
                 Column("row", [row.row for row in verification.rows], wraps=True),
@@ -169,7 +169,6 @@ def _print(verified: "Verified") -> None:
             )
     changed = dict.fromkeys(line for one in verified.verifications for verdict in one.rows for line in verdict.changed)
     if changed:
-        print("differs from the accepted environment:")
-        print("\n".join(f"  {printable(line)}" for line in changed))
+        print_lines("differs from the accepted environment:", *(f"  {line}" for line in changed))
     if verified.folder is not None:
-        print(f"files of the runs: {verified.folder} (until the next verification)")
+        print_lines(f"files of the runs: {verified.folder} (until the next verification)")

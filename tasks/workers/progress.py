@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dml_core.errors import printable
 from dml_core.training import history
 from tasks.wording import duration
 
@@ -54,6 +55,7 @@ class ProgressDisplay:
 
     def say(self, text: str) -> None:
         """Print a permanent line above the bars."""
+        text = printable(text)
         self._console.print(text, markup=False, soft_wrap=True)
         logger.info("%s", text)
 

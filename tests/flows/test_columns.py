@@ -28,9 +28,11 @@ from tasks.doctor import Finding
 from tasks.models import listing, searching
 from tasks.plans.progress import Measured
 from tasks.runs.specs import load_params, variants_on
+from tasks.tables import view
 from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry
 from tasks.watch.records import RowVerdict, Verdict
+from tasks.workers.progress import ProgressDisplay
 from tests.conftest import ROOT
 from tests.flows import terminal
 from tests.tasks.reports.test_compare import published
@@ -434,6 +436,9 @@ def test_no_verb_prints_a_character_of_a_name_that_a_terminal_obeys(
     runs = tuple(published(variant, seed, recall_at_1=0.5) for variant in ("softmax", OBEYED) for seed in range(3))
     monkeypatch.setattr(tracking, "published_runs", lambda *_: [])
     monkeypatch.setattr(tracking, "comparable_runs", lambda *_: (runs, (OBEYED,)))
+    shown = view.shown_table
+    hostile = {"states": OBEYED, "conclusions": [OBEYED], "title": OBEYED, "unresolved": [OBEYED], "left_out": [OBEYED]}
+    monkeypatch.setattr(view, "shown_table", lambda *values, **others: shown(*values, **others).model_copy(update=hostile))
     for width in (None, 60):
         monkeypatch.setattr(columns, "terminal_width", lambda width=width: width)
         columns.print_table(Column("name", [OBEYED, Text(OBEYED, "bold"), "two\nlines"]), title=OBEYED)
@@ -441,11 +446,35 @@ def test_no_verb_prints_a_character_of_a_name_that_a_terminal_obeys(
         search._print_index(index)  # type: ignore[arg-type]
         verify._print(SimpleNamespace(verifications=[verification], references={}, folder=None))  # type: ignore[arg-type]
         tracking.compare()
+        tables.show("softtriple/table1", as_json=False)
+        columns.print_page(f"# {OBEYED}")
         session.say(OBEYED)
+        ProgressDisplay(Console(stderr=True)).say(OBEYED)
         printed = "".join(capsys.readouterr())
         assert len(printed) > 500
         assert {letter for letter in printed if not letter.isprintable()} <= {"\n", *("\x1b" if width else "")}
         assert set(re.findall("\x1b.{3}", printed)) <= {"\x1b[0m", "\x1b[1m", "\x1b[3m"}, "only the styles of rich"
+
+
+PRINTED_AS_IT_IS = {"json.dumps", "index.info.model_dump_json", "shown.model_dump_json"}
+
+
+def test_verbs_print_lines_by_the_one_helper_that_escapes_them() -> None:
+    """But for JSON, whose texts have no control characters, and what goes to standard error through helpers of its own."""
+    used = 0
+    for path in sorted((ROOT / "flows/cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else None
+            used += name == "print_lines"
+            if name != "print" or path.stem in ("app", "columns", "session"):
+                continue
+            assert isinstance(node, ast.Call)
+            (given,) = node.args
+            is_json = isinstance(given, ast.Call) and ast.unparse(given.func) in PRINTED_AS_IT_IS
+            assert is_json or any(word.arg == "file" for word in node.keywords) or ast.unparse(given) == "text", (
+                f"{path.stem}: {ast.unparse(node)}"
+            )
+    assert used > 60
 
 
 def test_brackets_of_a_name_are_no_markup_in_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
