@@ -1157,8 +1157,10 @@ def server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", tracker.uri)
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "unused")
     monkeypatch.setattr(registry_utils, "_registry_uri", None)  # the handlers set it for the whole process
-    from mlflow.server import app
+    from mlflow.server import app, handlers
 
+    for name in ("_tracking_store", "_model_registry_store"):
+        monkeypatch.setattr(handlers, name, None)  # of an earlier test's database
     served = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.port}"
