@@ -227,8 +227,9 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
             raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
     except ValidationError as error:
         raise _as_refusal(error.errors(include_url=False, include_input=False)) from None
-    for number, data in enumerate(wanted.images, 1):
-        await run_in_threadpool(limits.check_image, data, f"image {number}")
+    pixels = [await run_in_threadpool(limits.check_image, data, f"image {number}") for number, data in enumerate(wanted.images, 1)]
+    if sum(pixels) > limits.REQUEST_PIXELS:
+        raise HTTPException(413, f"{sum(pixels)} pixels of all images; the limit is {limits.REQUEST_PIXELS}: send fewer images")
     return wanted
 
 

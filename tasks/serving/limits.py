@@ -11,6 +11,7 @@ from dml_core.errors import printable
 
 IMAGE_BYTES = 20_000_000  # of one encoded image
 PIXELS = 50_000_000  # of one image, read from its header before anything is decoded
+REQUEST_PIXELS = 500_000_000  # of all images of a request, which a network without a crop has whole in memory: 1.5 GB
 HEADER_READS = 50_000  # of Pillow for an image's size: some for each segment of a JPEG and each chunk of a PNG
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
 IMAGES = 64  # per request
@@ -53,8 +54,8 @@ class _FewReads(io.BytesIO):
         return super().read(size)
 
 
-def check_image(data: bytes, name: str) -> None:
-    """Refuse an encoded image by its size and header, before it is decoded; the error begins with its name.
+def check_image(data: bytes, name: str) -> int:
+    """Return the number of pixels of an encoded image, or refuse it by size and header, before decoding; errors begin with its name.
 
     Raises:
         HTTPException: 413 too large, 422 not an image.
@@ -76,3 +77,4 @@ def check_image(data: bytes, name: str) -> None:
         raise HTTPException(413, f"{name}: {width} x {height} pixels; the limit is {PIXELS} pixels")
     if max(width, height) > ELONGATION * max(1, min(width, height)):
         raise HTTPException(422, f"{name}: {width} x {height} pixels; a side may be at most {ELONGATION} times the other")
+    return int(width * height)

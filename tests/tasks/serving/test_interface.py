@@ -94,6 +94,17 @@ def test_a_request_of_many_parts_is_refused_unread(client: Callable[..., TestCli
     assert (refused.status_code, refused.json()) == (413, {"error": "too many images or fields; the limit is 64 images"})
 
 
+def test_the_pixels_of_all_images_of_a_request_are_limited(client: Callable[..., TestClient]) -> None:
+    """A network without a crop holds them all at a time."""
+    file = io.BytesIO()
+    Image.new("L", (7000, 7000)).save(file, "PNG")
+    refused = client().post("/v1/embed", files=[("image", file.getvalue())] * 11)
+    assert (refused.status_code, refused.json()["error"]) == (
+        413,
+        "539000000 pixels of all images; the limit is 500000000: send fewer images",
+    )
+
+
 def test_as_many_images_as_allowed_are_accepted_in_their_longest_form(client: Callable[..., TestClient], made: Made) -> None:
     images = [data_url(made.files[number % 8].read_bytes(), 'data:image/png;name="a b";base64,') for number in range(limits.IMAGES)]
     answer = client().post("/v1/search", json={"images": images, "k": 1, "thumbnails": False}).raise_for_status()
@@ -125,9 +136,9 @@ def test_others_are_answered_while_a_request_is_checked(made: Made, monkeypatch:
     answered = threading.Event()
     check, parse = limits.check_image, MultiPartParser.parse
 
-    def check_slowly(data: bytes, name: str) -> None:
+    def check_slowly(data: bytes, name: str) -> int:
         assert slow != "the image" or answered.wait(20)
-        check(data, name)
+        return check(data, name)
 
     async def parse_slowly(parser: MultiPartParser) -> FormData:
         assert slow != "the form" or answered.wait(20)
