@@ -1192,8 +1192,14 @@ def test_a_published_run_stays_whole_where_its_bucket_is_another_one(
     client = MlflowClient(server)
     client.create_experiment(experiment_name("d"), artifact_location=f"s3://{s3_bucket}/mlflow")
     mine = Tracker(server, tmp_path, tracker._store)
-    run_id = mine.publish(report)
-    assert run_id is not None
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        _cached_get_s3_client.cache_clear()
+        assert mine.publish(report) is None
+    _cached_get_s3_client.cache_clear()
+    assert mine.sync() == 1, "what a bucket that is away does not take waits for it"
+    (run_id,) = (run.run_id for run in search_published(server, "d", COMPARISON))
     before = client.get_run(run_id)
     _cached_get_s3_client.cache_clear()
     nothing = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
