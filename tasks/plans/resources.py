@@ -89,13 +89,13 @@ class Resources:
 
 
 def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
-    """Return the resources of the runs in plans that still have to be trained, and of their datasets."""
+    """Return the resources of the runs in plans that still have to be trained or embedded, and of their datasets."""
     disk: dict[DiskNeed, None] = {}  # each once, in this order
     memories: list[tuple[Memory, PlannedRun]] = []
     num_bytes = 0
     known = KnownMemory(local.project.state)
     of_training: dict[tuple[str, str], Memory | None] = {}  # runs that differ only in their seed share one
-    for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if run.trains]:
+    for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if "run" in (run.steps["train"], run.steps["embed"])]:
         table = load_table(table_name)
         record = local.dataset(run.dataset, table)
         if not record.folder:
@@ -108,14 +108,17 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
             of_training[key] = _memory(local, run, record, known)
         memory = of_training[key]
         if memory is not None:
-            memories.append((memory, run))
-            # The embeddings of the scored images, float32, are in the store and in MLflow.
-            num_bytes += memory.trained + 2 * 4 * num_images("embed", run.spec, record.counts) * memory.embedding_dim
+            memories += [(memory, run)] if run.trains else []
+            # Of another epoch only the checkpoint in the store is shared. The embeddings, float32, are in the store and in MLflow.
+            num_bytes += memory.trained - (0 if run.trains else memory.weights + memory.optimiser)
+            num_bytes += 2 * 4 * num_images("embed", run.spec, record.counts) * memory.embedding_dim
     known.save()
     disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
+    if num_bytes:
+        networks = f"{counted(len(memories), 'trained network')} with embeddings"
+        disk[DiskNeed(networks if memories else "embeddings, and their runs in MLflow", num_bytes)] = None
     if not memories:
         return Resources(tuple(disk), disk_free, None, "", None, device)
-    disk[DiskNeed(f"{counted(len(memories), 'trained network')} with embeddings", num_bytes)] = None
     memory, run = max(memories, key=lambda of_run: of_run[0].total)
     backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
     memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"

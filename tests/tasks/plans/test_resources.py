@@ -120,3 +120,12 @@ def test_a_finished_run_leaves_its_checkpoint_twice_its_network_and_its_embeddin
     assert found.memory is not None
     weights, optimiser = found.memory.weights, found.memory.optimiser
     assert [need.num_bytes for need in found.disk] == [3 * weights + 2 * optimiser + 2 * 12 * 64 * 4]
+
+
+def test_another_epoch_of_a_training_writes_its_own_embeddings_and_its_own_run_in_mlflow(project: Project) -> None:
+    here, epochs = look(project), (("last", "oracle"), ("last",))
+    plans = (plan_tables(here, ["softtriple/table1"], Choice(rows=("softtriple",), epochs=of_plan)) for of_plan in epochs)
+    both, last = (resources_of(here, plan) for plan in plans)
+    assert both.memory is not None
+    weights, optimiser = both.memory.weights, both.memory.optimiser
+    assert both.disk_bytes - last.disk_bytes == 2 * weights + optimiser + 2 * 12 * 64 * 4
