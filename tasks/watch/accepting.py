@@ -83,7 +83,7 @@ def verified_reference(
     evidence = []
     for row, seeds in finished.items():
         runs = [specs[row].model_copy(update={"seed": seed}) for seed in sorted(seeds)]
-        evidence += _checked(project, runs, verified[row], level)
+        evidence += _checked(project, runs, verified[row], level, say)
     return Reference(
         name=name,
         protocol=protocol_of(params, name),
@@ -137,14 +137,14 @@ def note_few_seeds(finished: Mapping[str, Sized], level: float, say: Say) -> Non
         say(f"note: {counted(fewest, 'seed')}; {needed} are needed for a band: {end}")
 
 
-def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment) -> list[Evidence]:
+def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment, say: Say) -> list[Evidence]:
     """Return the evidence of finished runs (`find_candidates`), with the environment in which a verification trained the same.
 
     Raises:
         StoreError: a file of a run differs from its record.
     """
     store, records = open_store(project), finished_records()
-    collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment) for spec in runs]
+    collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment, say) for spec in runs]
     return [evidence for evidence in collected if evidence is not None]
 
 
@@ -202,9 +202,9 @@ def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> 
     return {row: last[row][1] for row in rows}
 
 
-def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evidence], level: float) -> list[Evidence]:
+def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evidence], level: float, say: Say) -> list[Evidence]:
     """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band."""
-    finished = candidate_evidence(project, runs, verified[0].environment)
+    finished = candidate_evidence(project, runs, verified[0].environment, say)
     for one in verified:
         verdict = verdict_of(one.shortened(), [run.shortened() for run in finished], level)
         if verdict.verdict is Verdict.DRIFTED:

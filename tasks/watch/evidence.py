@@ -35,6 +35,7 @@ from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
 from tasks.watch.records import Environment, Evidence
+from tasks.wording import Say, counted
 
 PACKAGES = (  # distributions whose code computes a result
     "torch",
@@ -63,7 +64,7 @@ def settings_hash(spec: RunSpec) -> str:
     return _sha256(f"{spec_settings(without, None)} {sorted(spec.measurements.items())}".encode())
 
 
-def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment) -> Evidence | None:
+def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment, say: Say) -> Evidence | None:
     """Return the evidence of a run, or None if the present code has not finished it.
 
     Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
@@ -82,7 +83,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     assert checkpoint is not None, "its file was just verified"
     curve = next((name for name in CURVES if any(name in row for row in history)), CURVES[0])
     points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
-    initial, batches, pixels = beginning(spec, Path(dataset.folder))
+    initial, batches, pixels = beginning(spec, Path(dataset.folder), say)
     recorded = {"deterministic": bool(trained.facts.get("deterministic")), "workers": trained.facts.get("num_workers", 1)}
     is_on_cpu = trained.facts.get("device", "cpu") == "cpu"
     if is_on_cpu != (environment.device == "cpu"):  # on a cluster whose machines have other devices than this one
@@ -106,7 +107,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     )
 
 
-def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
+def beginning(spec: RunSpec, packed: Path, say: Say) -> tuple[str, str, str | None]:
     """Return hashes of a run's weights before the first step, of its first epoch's batches, and of the first batch's views.
 
     A run of no epochs has no batches and no views. Computed on the CPU in one thread.
@@ -117,6 +118,10 @@ def beginning(spec: RunSpec, packed: Path) -> tuple[str, str, str | None]:
     loader = Loader(dataset)
     try:
         system = build_system(config, len(dataset.class_names), spec.seed, torch.device("cpu"))
+        needs_all = config.warm_up_batchnorm or system.loss.needs.initial_embeddings or config.sampler.kind == "mined_triplets"
+        if needs_all:  # which may take hours
+            images = counted(len(dataset), "training image")
+            say(f"{row_of(spec)}, seed {spec.seed}: computing its beginning again, with all {images} in one CPU thread")
         prepare(system, dataset, config, spec.seed, loader)
         weights = _hash_of_state(system.state_dict())
         if not config.num_epochs:

@@ -306,7 +306,7 @@ class _Verifier:
         """Return the evidence of a run, None if it is not finished, or why its files cannot be used."""
         environment = environment_here(self.commit, self.params.scale)
         try:
-            return collect(spec, read_dataset(self.project, spec.dataset), space.store, space.records, environment)
+            return collect(spec, read_dataset(self.project, spec.dataset), space.store, space.records, environment, self.say)
         except DmlError as error:
             return str(error)
 
@@ -316,7 +316,7 @@ class _Verifier:
             return verdict_of(evidence, reference.of_row(turn.row), self.level)
         reason = "the finished run of this seed is not in the store"
         try:
-            for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment):
+            for finished in candidate_evidence(self.project, [self._spec(turn)], evidence.environment, self.say):
                 difference = first_difference(finished, evidence)
                 reason = "identical to the finished run" if difference is None else f"compared with the finished run: {difference}"
         except StoreError as error:  # damaged, or trained again meanwhile: the other rows' verdicts stay

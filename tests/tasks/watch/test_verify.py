@@ -33,7 +33,15 @@ from tasks.watch.fresh_runs import Workspace
 from tasks.watch.history import write_history
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
-from tasks.watch.storage import read_reference, read_verifications, reference_path, rows_today, write_reference, write_verification
+from tasks.watch.storage import (
+    read_reference,
+    read_references,
+    read_verifications,
+    reference_path,
+    rows_today,
+    write_reference,
+    write_verification,
+)
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
 from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, slightly_other_numbers, train_here, verified
@@ -104,6 +112,16 @@ def test_a_verification_that_is_killed_leaves_verdicts_and_alarms_of_what_had_en
     assert [len(files) for files in left] == [0, 1], "files are kept only of rows that drifted"
 
 
+def test_a_run_whose_beginning_needs_all_images_again_is_named_first(project: Project) -> None:
+    """Of a large dataset it takes hours, in one thread."""
+    spec, lines = rows_today(load_params(project.params_file), "own")["own/good"], list[str]()
+    named = "own/good, seed 0: computing its beginning again, with all 48 training images in one CPU thread"
+    for warm_up, expected in ((False, []), (True, [named])):
+        training = spec.training.model_copy(update={"warm_up_batchnorm": warm_up})
+        evidence.beginning(spec.model_copy(update={"training": training}), project.packed("own"), lines.append)
+        assert lines == expected
+
+
 def test_a_verification_by_a_clock_that_was_wrong_delays_no_row_and_is_not_the_last_one(accepted: Project) -> None:
     """Its rows would have their next turn in ten years, and until then the page had its verdict and nothing could be accepted."""
 
@@ -118,7 +136,7 @@ def test_a_verification_by_a_clock_that_was_wrong_delays_no_row_and_is_not_the_l
     write_verification(accepted.state, Verification(name="own", started_at=at, seconds=1, commit="c", rows=(row,)))
     assert next_turn() == turn
     verified(accepted)
-    write_history(accepted)
+    write_history(accepted, read_references(accepted))
     assert f"{at:%Y-%m-%d}" not in (accepted.root / SITE / HISTORY).read_text()
     accept(accepted, "own", "again", (), say)
 
