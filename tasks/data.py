@@ -262,7 +262,7 @@ def _is_unchanged(project: Project, name: str) -> bool:
 
 def _last_change(raw: Path) -> int:
     """Return when raw files last changed (`last_change`), or a link on the way to them, which may lead to an older folder now."""
-    return max(last_change([raw]), *(path.lstat().st_ctime_ns for path in (raw, *raw.parents) if path.is_symlink()))
+    return max([last_change([raw]), *(path.lstat().st_ctime_ns for path in (raw, *raw.parents) if path.is_symlink())])
 
 
 def _mark(project: Project, name: str) -> Path:

@@ -306,6 +306,7 @@ def test_raw_files_are_new_where_a_link_leads_to_another_folder_now(tmp_path: Pa
     link.symlink_to(deliveries[1])
     assert has_new_raw_files(project, "birds", spec)
     _check_raw_files(project, "birds", spec)
+    assert not has_new_raw_files(project, "birds", spec.model_copy(update={"raw": "january"})), "no link"
 
 
 @pytest.mark.slow
