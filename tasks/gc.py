@@ -6,7 +6,8 @@ older than this log, everything that existed when the step ended is kept. Steps 
 written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began. Copies of training images
 that `dml tune` made are listed likewise, unless a prepared dataset has their content.
 
-Only a store in the state folder is supported: of another folder or a bucket, which projects may share, none knows all tables.
+Only a store in the state folder is supported: of another folder, which projects may share, none knows all tables. Nor does one of a bucket:
+of that only the copies on this machine are listed, whatever refers to them but the outbox, since they are fetched again when needed.
 """
 
 import os
@@ -62,7 +63,7 @@ class StoredStep:
 
 
 def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, int]:
-    """Find the finished steps in the project's store that nothing references and that are older than `days`. The environment is set.
+    """Find the finished steps that nothing references, or a bucket's copies on this machine, older than `days`. The environment is set.
 
     Returns:
         These steps, the largest first; the number of other steps, which are kept; and that of those among them that nothing references but
@@ -74,52 +75,54 @@ def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, i
         StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
     _check_own(project)
-    stored = list(_stored(Path(project.store)))
-    referenced = _referenced(project, stored)
+    store = open_store(project)
+    stored = list(_stored(store.folder("")))
+    referenced = _waiting(project) if store.is_remote else _referenced(project, stored)
     stored += _training_rows(project, referenced)
     free = [step for step in stored if step.key not in referenced]
-    since = min(time.time() - days * DAY_SECONDS, running_since(open_store(project).locks))
+    since = min(time.time() - days * DAY_SECONDS, running_since(store.locks))
     unused = sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes)
     return unused, len(stored) - len(unused), len(free) - len(unused)
 
 
 def _check_own(project: Project) -> None:
-    may_be_shared = f"{project.store}: may have other users, whose tables are unknown here"
-    if open_store(project).is_remote:
-        raise ConfigError(f"{may_be_shared}; set a lifecycle rule for this prefix alone, which deletes by age, also what tables use")
-    if not Path(os.path.normpath(project.store)).is_relative_to(os.path.normpath(project.state)):
-        link = project.state / "store"
+    is_own = Path(os.path.normpath(project.store)).is_relative_to(os.path.normpath(project.state))
+    if not is_own and not open_store(project).is_remote:
+        may_be_shared, link = f"{project.store}: may have other users, whose tables are unknown here", project.state / "store"
         raise ConfigError(f"{may_be_shared}; if only this project uses it, unset DML_STORE and make {link} a link to it")
 
 
 def delete(project: Project, unused: Iterable[StoredStep]) -> int:
-    """Remove the unused steps, except those now in use, and return the number of bytes freed.
+    """Remove the unused steps, or a bucket's copies, except those now in use, and return the number of bytes freed.
 
     Raises:
         StoreError: a folder cannot be removed.
     """
     store, num_bytes, gone = open_store(project), 0, set()
     for step in unused:
-        lock = FileLock(store.step_lock(step.step, step.identity))
-        if not lock.acquire(wait=False):
-            continue
+        locks = [FileLock(store.step_lock(of, step.identity)) for of in (step.step, f"worker-{step.step}")]  # of a flow, of a node's worker
         try:
+            if not all(lock.acquire(wait=False) for lock in locks):
+                continue
             if not step.folder.is_dir() or _touched(step.folder) != step.touched:
                 continue  # removed or used since the search
-            # The finished record goes first: after an interruption here, the step runs again.
-            record = finished_records() / step.identity
-            if record.is_dir():
-                move_damaged(record)
-            record.unlink(missing_ok=True)
-            journal_file(project.state, step.step, step.identity).unlink(missing_ok=True)
+            if not store.is_remote:
+                # The finished record goes first: after an interruption here, the step runs again.
+                record = finished_records() / step.identity
+                if record.is_dir():
+                    move_damaged(record)
+                record.unlink(missing_ok=True)
+                journal_file(project.state, step.step, step.identity).unlink(missing_ok=True)
             shutil.rmtree(step.folder)
         except OSError as error:
             raise StoreError(f"{step.folder}: cannot be removed ({error.strerror or error})") from None
         finally:
-            lock.release()
+            for lock in locks:
+                lock.release()
         gone.add(step.identity)
         num_bytes += step.num_bytes
-    forget_provenance(project.state, gone)
+    if not store.is_remote:
+        forget_provenance(project.state, gone)
     return num_bytes
 
 
@@ -157,13 +160,7 @@ def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the keys of the referenced steps and of the steps they read."""
     results = list(_contents(project.state / "tables", TableResult, "dml tables show rebuilds it"))
     scored = {f"evaluate/{run.identity}" for result in results for run in result.runs}
-    waiting = {
-        record.key
-        for report in _contents(project.state / OUTBOX, REPORT, "dml sync sets it aside")
-        if isinstance(report, RunReport)
-        for record in (report.checkpoint, report.embeddings, report.scores)
-    }
-    referenced = scored | waiting | _in_mlflow(project, stored) | _of_today(project, results)
+    referenced = scored | _waiting(project) | _in_mlflow(project, stored) | _of_today(project, results)
     before = steps_before(project.state)
     lost = 0.0  # what was made before this time may have been read by a step of unknown origin
     touched = {step.key: step.touched for step in stored}
@@ -176,6 +173,12 @@ def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
             step, identity = STEP_BEFORE[step], before[identity]
             referenced.add(f"{step}/{identity}")
     return referenced | {step.key for step in stored if step.step != "evaluate" and step.touched <= lost}
+
+
+def _waiting(project: Project) -> set[str]:
+    """Return the keys of the steps whose files the outbox's records will publish."""
+    reports = [report for report in _contents(project.state / OUTBOX, REPORT, "dml sync sets it aside") if isinstance(report, RunReport)]
+    return {record.key for report in reports for record in (report.checkpoint, report.embeddings, report.scores)}
 
 
 def _contents(folder: Path, kind: type[Content], repair: str) -> Iterator[Content]:

@@ -60,7 +60,7 @@ def gc(
 
     Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
     Copies of training images that `dml tune` made are listed, too, if no prepared dataset has their content any more.
-    Works on a store in the state folder; another folder, or a bucket, may have other users.
+    Works on a store in the state folder; another folder may have other users. Of a bucket it deletes the copies on this machine.
     """
     project = open_project()
     steps, num_kept, num_recent = find_unused(project, days)
@@ -72,6 +72,8 @@ def gc(
             title="dml gc",
         )
     recent = f" ({num_recent} of them only because of --days {days:g})" if num_recent else ""
+    if project.store.startswith("s3://"):
+        print_lines("copies on this machine; the bucket keeps the steps, from which they are fetched again")
     print_lines(f"{counted(len(steps), 'unused step')}; {num_kept} kept{recent}")
     if delete:
         print_lines(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
