@@ -16,7 +16,7 @@ class Outcome:
     """The result of one run.
 
     Attributes:
-        scores: its metrics, with the files behind them.
+        scores: its metrics, with the files behind them; of a table's run without the recalls of each class and epoch, which no table has.
         ran: step -> whether it ran; False if a finished one was reused.
         delivered: whether MLflow has it; if not, it waits in the outbox.
         network, figures: folders of its checkpoint, and of its scores with their figures.
@@ -59,6 +59,8 @@ class Outcome:
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
         metrics = read_scores(scored, store.pull(scored.key))
+        if spec.table is not None:  # a megabyte a run of 11,000 classes, kept until the end of the flow
+            metrics = metrics.model_copy(update={"class_recalls": {}, "recall_by_epoch": {}})
         network, figures = (str(store.folder(record.key)) for record in (trained, scored))
         costs = costs_of(records)
         return cls(spec, metrics, ran, delivered, network, figures, seconds, older_code, trained.facts.get("seconds"), digest, costs)

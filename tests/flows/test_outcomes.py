@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from flows.chain import finish
 from flows.cli.run import _print_outcome
 from flows.outcomes import Failure, Outcome, RunsFailedError
 from tasks.environment import Project
-from tasks.runs.records import MetricRecord
+from tasks.runs.records import CheckpointRecord, EmbeddingRecord, MetricRecord, ScoreRecord, StepRecord, describe_folder
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.storage import Store
 from tests.conftest import ROOT
 
 RUNS = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ["softmax"])
@@ -135,3 +137,21 @@ def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, 
 )
 def test_a_failure_s_reason_is_one_printable_line(error: Exception, reason: str) -> None:
     assert Failure.of(RUNS[0], error).reason == reason
+
+
+@pytest.mark.parametrize("table", [None, "softtriple/table1"])
+def test_a_flow_keeps_the_recall_of_each_class_only_for_the_comparison_that_shows_it(table: str | None, tmp_path: Path) -> None:
+    """Stanford Online Products has 11,316 test classes, and a flow of all tables has thousands of runs."""
+    store = Store(str(tmp_path), tmp_path)
+    for step, names in {"train": ("c",), "embed": ("e",), "evaluate": ("metrics.json", "class_recalls.json")}.items():
+        for name in names:
+            store.folder(f"{step}/i").mkdir(parents=True, exist_ok=True)
+            (store.folder(f"{step}/i") / name).write_text('{"recall@1": 0.5}')
+    kinds: dict[str, type[StepRecord]] = {"train": CheckpointRecord, "embed": EmbeddingRecord, "evaluate": ScoreRecord}
+    records = [
+        kind(step=step, identity="i", key=f"{step}/i", files=describe_folder(store.folder(f"{step}/i"))) for step, kind in kinds.items()
+    ]
+    spec = RUNS[0].model_copy(update={"table": table})
+    outcome = Outcome.of(spec, records, dict.fromkeys(kinds, False), True, store, "digest")
+    assert outcome.scores.metrics == {"recall@1": 0.5}
+    assert outcome.scores.class_recalls == ({} if table else {"recall@1": 0.5})
