@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dml_core.errors import ConfigError, DmlError
+from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.index.index import Index
 from dml_core.index.layout import THUMBNAIL_PIXELS
 from dml_core.index.writing import Batch, add_items, build_index, check_names, remove_items
@@ -224,6 +224,10 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
     errors: list[DmlError] = []
     for text in filter(None, (index.model_identity, index.info.model_source)):
         try:
+            if _is_program(Path(text)):  # an index may come from a stranger, and say where what they sent lies
+                raise StoreError(
+                    f"{index.folder}: its model {text} may execute any code when opened; if you trust it, give it with --model"
+                )
             folder, trained = open_model(text, device)
         except ConfigError:
             continue  # it names none
@@ -240,6 +244,15 @@ def open_index_model(index: Index, named: str | None, device: str | None = None)
         raise errors[0]
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
+
+
+def _is_program(folder: Path) -> bool:
+    """Return whether a folder, or the file that describes it, is that of a network whose graph executes code when it is opened."""
+    from dml_core.network_description import DESCRIPTION_FILE, read_description
+
+    folder = folder.parent if folder.name == DESCRIPTION_FILE else folder
+    graph = read_description(folder).graph if (folder / DESCRIPTION_FILE).is_file() else None
+    return graph is not None and graph.format == "torch-export"
 
 
 def _print_index(index: Index) -> None:

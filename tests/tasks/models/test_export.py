@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, StoreError
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, add_items, build_index
 from flows.cli.search import open_index_model
@@ -116,6 +117,19 @@ def test_an_index_and_its_queries_are_of_one_precision(
                     open_index_model(index, str(places[other]))
                 with pytest.raises(ConfigError, match=f"embeddings of model {queries.identity} do not compare with it"):
                     add_items(index.folder, added, queries.identity)
+
+
+@pytest.mark.parametrize("name", ["", "network.json"])
+def test_an_index_has_no_program_opened_that_nobody_named(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An index that was sent may name a folder that was sent with it."""
+    place = exported("torch-export", "fp32")[1] / name
+    batch = Batch(np.ones((1, 8), np.float32), [Item("0.jpg", None, None)])
+    index = build_index(tmp_path / "index", [batch], "f" * 32, model_source=str(place))
+    monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("the program was opened"))
+    with pytest.raises(StoreError, match=f"its model {place} may execute any code when opened; if you trust it, give it with --model"):
+        open_index_model(index, None)
 
 
 def test_an_export_is_refused_where_its_network_was_trained_again(project: Project, exported: Exported, tmp_path: Path) -> None:
