@@ -1,6 +1,6 @@
 """Where a project's runs are kept and published: its store, MLflow, and the commit they are tagged with."""
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from tasks.environment import Project
@@ -13,6 +13,8 @@ from tasks.tracking.published import CurrentRuns, current_runs
 
 if TYPE_CHECKING:
     from tasks.tracking.tracker import Tracker
+
+_check_formats = cache(check_formats)  # of thousands of files, once a process
 
 
 class Backends:
@@ -27,7 +29,7 @@ class Backends:
         self.tags = git_tags(project)
         self.store = open_store(project)
         self.store.check_writable()
-        check_formats(project.state)
+        _check_formats(project.state)
         self._running = running(self.store.locks)
         self._published: dict[str, CurrentRuns] = {}
 

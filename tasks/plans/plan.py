@@ -138,7 +138,7 @@ def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, p
     record = local.dataset(dataset, table)
     spec = spec.model_copy(update={"dataset": record.name})
     identities = step_identities(spec, record)
-    is_imported = facts_of(spec, record.digest) in imported
+    is_imported = bool(imported) and facts_of(spec, record.digest) in imported
 
     def will(step: str, identity: str) -> Will:
         if is_imported or local.is_finished(step, identity):

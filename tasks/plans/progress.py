@@ -12,6 +12,7 @@ from typing import Literal
 from tasks.plans.plan import LocalState, TablePlan, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.identity import step_identities
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.present import has_present_settings, spec_today
@@ -80,7 +81,8 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
         measured.setdefault((run.row, run.dataset), []).append(run)
     places = list(dict.fromkeys((str(run.spec.row), run.dataset) for run in plan.runs))
     failed = {(run.row, run.dataset) for run in result.failed} - measured.keys()
-    today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
+    specs = dict[tuple[object, ...], RunSpec | None]()
+    today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run, specs)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:
         here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
@@ -91,15 +93,21 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     return TableState(plan.name, table, counted(is_stand_in=False), counted(is_stand_in=True), plan)
 
 
-def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
+def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun, specs: dict[tuple[object, ...], RunSpec | None]) -> bool:
     """Return whether the current code and settings, on the dataset on this machine, would give the measured run.
 
     The code of an imported run does not count, as when it is reused, nor its data where the dataset is not prepared on this machine.
+
+    Args:
+        specs: the present runs of the table's lines, which differ only in their seeds; those that are missing are added.
     """
     record = local.dataset(run.dataset, table)
     if run.is_imported:
         return has_present_settings(local.params, name, table, run, record.digest if record.folder else run.digest)
-    spec = spec_today(local.params, name, table, run)
-    if spec is None:
+    line = run.row, run.variant, run.epoch, run.dataset, *run.training.get("keep_epochs", ())
+    if line not in specs:
+        specs[line] = spec_today(local.params, name, table, run)
+    if (spec := specs[line]) is None:
         return False
-    return step_identities(spec.model_copy(update={"dataset": record.name}), record)["evaluate"] == run.identity
+    spec = spec.model_copy(update={"dataset": record.name, "seed": run.seed})
+    return step_identities(spec, record)["evaluate"] == run.identity

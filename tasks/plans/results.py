@@ -259,7 +259,11 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
             digests[name] = present_digest(project, name)
     remaining, reused, unprepared = list[RunSpec](), defaultdict[str, list[MeasuredRun]](list), dict[str, None]()
     for spec in runs:
-        facts, of_table = facts_of(spec, digests[spec.dataset]), imported[str(spec.table)]
+        of_table = imported[str(spec.table)]
+        if not of_table:
+            remaining.append(spec)
+            continue
+        facts = facts_of(spec, digests[spec.dataset])
         if facts in of_table:
             reused[str(spec.table)].append(of_table[facts])
             continue
