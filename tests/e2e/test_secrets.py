@@ -1,8 +1,9 @@
 """No secret is written or shown, and nothing listens beyond this machine, for a project on its stack with failing and successful runs.
 
-The secrets are those of the stack (PostgreSQL's password, Ray's token) and planted ones: MLflow's login in its address and in the
-environment, Prefect's API key, and the key of a user's own S3 server, which the stack uses here. The tests search the output, every file of
-project, state and servers, every row of both databases, every object in the bucket, and the command lines of all running processes.
+The secrets are those of the stack (the passwords of PostgreSQL and of Prefect's server, Ray's token) and planted ones: MLflow's login in
+its address and in the environment, Prefect's API key, and the key of a user's own S3 server, which the stack uses here. The tests search
+the output, every file of project, state and servers, every row of both databases, every object in the bucket, and the command lines of
+all running processes.
 """
 
 import base64
@@ -95,7 +96,8 @@ class Story:
     def has_secret(self, text: bytes | str) -> list[str]:
         """Return the names of the secrets in a text, plain or base64-encoded as in a login header."""
         data = text.encode() if isinstance(text, str) else text
-        forms = {name: (value.encode(), base64.b64encode(f"user:{value}".encode())) for name, value in self.secrets.items()}
+        logins = {name: [base64.b64encode(f"{user}:{value}".encode()) for user in ("user", "dml")] for name, value in self.secrets.items()}
+        forms = {name: (value.encode(), *logins[name]) for name, value in self.secrets.items()}
         return [name for name, kinds in forms.items() if any(form in data for form in kinds)]
 
 
