@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import json
+import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -28,11 +29,16 @@ LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, q
 
 
 class Encoded(Record):
-    """An encoded picture: its data URI, and its size in pixels; `source` is None if there was no room or the file is not a picture."""
+    """An encoded picture: its data URI, and its size in pixels; `source` is None if there was no room or the file is not a picture.
+
+    It is the same for any number of bytes from `least` to below `below`.
+    """
 
     source: str | None
     width: int = 0
     height: int = 0
+    least: int = 0
+    below: int = sys.maxsize
 
 
 class Picture(Encoded):
@@ -53,7 +59,7 @@ _ENCODED = dict[str, Encoded]
 class PictureCache:
     """The encoded pictures of a page as last written, by a hash of all that they depend on. Thread-safe.
 
-    The hash covers a picture's bytes, its room on the page, this module's source and the libraries' versions. The file only saves time: if
+    The hash covers a picture's bytes, this module's source and the libraries' versions. The file only saves time: if
     it is damaged, of another format or cannot be written, pictures are encoded again. Without a file nothing is cached.
     """
 
@@ -68,10 +74,12 @@ class PictureCache:
 
     def encode(self, data: bytes, most_bytes: int) -> Encoded:
         """Return the picture of these bytes, encoded as `encode` does."""
-        key = hashlib.sha256(f"{_encoder()} {most_bytes} ".encode() + data).hexdigest()
-        if key not in self._now:
-            self._now[key] = self._before.get(key) or encode(data, most_bytes)
-        return self._now[key]
+        key = hashlib.sha256(f"{_encoder()} ".encode() + data).hexdigest()
+        known = self._now.get(key) or self._before.get(key)
+        if known is None or not known.least <= most_bytes < known.below:
+            known = encode(data, most_bytes)
+        self._now[key] = known
+        return known
 
     def save(self) -> None:
         """Write the pictures that were used, and no others."""
@@ -94,14 +102,16 @@ def encode(data: bytes, most_bytes: int) -> Encoded:
             image = file.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return Encoded(source=None)
+    below = sys.maxsize
     for pixels, quality in LADDER:
         small, encoded = image.copy(), io.BytesIO()
         small.thumbnail((pixels, 2 * pixels))
         small.save(encoded, "WEBP", quality=quality, method=4)
         if encoded.tell() <= most_bytes:
             source = f"data:image/webp;base64,{base64.b64encode(encoded.getvalue()).decode()}"
-            return Encoded(source=source, width=small.width, height=small.height)
-    return Encoded(source=None)
+            return Encoded(source=source, width=small.width, height=small.height, least=encoded.tell(), below=below)
+        below = min(below, encoded.tell())
+    return Encoded(source=None, below=below)
 
 
 def picture_files(folder: Path) -> list[Path]:
