@@ -324,10 +324,9 @@ def test_another_machine_s_update_in_the_lock_is_not_undone_by_this_machine_s_fo
     assert None not in mine
     alike = recorded.replace(str(mine[0]), f"{'0' * 32}.dir")  # as with another machine's .DS_Store
     updated = recorded.replace(str(mine[0]), f"{'1' * 32}.dir").replace(str(mine[1]), f"{'2' * 32}.dir")
-    for reset in (alike, texts["dvc.lock"]):
-        lock.write_text(reset)
-        update_dataset(project, "birds")
-        assert digests(project, "birds") == mine
+    lock.write_text(alike)
+    update_dataset(project, "birds")
+    assert digests(project, "birds") == mine
     lock.write_text(updated)
     with pytest.raises(
         DataError, match=r"^birds: dvc\.lock records other images than those in \S+/birds, which is as it was packed here: "
@@ -335,11 +334,6 @@ def test_another_machine_s_update_in_the_lock_is_not_undone_by_this_machine_s_fo
         update_dataset(project, "birds")
     assert (lock.read_text(), hashes(first)) == (updated, packed)
     assert caplog.records == []
-    new.rename(root / "birds/b/new.png")
-    lock.write_text(recorded)
-    update_dataset(project, "birds")
-    assert caplog.records == [], "changed here, which is no news"
-    new = (root / "birds/b/new.png").rename(new)
     lock.write_text(updated)
     new.rename(root / "birds/a/new.png")
     assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}, "these are not the former ones"
@@ -395,7 +389,8 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     caplog.clear()
     (root / "birds/d").rename(root / "birds/aa")
     update_dataset(project, "birds")
-    assert caplog.records[0].getMessage().partition(";")[0] == "birds: 1 class changed role: b train -> test"
+    (record,) = caplog.records  # none on `dvc.lock`: what changes here is no news
+    assert record.getMessage().partition(";")[0] == "birds: 1 class changed role: b train -> test"
     for name, text in texts.items():
         (root / name).write_text(text)
     for folder in (root / "birds", project.packed("birds")):
