@@ -151,8 +151,9 @@ def submit_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord]
     """Submit and return the chain of every run. Untrained runs come first: the workers have them while files of the others are compared."""
     order = sorted(range(len(runs)), key=lambda number: _is_trained(runs[number], prepared[runs[number].dataset], services))
     state, store = services.project.state, services.store
-    planned = plan_runs([runs[number] for number in order], prepared, state, store, services.code, services.force, services.submitted)
-    chains = {number: Chain(steps, prepared[steps.spec.dataset], services) for number, steps in zip(order, planned, strict=True)}
+    ordered = [runs[number] for number in order]
+    with contextlib.closing(plan_runs(ordered, prepared, state, store, services.code, services.force, services.submitted)) as planned:
+        chains = {number: Chain(steps, prepared[steps.spec.dataset], services) for number, steps in zip(order, planned, strict=True)}
     return [chains[number] for number in range(len(runs))]
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tasks.environment import Project
     from tasks.runs.specs import Params, RunSpec
 
+MANY_RUNS = 200  # the files of so many finished runs take a minute or more to compare
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],
@@ -127,6 +128,8 @@ def _run(request: "Request", project: "Project", params: "Params", runs: Sequenc
     """Print the reports of runs: at once if all are finished, else after the flow, even if runs failed."""
     from flows.reuse.reused import reused_reports
 
+    if len(runs) >= MANY_RUNS and not request.force:
+        say("dml reproduce: comparing the files of finished runs with their hashes")
     reports = None if request.force or request.until else reused_reports(project, params, runs)
     if reports is not None:
         say(f"{len(runs)} of {counted(len(runs), 'run')} reused")

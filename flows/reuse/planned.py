@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -126,8 +126,10 @@ def plan_runs(
     code: Code = "strict",
     force: bool = False,
     known: Mapping[str, Any] = {},
-) -> Iterator[RunSteps]:
+) -> Generator[RunSteps]:
     """Yield the steps of each run in order (`plan_run`), while those of the next runs are compared; what several runs share, once.
+
+    Close it after an error, or the process does not end before all runs are compared.
 
     Raises:
         NewerFormatError: as `plan_run`.

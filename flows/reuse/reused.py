@@ -65,9 +65,11 @@ def _finished(runs: Sequence[RunSpec], backends: Backends) -> list[Outcome] | No
     if len(prepared) < len(datasets):
         return None
     outcomes = []
-    for spec, planned in zip(runs, plan_runs(runs, prepared, project.state, store), strict=True):
-        if planned.records is None or not planned.is_in(backends.published(spec), store):
-            return None
-        ran = dict.fromkeys(("train", "embed", "evaluate"), False)
-        outcomes.append(Outcome.of(spec, planned.records, ran, True, store, prepared[spec.dataset].digest))
+    with closing(plan_runs(runs, prepared, project.state, store)) as each:
+        for planned in each:
+            spec = planned.spec
+            if planned.records is None or not planned.is_in(backends.published(spec), store):
+                return None
+            ran = dict.fromkeys(("train", "embed", "evaluate"), False)
+            outcomes.append(Outcome.of(spec, planned.records, ran, True, store, prepared[spec.dataset].digest))
     return outcomes
