@@ -58,7 +58,7 @@ class Outcome:
         trained, embedded, scored = records
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
-        metrics = read_scores(scored, store.pull(scored.key))
+        metrics = read_scores(scored, store.checked(scored))
         if spec.table is not None:  # a megabyte a run of 11,000 classes, kept until the end of the flow
             metrics = metrics.model_copy(update={"class_recalls": {}, "recall_by_epoch": {}})
         network, figures = (str(store.folder(record.key)) for record in (trained, scored))

@@ -69,7 +69,7 @@ class RunSteps:
         run, scores = published.get((self.published_id, self.spec.label)), self.evaluate.record
         if run is None or self.records is None or not isinstance(scores, ScoreRecord):
             return False
-        return run.has_scores(read_scores(scores, store.pull(scores.key)).metrics)
+        return run.has_scores(read_scores(scores, store.checked(scores)).metrics)
 
 
 def plan_run(
