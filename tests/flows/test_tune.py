@@ -43,7 +43,8 @@ def test_networks_of_runs_that_an_interrupted_search_had_scored_are_deleted(tmp_
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     search: Any = SimpleNamespace(spec=lambda number, params, pair: spec, metric="recall@1", own={})
-    services: Any = SimpleNamespace(store=store, scale=None, force=False, display=SimpleNamespace(say=lambda line: None))
+    flow = {"project": SimpleNamespace(state=tmp_path), "code": "strict", "force": False, "submitted": {}}
+    services: Any = SimpleNamespace(store=store, scale=None, display=SimpleNamespace(say=lambda line: None), **flow)
     monkeypatch.setattr(Scores, "_finished", lambda self, spec: 0.5)
     (trial,) = Scores(search, DATASET, services).add([Trial(0, {})], range(1))
     assert trial.scores == (0.5,)
