@@ -109,7 +109,7 @@ class Walk(RuleBasedStateMachine):
         results.dataset_if_intact = gc.dataset_if_prepared = lambda project, name: self.dataset  # type: ignore[attr-defined]
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
         identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
-        gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
+        gc.runs_of_tables = lambda *_: ({}, {})  # type: ignore[attr-defined]
         present.present_digest = lambda project, name: self.digest if name == self.name else None  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------ actions of a user
@@ -311,7 +311,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore after the walk what it replaces."""
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
-        (results, "dataset_if_intact"), (gc, "dataset_if_prepared"), (gc, "plan_tables"), (identity, "source_digest"),
+        (results, "dataset_if_intact"), (gc, "dataset_if_prepared"), (gc, "runs_of_tables"), (identity, "source_digest"),
         (identity, "source_digests"), (present, "present_digest"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
