@@ -11,7 +11,7 @@ from dml_core.errors import printable
 
 IMAGE_BYTES = 20_000_000  # of one encoded image
 PIXELS = 50_000_000  # of one image, read from its header before anything is decoded
-REQUEST_PIXELS = 800_000_000  # of all images of a request, which a network without a crop has whole in memory: 2.4 GB; 64 photographs of 12 million
+REQUEST_PIXELS = 800_000_000  # of all images of a request: 64 photographs. A network without a crop has them whole in memory: 2.4 GB
 HEADER_READS = 50_000  # of Pillow for an image's size: some for each segment of a JPEG and each chunk of a PNG
 ELONGATION = 50  # longer side over shorter side: a line one pixel wide would grow when resized
 IMAGES = 64  # per request
