@@ -30,6 +30,7 @@ from tasks.locks import alone
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
 PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"  # MLflow's filter
 SQLITE = "sqlite:///"
+CONFIG = "config.yaml"  # among a run's artifacts: its settings
 CREDENTIALS = "~/.mlflow/credentials"
 Lock = Callable[[], AbstractContextManager[None]]
 LOCKS = "mlflow.locks"  # folder in the state
@@ -216,6 +217,33 @@ def check_answers(uri: str, client: Any) -> None:
     """
     with one_line_errors(uri):
         client.search_experiments(max_results=1)
+
+
+def check_listed(uri: str, client: Any, run: Any) -> None:
+    """Check that the settings of a published run are listed here if MLflow's server lists them: this machine's S3 may be another one.
+
+    Raises:
+        TrackingError: they are not, or the server cannot tell; nothing was deleted.
+    """
+    run_id, place = run.info.run_id, str(run.info.artifact_uri)
+    if uri.startswith(SQLITE) or place.startswith("mlflow-artifacts:"):
+        return  # listed by the server itself
+    if CONFIG not in {entry.path for entry in client.list_artifacts(run_id)} and may_have(uri, run_id, CONFIG):
+        raise TrackingError(
+            f"MLflow at {shown(uri)}: the files of run {run_id} in {shown(place)} cannot be seen with this machine's AWS_ENDPOINT_URL and "
+            "key; set those of its bucket"
+        )
+
+
+def may_have(uri: str, run_id: str, name: str) -> bool:
+    """Return whether MLflow's server, asked by its own key, lists a file at the top of a run's artifacts, or cannot tell."""
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    login: Any = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
+    place = "/api/2.0/mlflow/artifacts/list"
+    answer: Any = http_request(login, place, "GET", params={"run_id": run_id})  # type: ignore[no-untyped-call]
+    return answer.status_code != 200 or name in {entry["path"] for entry in answer.json().get("files", [])}
 
 
 def project_runs(client: Any, tags: Mapping[str, str | None], **options: Any) -> list[Any]:

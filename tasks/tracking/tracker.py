@@ -34,11 +34,21 @@ from tasks.storage import Store
 from tasks.tracking import child_run, connection
 from tasks.tracking.child_run import PublishedRun, current_tags, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
-from tasks.tracking.connection import LOCKS, SQLITE, database_lock, log_metrics, one_line_errors, open_client, runs_in, set_tags
+from tasks.tracking.connection import (
+    CONFIG,
+    LOCKS,
+    SQLITE,
+    check_listed,
+    database_lock,
+    log_metrics,
+    one_line_errors,
+    open_client,
+    runs_in,
+    set_tags,
+)
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait, waits_since
 from tasks.tracking.tags import Tag
 
-CONFIG = "config.yaml"
 SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 REPLACED = (
     "MLflow at %s: runs of '%s' that were published from another folder are replaced; if that folder is another project's, give each "
@@ -47,10 +57,6 @@ REPLACED = (
 NEWER = (
     "%s: MLflow has a run of '%s' that was published after this record began to wait; the record is not delivered; dml reproduce publishes "
     "its run in place of that one"
-)
-NOT_LISTED = (
-    "MLflow at %s: the files of run %s in %s cannot be seen with this machine's AWS_ENDPOINT_URL and key; set those of its bucket, or, "
-    f"if the files were deleted, delete the run's tag {Tag.PUBLISHED} in MLflow, so that it is published again"
 )
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
@@ -202,14 +208,18 @@ class Tracker:
             run = self._find_or_create_run(*place, report.parameters, report.scores.metrics)
         run_id = str(run.info.run_id)
         if Tag.PUBLISHED in run.data.tags:
-            self._check_listed(run)
+            check_listed(self.uri, self._client, run)
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
-            self._log_facts(run, report, run.data.tags.keys() - {Tag.SETTINGS})  # those that a later version adds or hashes otherwise
+            of_source = {f"dml.{name}" for name in report.tags} | child_run.mlflow_tags(report.tags).keys()  # of what made it, not of today
+            self._log_facts(
+                run, report, (run.data.tags.keys() | of_source) - {Tag.SETTINGS}
+            )  # those a later version adds or hashes otherwise
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
             report = self._checked(report)
             if Tag.PUBLISHED in run.data.tags:
                 check_unchanged(report.dataset)  # or the run stays as it is
+                self._client.set_tag(run_id, Tag.PROCESS, child_run.process_tag())
                 self._client.delete_tag(run_id, Tag.PUBLISHED)  # if this is interrupted, the next publication completes it
             history = read_history(self._store.folder(report.checkpoint.key))
             self._log_facts(run, report)
@@ -259,17 +269,6 @@ class Tracker:
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), CONFIG)
         for record, name, path in child_run.artifact_files(report):
             self._client.log_artifact(run_id, str(self._store.folder(record.key) / name), path.rpartition("/")[0] or None)
-
-    def _check_listed(self, run: Run) -> None:
-        """Check that the settings of a published run are listed, unless MLflow's server lists them: its files may be on another S3 server.
-
-        Raises:
-            TrackingError: they are not; nothing was deleted.
-        """
-        place = str(run.info.artifact_uri)
-        is_listed_by_server = self.uri.startswith(SQLITE) or place.startswith("mlflow-artifacts:")
-        if not is_listed_by_server and CONFIG not in {entry.path for entry in self._client.list_artifacts(run.info.run_id)}:
-            raise TrackingError(NOT_LISTED % (shown(self.uri), run.info.run_id, shown(place)))
 
     def _has_files(self, run: Run, report: RunReport) -> bool:
         """Return whether MLflow has all files and the model of a published run: a user or a bucket's rule may have deleted some."""

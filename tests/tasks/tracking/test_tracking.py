@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import boto3
 import mlflow
 import numpy as np
 import psutil
@@ -60,7 +61,7 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
-from tasks.tracking import child_run
+from tasks.tracking import child_run, connection
 from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.tracking.child_run import PublishedRun, experiment_name, process_tag
 from tasks.tracking.live import LiveCurves
@@ -1185,7 +1186,7 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     assert standing_comparisons(server) == expected
 
 
-def test_a_published_run_stays_whole_where_its_bucket_is_another_one(
+def test_a_published_run_stays_whole_where_its_bucket_is_another_one_and_is_completed_where_it_was_emptied(
     tracker: Tracker, report: RunReport, server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow's server names a bucket but no S3 server; another one lists nothing in its own bucket of that name."""
@@ -1207,6 +1208,7 @@ def test_a_published_run_stays_whole_where_its_bucket_is_another_one(
     threading.Thread(target=empty.serve_forever, daemon=True).start()
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{empty.port}")
+        patch.setattr(connection, "may_have", lambda *_: True)  # as by a server of its own process, which has its own S3 server
         for published in ("true", "superseded"):
             client.set_tag(run_id, Tag.PUBLISHED, published)
             assert mine.publish(report) is None
@@ -1221,6 +1223,13 @@ def test_a_published_run_stays_whole_where_its_bucket_is_another_one(
     assert mine.sync() == 1
     assert mine.publish(report) == run_id
     assert client.get_run(run_id).outputs.model_outputs == before.outputs.model_outputs
+    assert connection.may_have(server, run_id, "config.yaml")
+    bucket = boto3.resource("s3").Bucket(s3_bucket)
+    bucket.objects.delete()  # as if the stack's S3 server, whose objects are in memory, were started again
+    assert not connection.may_have(server, run_id, "config.yaml")
+    assert mine.publish(report) == run_id
+    assert connection.may_have(server, run_id, "config.yaml")
+    assert find_model(client, client.get_run(run_id)) is not None
 
 
 def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_client(tracker: Tracker, server: str, monkeypatch) -> None:
