@@ -33,7 +33,7 @@ from tasks.runs.specs import load_params
 from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
-from tasks.tracking.connection import check_database, client_login, open_database
+from tasks.tracking.connection import PROJECT_EXPERIMENTS, check_database, client_login, open_database
 from tasks.tracking.outbox import OUTBOX
 from tasks.wording import counted
 from tasks.workers.placement import DEVICES, num_gpus
@@ -246,7 +246,7 @@ def _mlflow(project: Project) -> Finding:
     try:
         served = requests.get(f"{url}/version", timeout=SECONDS, headers=headers)
         search = f"{url}/api/2.0/mlflow/experiments/search"
-        answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=headers)
+        answer = requests.post(search, json={"max_results": 1, "filter": PROJECT_EXPERIMENTS}, timeout=SECONDS, headers=headers)
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
     remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"

@@ -149,6 +149,11 @@ def prefect_server() -> str | None:
     return os.environ.get("PREFECT_API_URL") or None
 
 
+def _plain(address: str | None) -> str | None:
+    """Return an address in the spelling of the local stack."""
+    return address and re.sub(r"^http://(localhost|\[::1\])(?=[:/]|$)", "http://127.0.0.1", address.lower()).rstrip("/")
+
+
 def login(password: str | None, token: str | None) -> dict[str, str]:
     """Return the header that identifies a user, by `user:password` or by a token; empty without either."""
     if password:
@@ -180,7 +185,7 @@ def stack_environment(state: Path) -> dict[str, str]:
         text, values = "", {}
     if text != stack_text(values):
         raise StoreError(f"{path}: damaged, or written by another version; remove it, then: dml stack up")
-    is_other = prefect_server() not in (None, values.get("PREFECT_API_URL"))
+    is_other = _plain(prefect_server()) not in (None, _plain(values.get("PREFECT_API_URL")))
     return {name: value for name, value in values.items() if not (is_other and name == "PREFECT_API_AUTH_STRING")}
 
 

@@ -105,8 +105,8 @@ def _report(error: BaseException, log: Path | None) -> int:
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which most commands do not load
         return _say(f"{first_line(error)}; {FEWER_IMAGES}; details in {path}", MENDABLE)
     api = prefect_server()
-    if api and _is_of_connection(error):
-        return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)
+    if api and (fault := _fault_of_server(error)):
+        return _say(f"Prefect's server at {shown(api)} {fault}; details in {path}", MENDABLE)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         path_name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
         what = error.strerror if error.filename is None else f"{path_name or 'the empty path'}: {error.strerror}; check this path"
@@ -158,13 +158,15 @@ def _write_traceback(error: BaseException, log: Path | None) -> Path:
     return Path(os.devnull)
 
 
-def _is_of_connection(error: BaseException | None) -> bool:
-    """Return whether an unreachable server caused an error: it, or one of its causes, is of httpx, which Prefect's client uses."""
+def _fault_of_server(error: BaseException | None) -> str | None:
+    """Return what the server did and what to do, if it caused an error: it, or one of its causes, is of httpx, Prefect's client."""
     while error is not None:
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            return "refuses the login; set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY"
         if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
-            return True
+            return "does not answer; start it, or unset PREFECT_API_URL"
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
 # ---------------------------------------------------------------- standard streams

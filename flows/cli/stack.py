@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from tasks.stack import lifecycle
 from tasks.stack.settings import Stack
 from tasks.wording import counted
 
+NO_LOGIN = "Prefect's server has no password yet; start the servers anew: dml stack restart, or down, then up"
 LOGIN = "Prefect's page asks for a password: the text of PREFECT_API_AUTH_STRING in {}"
 
 stack_app = new_group("stack", no_args_is_help=True)
@@ -108,7 +110,14 @@ def _start(start: Callable[[Callable[[str], None]], Stack]) -> None:
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
         print_lines(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
     print_lines(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
-    print_lines(LOGIN.format(stack.environment_file))
+    print_lines(_login(stack.folder, stack.environment_file))
+
+
+def _login(folder: Path, environment_file: Path) -> str:
+    """Return how Prefect's page is opened, by the settings with which the servers were started."""
+    config = folder / "supervisor.conf"
+    has_password = config.is_file() and "PREFECT_SERVER_API_AUTH_STRING" in config.read_text()
+    return LOGIN.format(environment_file) if has_password else NO_LOGIN
 
 
 @stack_app.command(epilog=examples("dml stack status"))
@@ -124,7 +133,7 @@ def status() -> None:
         Column("log", [str(server.log) for server in servers], wraps=True),
         title="dml stack",
     )
-    print_lines(LOGIN.format(project.state / STACK_ENV))
+    print_lines(_login(project.state / "stack", project.state / STACK_ENV))
     if any(server.state != "up" for server in servers):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 

@@ -74,7 +74,9 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
         config = stack.folder / "supervisor.conf"
         if not config.is_file() or config.read_text() != _config(stack):
             remedy = "dml stack down, then up, which deletes the stack's data" if S3 in stack.file.services else "dml stack restart"
-            report(f"note: the running servers have the settings of another version; to give them today's: {remedy}")
+            report(
+                f"note: the running servers have other settings than today's (version, cores or interpreter); to give them these: {remedy}"
+            )
         for level in stack.levels:
             until = time.monotonic() + UP_SECONDS
             fresh = [name for name in level if _start(supervisor, stack, name)]

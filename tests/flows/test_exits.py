@@ -178,10 +178,11 @@ def test_the_traceback_is_kept_where_the_state_cannot_be(
     assert "ZeroDivisionError" in log.read_text()
 
 
-def test_a_prefect_server_that_does_not_answer_is_named(
+def test_a_prefect_server_that_does_not_answer_or_refuses_the_login_is_named(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import httpx
+    from prefect.client.base import PrefectHTTPStatusError
 
     error = RuntimeError("no flow run")
     error.__cause__ = httpx.ConnectError("refused")
@@ -193,6 +194,10 @@ def test_a_prefect_server_that_does_not_answer_is_named(
     assert line.startswith(
         "error: Prefect's server at http://127.0.0.1:9/api does not answer; start it, or unset PREFECT_API_URL; details in "
     )
+    refused = httpx.HTTPStatusError("401", request=httpx.Request("GET", "http://x"), response=httpx.Response(401))
+    error.__cause__ = PrefectHTTPStatusError.from_httpx_error(refused)
+    assert ending("run", error, monkeypatch) == 2
+    assert "/api refuses the login; set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY; details in " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

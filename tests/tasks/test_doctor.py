@@ -239,6 +239,8 @@ def test_a_bucket_to_which_mlflow_s_clients_write_themselves(here: Path, s3_buck
             self.wfile.write(version("mlflow").encode())
 
         def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert asked["filter"] == "name LIKE 'dml-repro/%'", "others' experiments may be in others' buckets"
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps({"experiments": [{"artifact_location": f"s3://{buckets[0]}/mlflow/1"}]}).encode())

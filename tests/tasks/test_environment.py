@@ -305,7 +305,18 @@ def test_finding_a_project_changes_no_variable_and_opening_it_sets_the_stack_s(i
     assert (overridden(values), prefect_server()) == (["DML_STORE"], values["PREFECT_API_URL"])
 
 
-@pytest.mark.parametrize(("own", "is_given"), [(None, True), ("", True), ("http://127.0.0.1:4200/api", True), ("https://team/api", False)])
+@pytest.mark.parametrize(
+    ("own", "is_given"),
+    [
+        (None, True),
+        ("", True),
+        ("http://127.0.0.1:4200/api", True),
+        ("http://localhost:4200/api/", True),
+        ("http://localhost.team:4200/api", False),
+        ("http://localhost:4201/api", False),
+        ("https://team/api", False),
+    ],
+)
 def test_the_stack_s_login_is_not_sent_to_another_server_of_prefect(own: str | None, is_given: bool, inside: Path) -> None:
     """There it would be shown to others, and take the place of `PREFECT_API_KEY`."""
     values = {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "dml:planted"}
@@ -314,7 +325,7 @@ def test_the_stack_s_login_is_not_sent_to_another_server_of_prefect(own: str | N
         os.environ["PREFECT_API_URL"] = own
     open_project()
     assert (os.environ.get("PREFECT_API_AUTH_STRING") == "dml:planted") == is_given
-    assert overridden(stack_environment(inside / "state")) == ([] if is_given else ["PREFECT_API_URL"])
+    assert overridden(stack_environment(inside / "state")) == ([] if own in (None, "", values["PREFECT_API_URL"]) else ["PREFECT_API_URL"])
 
 
 @pytest.mark.parametrize("how", DAMAGE)

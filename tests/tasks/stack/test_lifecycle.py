@@ -219,7 +219,9 @@ def test_a_restart_runs_new_commands_and_keeps_the_data(project: Project, monkey
     (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(STACK | {"services": STACK["services"] | {"web": web}}))
     lines: list[str] = []
     up(project, lines.append)
-    assert lines == ["note: the running servers have the settings of another version; to give them today's: dml stack restart"]
+    assert lines == [
+        "note: the running servers have other settings than today's (version, cores or interpreter); to give them these: dml stack restart"
+    ]
     assert states(project)["web"] == before
     lines.clear()
     assert restart(project, lines.append).file.clients == stack.file.clients
@@ -240,8 +242,8 @@ def test_a_restart_that_would_lose_objects_is_refused(project: Project) -> None:
     (project.root / "infra/stack.yaml").write_text((project.root / "infra/stack.yaml").read_text().replace("--bind", "-b"))
     up(project, lines.append)
     assert lines[2:] == [
-        "note: the running servers have the settings of another version; "
-        "to give them today's: dml stack down, then up, which deletes the stack's data"
+        "note: the running servers have other settings than today's (version, cores or interpreter); "
+        "to give them these: dml stack down, then up, which deletes the stack's data"
     ]
     assert states(project) == before
 
