@@ -148,8 +148,13 @@ def run_chains(
 
 
 def submit_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[Chain]:
-    """Submit and return the chain of every run. Untrained runs come first: the workers have them while files of the others are compared."""
-    order = sorted(range(len(runs)), key=lambda number: _is_trained(runs[number], prepared[runs[number].dataset], services))
+    """Submit and return the chain of every run.
+
+    Some untrained runs come first: the workers have them while files of the others are compared. All would hold the threads of the others.
+    """
+    untrained = [number for number, spec in enumerate(runs) if not _is_trained(spec, prepared[spec.dataset], services)]
+    first = set(untrained[: 2 * services.scale.concurrent_runs])
+    order = sorted(range(len(runs)), key=lambda number: number not in first)
     state, store = services.project.state, services.store
     ordered = [runs[number] for number in order]
     with contextlib.closing(plan_runs(ordered, prepared, state, store, services.code, services.force, services.submitted)) as planned:

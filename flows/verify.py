@@ -50,8 +50,9 @@ def verify(request: VerifyRequest = VerifyRequest()) -> list[str]:  # noqa: B008
     scale = load_params(project.params_file).scale
     if prefect_server() is not None:
         ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs, logger.info)
-    with slots(scale.most_workers, lambda: None):  # of one run, for all: the runs are of another process, which knows no server
-        verified = verify_now(project, request, logger.info)
+        logger.info("runs are trained once %d slots of Prefect's limit are free", scale.most_workers)
+    # Slots of one run, for all: the runs are of another process, which knows no server.
+    verified = verify_now(project, request, logger.info, room=lambda: slots(scale.most_workers, lambda: None))
     sentences = []
     for verification in verified.verifications:
         reference = verified.references.get(verification.name)

@@ -225,7 +225,8 @@ def _of_today(project: Project, results: list[TableResult]) -> set[str]:
     params, names = load_params(project.params_file), table_names()
     prepared = {name: record for name in params.datasets if (record := dataset_if_prepared(project, name)) is not None}
     local, (of_tables, _) = LocalState(project, params), runs_of_tables([name for name in names if name != STANDING], Choice())
-    runs = [(spec, local.dataset(column, load_table(name))) for (name, column), specs in of_tables.items() for spec in specs]
+    datasets = {(name, column): local.dataset(column, load_table(name)) for name, column in of_tables}
+    runs = [(spec, datasets[key]) for key, specs in of_tables.items() for spec in specs]
     for dataset in prepared.keys() & params.comparison.datasets.keys():
         runs += [(spec, prepared[dataset]) for spec in runnable_runs(params, dataset)]
     for result in results:

@@ -206,7 +206,8 @@ def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evide
     """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band."""
     finished = candidate_evidence(project, runs, verified[0].environment, say)
     for one in verified:
-        verdict = verdict_of(one.shortened(), [run.shortened() for run in finished], level)
+        alike = [run.shortened() if len(one.losses) < len(run.losses) else run for run in finished]
+        verdict = verdict_of(one, alike, level)
         if verdict.verdict is Verdict.DRIFTED:
             reason = "; ".join([verdict.reason, *verdict.changed])
             again = "dml reproduce --force, then dml verify"

@@ -5,7 +5,8 @@ A dataset or table without an accepted reference is compared with the finished r
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -36,6 +37,7 @@ from tasks.watch.storage import matching_rows, names_today, protocol_of, read_re
 from tasks.watch.verdicts import first_difference, verdict_of
 from tasks.wording import Say
 
+Room = Callable[[], AbstractContextManager[None]]
 END_SECONDS = 20.0  # of a budget, for ending runs that are not finished
 COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
 
@@ -75,17 +77,18 @@ class Verified:
         return any(row.is_bad for verification in self.verifications for row in verification.rows)
 
 
-def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None = None) -> Verified:
+def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None = None, room: Room = nullcontext) -> Verified:
     """Verify, and write the verifications to the state folder.
 
     With a receipt, runs are compared with its runs instead of accepted ones, and the verifications are returned only and raise no alarm;
-    the request has no names then. The project's environment must be set; `say` receives progress, a line at a time.
+    the request has no names then. The project's environment must be set; `say` receives progress, a line at a time. What `room` returns is
+    held while runs are trained; the budget begins when it is entered.
 
     Raises:
         ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget and no other verdict
             raises an alarm.
     """
-    return _Verifier(project, request, say, receipt).run()
+    return _Verifier(project, request, say, receipt, room).run()
 
 
 class _Verifier:
@@ -97,8 +100,8 @@ class _Verifier:
         verdicts: name -> verdicts so far.
     """
 
-    def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None) -> None:
-        self.project, self.request, self.say, self.receipt = project, request, say, receipt
+    def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None, room: Room) -> None:
+        self.project, self.request, self.say, self.receipt, self.room = project, request, say, receipt, room
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
         references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}
         num_nights = NIGHTS_PER_MONTH if receipt is None else max(1, len(request.seeds))  # a receipt's rows are verified once
@@ -172,7 +175,8 @@ class _Verifier:
         folder, late, too_long = None, list[Turn](), list[Turn]()
         if night.turns:
             changed = {"scale": {"deterministic": True}} if self.request.deterministic else {}
-            with workspace(self.project, self._keeps_files, changed) as space:
+            with self.room(), workspace(self.project, self._keeps_files, changed) as space:
+                self.began = time.monotonic()
                 late, too_long = self._train(night, self._with_data(night.turns), space)
             folder = str(space.project.root) if self._keeps_files() else None
         verifications = tuple(self._verification(name, night, late, too_long) for name in self.specs)
@@ -285,7 +289,10 @@ class _Verifier:
             verification = self._verification(group[0].name, night, others, ())
             write_verification(self.project.state, verification)
             if any(row.is_bad and row.row in {turn.row for turn in group} for row in verification.rows):
-                notify(self.project, verification)
+                try:
+                    notify(self.project, verification)
+                except DmlError as error:  # raised again at the end, when all have been trained
+                    self.say(str(error))
 
     def _steps(self, group: Sequence[Turn]) -> set[str]:
         """Return the keys, in the store, of the steps of a group's runs."""

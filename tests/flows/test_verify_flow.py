@@ -1,7 +1,7 @@
 """The flow of the schedules of verification."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,10 @@ def test_a_verification_holds_a_runs_slots_of_the_server_while_it_trains(tmp_pat
         yield
         done.append("released")
 
-    def verify_now(*_: object) -> Verified:
-        done.append("trained")
+    def verify_now(*_: object, room: Callable[[], AbstractContextManager[None]]) -> Verified:
+        done.append("planned")
+        with room():
+            done.append("trained")
         return Verified((), {}, None)
 
     (tmp_path / "params.yaml").write_text((Path(__file__).parents[2] / "params.yaml").read_text())
@@ -38,4 +40,4 @@ def test_a_verification_holds_a_runs_slots_of_the_server_while_it_trains(tmp_pat
     (tmp_path / ACCEPTED / "synthetic.json").write_text("{")
     module.verify.fn(VerifyRequest())
     scale = module.load_params(tmp_path / "params.yaml").scale
-    assert done == [(scale.most_workers, scale.most_workers * scale.concurrent_runs), scale.most_workers, "trained", "released"]
+    assert done == [(scale.most_workers, scale.most_workers * scale.concurrent_runs), "planned", scale.most_workers, "trained", "released"]
