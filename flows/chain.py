@@ -18,7 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dml_core.errors import DataError, DmlError
+from dml_core.errors import DmlError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Add, Failure, Outcome
@@ -27,7 +27,6 @@ from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, Services
 from tasks.checks import prepare_machine
-from tasks.data import read_dataset
 from tasks.dvc_lock import dvc_digest
 from tasks.environment import finished_records, num_cores
 from tasks.locks import alone
@@ -148,16 +147,17 @@ def run_chains(
 
 
 def submit_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[Chain]:
-    """Submit and return the chain of every run.
+    """Submit and return the chain of every run: first some untrained ones, for the workers, while files of the others are compared.
 
-    Some untrained runs come first: the workers have them while files of the others are compared. All would hold the threads of the others.
+    Not all of them, as they would hold the threads in which trained ones are scored.
     """
     untrained = [number for number, spec in enumerate(runs) if not _is_trained(spec, prepared[spec.dataset], services)]
-    first = set(untrained[: 2 * services.scale.concurrent_runs])
-    order = sorted(range(len(runs)), key=lambda number: number not in first)
-    state, store = services.project.state, services.store
-    ordered = [runs[number] for number in order]
-    with contextlib.closing(plan_runs(ordered, prepared, state, store, services.code, services.force, services.submitted)) as planned:
+    order = [*untrained[: 2 * services.scale.concurrent_runs]]
+    order += sorted({*range(len(runs))}.difference(order))
+    ordered, state = [runs[number] for number in order], services.project.state
+    with contextlib.closing(
+        plan_runs(ordered, prepared, state, services.store, services.code, services.force, services.submitted)
+    ) as planned:
         chains = {number: Chain(steps, prepared[steps.spec.dataset], services) for number, steps in zip(order, planned, strict=True)}
     return [chains[number] for number in range(len(runs))]
 
@@ -209,15 +209,6 @@ def runs_to_train(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord]
     return [
         spec for spec in runs if services.force or spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services)
     ]
-
-
-def prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, DatasetRecord]:
-    """Return the records of the runs' datasets as they are before DVC updates them; none of those that are not prepared."""
-    prepared: dict[str, DatasetRecord] = {}
-    for dataset in {spec.dataset for spec in runs if not spec.is_smoke}:
-        with contextlib.suppress(DataError):
-            prepared[dataset] = read_dataset(services.project, dataset)
-    return prepared
 
 
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:

@@ -8,7 +8,7 @@
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from dml_core.errors import DataError
-from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
+from flows.chain import STEPS_AT_ONCE, prepare, run_chains, runs_to_train
 from flows.outcomes import Failure, Outcome, RunsFailedError
 from flows.reports import Report, add_ended, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
@@ -25,7 +25,7 @@ from flows.reuse.step_cache import forget_failure
 from flows.reuse.written_reports import record_reports
 from flows.services import Services, if_server_answers
 from tasks.checks import check_parts, check_settings, is_at_hand, prepare_machine
-from tasks.data import read_packed
+from tasks.data import read_dataset, read_packed
 from tasks.environment import Project, open_project, shown
 from tasks.plans.needs import search_notes
 from tasks.runs.finished import Code, made_by_older_code
@@ -170,7 +170,7 @@ def _prepare_all(
         return records
 
     with services.meter.phase("prepare"):
-        to_train = runs_to_train(runs, prepared_before(runs, services), services)
+        to_train = runs_to_train(runs, _prepared_before(runs, services), services)
         prepare_machine(to_train, services.scale, services.display.say)
         here = [name for name, specs in by_dataset.items() if specs[0].is_smoke or _is_at_hand(services.project, params, name)]
         prepared = prepare_each([name for name in by_dataset if name not in here])
@@ -182,6 +182,15 @@ def _prepare_all(
         services.display.say(f"note: {line}")
     if unprepared is not None:
         unprepared |= errors
+    return prepared
+
+
+def _prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, DatasetRecord]:
+    """Return the records of the runs' datasets as they are before DVC updates them; none of those that are not prepared."""
+    prepared: dict[str, DatasetRecord] = {}
+    for dataset in {spec.dataset for spec in runs if not spec.is_smoke}:
+        with suppress(DataError):
+            prepared[dataset] = read_dataset(services.project, dataset)
     return prepared
 
 

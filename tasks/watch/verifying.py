@@ -100,7 +100,7 @@ class _Verifier:
         verdicts: name -> verdicts so far.
     """
 
-    def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None, room: Room) -> None:
+    def __init__(self, project: Project, request: VerifyRequest, say: Say, receipt: Receipt | None, room: Room = nullcontext) -> None:
         self.project, self.request, self.say, self.receipt, self.room = project, request, say, receipt, room
         self.began, self.started_at = time.monotonic(), datetime.now(UTC)
         references: dict[str, Reference] = read_references(project) if receipt is None else {receipt.name: receipt}

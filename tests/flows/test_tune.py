@@ -20,7 +20,7 @@ from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.specs import RunSpec, ScaleSpec, load_params
 from tasks.runs.tuned import TunedFile, read_tuned, write_tuned
 from tasks.storage import Store
 from tasks.tuning.proposals import Trial
@@ -44,7 +44,7 @@ def test_networks_of_runs_that_an_interrupted_search_had_scored_are_deleted(tmp_
         path.write_bytes(b"x")
     search: Any = SimpleNamespace(spec=lambda number, params, pair: spec, metric="recall@1", own={})
     flow = {"project": SimpleNamespace(state=tmp_path), "code": "strict", "force": False, "submitted": {}}
-    services: Any = SimpleNamespace(store=store, scale=None, display=SimpleNamespace(say=lambda line: None), **flow)
+    services: Any = SimpleNamespace(store=store, scale=ScaleSpec(), display=SimpleNamespace(say=lambda line: None), **flow)
     monkeypatch.setattr(Scores, "_finished", lambda self, spec: 0.5)
     (trial,) = Scores(search, DATASET, services).add([Trial(0, {})], range(1))
     assert trial.scores == (0.5,)

@@ -432,6 +432,6 @@ def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
     }
     ran = subprocess.run([sys.executable, "-m", "flows.cli", "doctor"], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.splitlines() == ["error: 3 of 13 checks failed: store, mlflow, prefect; see above for what to do"]
+    assert ran.stderr.splitlines() == ["error: 3 of 14 checks failed: store, mlflow, prefect; see above for what to do"]
     assert "does not answer" in ran.stdout
     assert SECRET not in ran.stdout + ran.stderr

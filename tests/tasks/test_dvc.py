@@ -302,6 +302,7 @@ def test_raw_files_are_new_where_a_link_leads_to_another_folder_now(tmp_path: Pa
     assert not has_new_raw_files(project, "birds", spec)
     with pytest.raises(DataError, match=r"^birds: dvc\.lock records other images than those in"):
         _check_raw_files(project, "birds", spec)
+    time.sleep(0.05)  # file systems have ticks of some milliseconds
     link.unlink()
     link.symlink_to(deliveries[1])
     assert has_new_raw_files(project, "birds", spec)

@@ -136,11 +136,6 @@ def test_rows_of_a_table_are_different_runs_on_the_common_track(name: str) -> No
         assert len({spec.model_copy(update={"row": ""}).model_dump_json() for spec in runs}) == len(runs)
 
 
-def test_a_table_whose_images_cannot_be_drawn_has_no_smoke_and_says_so_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="--smoke cannot draw images in the layout of"):
-        chosen_runs(load_params(ROOT / "params.yaml"), ["project/claims"], Choice(smoke=True))
-
-
 @pytest.mark.parametrize("name", [*paper_tables(), "project/glyphs", "project/finetuned"])
 def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str) -> None:
     params = load_params(ROOT / "params.yaml")
