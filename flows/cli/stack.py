@@ -22,7 +22,10 @@ from tasks.stack import lifecycle
 from tasks.stack.settings import Stack
 from tasks.wording import counted
 
-NO_LOGIN = "Prefect's server has no password yet; start the servers anew: dml stack restart, or down, then up"
+NO_LOGIN = (
+    "Prefect's server was started without a password; to give it one: dml stack restart (with your own S3 server), or dml stack down, "
+    "then up, which deletes the stack's data"
+)
 LOGIN = "Prefect's page asks for a password: the text of PREFECT_API_AUTH_STRING in {}"
 
 stack_app = new_group("stack", no_args_is_help=True)

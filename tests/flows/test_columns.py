@@ -460,7 +460,7 @@ PRINTED_AS_IT_IS = {"json.dumps", "index.info.model_dump_json", "shown.model_dum
 
 
 def test_verbs_print_lines_by_the_one_helper_that_escapes_them() -> None:
-    """But for JSON, whose texts have no control characters, and what goes to standard error through helpers of its own."""
+    """Exceptions are JSON, whose texts have no control characters, and standard error, which has helpers."""
     used = 0
     for path in sorted((ROOT / "flows/cli").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

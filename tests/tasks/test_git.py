@@ -18,7 +18,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def committed(root: Path) -> Project:
-    """Make a project in a repository of its own, with one commit."""
+    """Make a project in a separate repository, with one commit."""
     (root / "results").mkdir(parents=True)
     for name in ("params.yaml", "results/page.md"):
         (root / name).write_text("a: 1\n")

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from dml_core.errors import ConfigError
+from flows.cli.stack import _login as stack_login
 from tasks.environment import Project, stack_environment
 from tasks.stack import lifecycle
 from tasks.stack.lifecycle import StackError, Status, down, processes_of, restart, status, up
@@ -272,3 +273,12 @@ def test_a_setup_command_that_takes_too_long_is_named_and_runs_again(project: Pr
     assert {server.state for server in states(project).values()} == {"up"}
     (project.root / "again").touch()
     up(project, print)
+
+
+def test_the_page_s_password_is_named_only_if_the_servers_were_started_with_it(tmp_path: Path) -> None:
+    config, named = tmp_path / "supervisor.conf", "PREFECT_API_AUTH_STRING in /state/env"
+    assert named not in stack_login(tmp_path, Path("/state/env"))
+    config.write_text('environment=PREFECT_HOME="x"')
+    assert "without a password" in stack_login(tmp_path, Path("/state/env"))
+    config.write_text('environment=PREFECT_SERVER_API_AUTH_STRING="dml:x"')
+    assert stack_login(tmp_path, Path("/state/env")).endswith(named)

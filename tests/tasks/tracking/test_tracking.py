@@ -1208,7 +1208,7 @@ def test_a_published_run_stays_whole_where_its_bucket_is_another_one_and_is_comp
     threading.Thread(target=empty.serve_forever, daemon=True).start()
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{empty.port}")
-        patch.setattr(connection, "may_have", lambda *_: True)  # as by a server of its own process, which has its own S3 server
+        patch.setattr(connection, "may_have", lambda *_: True)  # as a server in another process, with another S3 server, would answer
         for published in ("true", "superseded"):
             client.set_tag(run_id, Tag.PUBLISHED, published)
             assert mine.publish(report) is None
