@@ -30,8 +30,8 @@ from tasks.runs.records import StepRecord, changed_file, describe_file, visible_
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE, READS_AT_ONCE = 8, 32  # requests for hashes in a call; requests for byte ranges, of a process
 WAITS: dict[str, dict[str, Any]] = {
-    "first": {"read_timeout": 10, "retries": {"total_max_attempts": 3}},  # of lists and a command's first request: half a minute at most
-    "soon": {"read_timeout": 15},  # of hashes and byte ranges: five times less than after which silent workers are replaced
+    "first": {"read_timeout": 10, "retries": {"total_max_attempts": 3}},  # of a flow's first request: half a minute at most
+    "soon": {"read_timeout": 15},  # of lists, hashes and byte ranges: five times less than after which silent workers are replaced
     "long": {},  # boto3's 60 s are for copies
 }
 GONE = ("PreconditionFailed", "NoSuchKey", "InvalidRange", "InvalidObjectState", "404", "412", "416")  # codes of one object, not of a store
@@ -215,7 +215,7 @@ class Store:
         """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
-            pages = self._client("first").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            pages = self._client("soon").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}
 

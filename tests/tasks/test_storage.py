@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -381,7 +382,7 @@ def test_an_address_that_is_none_is_one_line(endpoint: str, tmp_path: Path, monk
 
 
 def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after boto3's five attempts of 60 seconds; what a command may request first has three of 10 seconds."""
+    """Not after boto3's five attempts of 60 seconds; what a flow requests first has three of 10 seconds."""
     assert [tasks.storage.WAITS[waits]["read_timeout"] for waits in ("first", "soon")] == [10, 15]
     assert tasks.storage.WAITS["first"]["retries"]["total_max_attempts"] == 3
     monkeypatch.setitem(tasks.storage.WAITS["first"], "read_timeout", 0.2)
@@ -393,13 +394,52 @@ def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         store, began = Store("s3://bucket", tmp_path), time.monotonic()
-        for ask in (store.check_writable, store.list_objects, partial(make_bucket, "b", login)):
+        for ask in (store.check_writable, partial(make_bucket, "b", login)):
             with pytest.raises(StoreError, match=r"failed \(Read timeout on endpoint URL[^\n]*\); check the bucket"):
                 ask()
         assert time.monotonic() - began < 45, "five attempts of 15 seconds are 75"
         monkeypatch.setitem(tasks.storage.WAITS["soon"], "read_timeout", 0.2)
-        with pytest.raises(StoreError, match="Read timeout on endpoint URL"):
-            store.version("x")
+        for ask in (store.list_objects, partial(store.version, "x")):
+            with pytest.raises(StoreError, match="Read timeout on endpoint URL"):
+                ask()
+
+
+class RefusesFirst(BaseHTTPRequestHandler):
+    """An S3 server with an empty bucket that answers `SlowDown` to the first twelve requests of each kind."""
+
+    refused: Counter[str] = Counter()
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.refused[self.command] += 1
+        is_refused = self.refused[self.command] <= 12
+        body = b"<Error><Code>SlowDown</Code></Error>" if is_refused else b"<ListBucketResult/>"
+        self.send_response(503 if is_refused else 200)
+        for name, value in (("ETag", '"etag"'), ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = _answer  # noqa: N815 - names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_push_survives_a_bucket_that_refuses_a_dozen_requests_with_the_documented_settings(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/how-to/cluster.md, "Network outages": a checkpoint's push begins with a list."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusesFirst) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "15", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between attempts
+        write((store := Store(address, tmp_path)).folder("train/x"))
+        store.push("train/x")
+        assert RefusesFirst.refused == {"GET": 13, "PUT": 14}
+        server.shutdown()
 
 
 class CutsBodies:
