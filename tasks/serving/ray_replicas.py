@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from tasks.serving.replicas import CHECK_SECONDS, Replicas, ServiceError
 
 NUM_ATTEMPTS = 5
 AGAIN_SECONDS = 0.2
+LOOK_SECONDS = 15.0  # between looks of a replica whether its service lives
 
 
 class RayReplica(Replica):
@@ -43,11 +45,15 @@ class RayReplica(Replica):
         if found != versions:
             raise ConfigError(f"{model if found[:2] != versions[:2] else index}: changed since the service started; start it again")
         super().__init__(network, opened, num_threads, max_batch)
+        self._looked = time.monotonic()
 
     async def check_health(self) -> None:
         """Raise an error if the replica cannot compute: Serve, which calls this by its name, then replaces it."""
         if not await self.check():
             raise RuntimeError("computations fail")
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            await asyncio.to_thread(_end_if_the_service_died)
 
 
 class RayReplicas(Replicas):
@@ -74,9 +80,11 @@ class RayReplicas(Replicas):
 
 
 def start_replicas(
-    folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int, address: str, name: str
+    folder: Path, model: TrainedModel, index: Index | None, num_replicas: int | None, max_batch: int, address: str
 ) -> RayReplicas:
-    """Connect to the Ray cluster at `address`, or start Ray if it is "local", and start the replicas on it as the application `name`.
+    """Connect to the Ray cluster at `address`, or start Ray if it is "local", and start the replicas on it.
+
+    `num_replicas` is by default one per GPU of a Ray on this machine; on a cluster, whose GPUs others use, it is one.
 
     Raises:
         ServiceError: they do not start.
@@ -90,7 +98,7 @@ def start_replicas(
         ray.init(address, num_cpus=cores, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         resources = ray.cluster_resources()
         num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
-        num_replicas = num_replicas or max(1, num_gpus)
+        num_replicas = num_replicas or (max(1, num_gpus) if address == "local" else 1)
         on_machine = Counter[str]()  # cores; it may have several nodes
         for node in ray.nodes():
             on_machine[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
@@ -113,19 +121,34 @@ def start_replicas(
         versions = (model.identity, model.description.file_sha256, version)
         application = deployment.bind(str(folder.absolute()), index_folder, versions, num_threads, max_batch)
         serve.start(proxy_location="Disabled")
-        return RayReplicas(serve.run(application, name=name, route_prefix=None))
+        return RayReplicas(serve.run(application, name=_name_of(ray.get_runtime_context().get_job_id()), route_prefix=None))
     except Exception as error:  # Ray and Serve raise plain exceptions
         line = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), type(error).__name__)
         raise ServiceError(f"the replicas did not start: {line.strip()}") from error
 
 
-def stop_replicas(address: str, name: str) -> None:
-    """End the application `name`, and Ray if it was started on this machine."""
+def stop_replicas(address: str) -> None:
+    """End the replicas, and Ray if it was started on this machine."""
     if ray.is_initialized():
         if address != "local":
             with suppress(Exception):
-                serve.delete(name)
+                serve.delete(_name_of(ray.get_runtime_context().get_job_id()))
         ray.shutdown()
+
+
+def _name_of(job: str) -> str:
+    """Return the name of the application of the service that is this job of the cluster: no other service has it."""
+    return f"dml-serve-{job}"
+
+
+def _end_if_the_service_died() -> None:
+    """End the application of this replica if its service was killed, or its machine lost: on a cluster Serve would keep it for ever."""
+    from ray._private.state import jobs
+
+    with suppress(Exception):  # no answer at the moment
+        name = serve.get_replica_context().app_name
+        if any(job["IsDead"] and _name_of(job["JobID"]) == name for job in jobs()):
+            serve.delete(name, _blocking=False)
 
 
 def _listen_on_the_node_s_address() -> None:

@@ -6,7 +6,6 @@ the time for headers. It calls one replica in its own process, or several on Ray
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,7 @@ def run_service(
     Args:
         folder: folder of the network; replicas on Ray open it again.
         port: 0 means any free one.
-        num_replicas: copies of the network; None is one per GPU, or one.
+        num_replicas: copies of the network; None is one per GPU of this machine, or one.
         max_batch: maximum number of images per forward pass; 1 disables batching.
         token: token that requests must contain, or None.
         report: receives the service's address, once it answers.
@@ -98,11 +97,11 @@ def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replic
         return
     from tasks.serving.ray_replicas import start_replicas, stop_replicas  # takes seconds to import
 
-    address, name = ray_cluster() or "local", f"dml-serve-{os.getpid()}"
+    address = ray_cluster() or "local"
     try:
-        yield start_replicas(folder, model, index, num_replicas, max_batch, address, name)
+        yield start_replicas(folder, model, index, num_replicas, max_batch, address)
     finally:
-        stop_replicas(address, name)
+        stop_replicas(address)
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:

@@ -99,25 +99,34 @@ def test_every_replica_finds_a_part_of_a_gpu_and_no_more_threads_than_its_node_h
     made: Made, monkeypatch: pytest.MonkeyPatch, num_gpus: int
 ) -> None:
     """Three replicas of two thirds of a GPU each do not fit on two, and Serve would wait for the third for ever."""
-    requested, threads = list[float](), list[int]()
+    requested, threads, counts = list[float](), list[int](), list[int]()
+
+    def options(num_replicas: int, ray_actor_options: dict[str, Any], **_: object) -> Any:
+        counts.append(num_replicas)
+        requested.append(ray_actor_options["num_gpus"])
+        return CLASS
 
     def deployment(cls: type) -> Any:
-        return SimpleNamespace(options=lambda ray_actor_options, **_: requested.append(ray_actor_options["num_gpus"]) or CLASS)
+        return SimpleNamespace(options=options)
 
     CLASS = SimpleNamespace(bind=lambda *given: threads.append(given[3]))
     monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(ray_replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": float(num_gpus)})
     nodes = [{"NodeManagerAddress": machine, "Alive": True, "Resources": {"CPU": 1.0}} for machine in "aabbccdd"]
     monkeypatch.setattr(ray_replicas.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_replicas.ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
     monkeypatch.setattr(ray_replicas, "serve", SimpleNamespace(deployment=deployment, start=lambda **_: None, run=lambda *_, **__: None))
     for num_replicas in range(1, 13):
-        ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local", "test")
+        ray_replicas.start_replicas(made.model, made.load(), None, num_replicas, 1, "local")
         each = round(10_000 * requested[-1])  # Ray counts four decimals
         assert (num_gpus * (10_000 // each) >= num_replicas) if num_gpus else each == 0, num_replicas
         assert threads[-1] == min(2, max(1, 8 // num_replicas))
+    for address, num_default in (("local", max(1, num_gpus)), ("auto", 1)):  # a cluster's GPUs are not this user's alone
+        ray_replicas.start_replicas(made.model, made.load(), None, None, 1, address)
+        assert counts[-1] == num_default
 
 
 def test_a_cluster_that_is_down_is_reported_at_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_replicas.ray, "init", lambda *_, **__: pytest.fail("Ray is asked, which tries for 205 s"))
     with pytest.raises(ServiceError, match=r"^the replicas did not start: Ray at 127\.0\.0\.1:1 does not answer; start it"):
-        ray_replicas.start_replicas(made.model, made.load(), None, 1, 1, "127.0.0.1:1", "test")
+        ray_replicas.start_replicas(made.model, made.load(), None, 1, 1, "127.0.0.1:1")

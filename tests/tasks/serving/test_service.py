@@ -170,12 +170,15 @@ def test_nothing_listens_but_on_loopback(request: pytest.FixtureRequest, kind: s
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_replicas_on_a_cluster_with_a_loopback_address_listen_there_alone(made: Made, start: Callable[..., Service]) -> None:
+def test_replicas_on_a_cluster_listen_on_its_loopback_address_alone_and_end_if_their_service_is_killed(
+    made: Made, start: Callable[..., Service]
+) -> None:
     """As on the local stack: Serve opens a port in each replica, at which anyone who reaches it could run code."""
     with loopback_cluster(2) as (address, cluster):
         service = start(str(made.index), RAY_ADDRESS=address, **SETTINGS)
         found = listening(cluster, psutil.Process(service.process.pid))
-        service.end()
+        service.end(signal.SIGKILL)
+        assert wait_until(lambda: not any("ServeReplica" in name for name in listening(cluster)), 120), "they would keep their GPUs"
     assert any("ServeReplica" in name and len(places) > 0 for name, places in found.items()), found
     assert {place for places in found.values() for place in places} <= LOOPBACK, found
 
