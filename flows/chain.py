@@ -18,7 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dml_core.errors import DmlError
+from dml_core.errors import DmlError, StoreError
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Add, Failure, Outcome
@@ -288,6 +288,8 @@ def embed(
             with of_same_data(dataset, partial(store.clear, key)):
                 facts = group.run(_job("embed", spec, dataset, checkpoint.key, key, services, lock), lambda _: None, meter.workers)
             files = describe_folder(store.pull(key))
+            if store.is_remote and store.changed_files(checkpoint):  # by a host that does not know this one's locks
+                raise StoreError(f"{spec.title}: another flow trained this run meanwhile, to another network; rerun the command")
             facts |= services.meter.facts(meter)
         note_rate(services.project.state, "embed", spec, dataset, facts)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts, inputs=hash_of_files([checkpoint]))

@@ -1,8 +1,8 @@
 """Run each step once across processes: a lock on its identity is held from before its first file until its record is stored.
 
 Other processes wait without occupying workers and then find the step finished; if the holder was killed or failed, they resume from its
-files. The lock's file is in the store, or in this machine's cache of a remote one: two hosts that share only S3 may both run a step, and
-write the same files.
+files. The lock's file is in the store, or in this machine's cache of a remote one: two hosts that share only S3 may both run a step. A
+network that the other has replaced meanwhile, with other bits, is found after its embeddings are made (`flows.chain.embed`).
 """
 
 import logging

@@ -349,6 +349,41 @@ def test_what_runs_share_is_compared_once_and_its_damage_reported_once(
     assert caplog.text.count("checkpoint.pt changed or missing") == 1
 
 
+@pytest.mark.parametrize("does", ["trains before the embedding", "trains and embeds after it"])
+def test_a_network_that_a_flow_of_another_host_has_replaced_is_not_scored_as_this_flow_s(
+    does: str, prefect: None, packed: Path, tmp_path: Path, s3_bucket: str
+) -> None:
+    """Hosts that share only a bucket do not know each other's locks: the scores were of the other network, the recorded files of this."""
+    place, other = Place(tmp_path, packed), InProcess()
+    place.store = place.services.store = Store(f"s3://{s3_bucket}/store", tmp_path / "cache")
+    run_here, other.seed = place.workers.run, 1
+
+    def run_elsewhere(job: Job) -> None:
+        job = replace(job, cache=str(tmp_path / "other"))
+        Store(job.store, tmp_path / "other").clear(job.train_key)
+        other.run(replace(job, step="train"), lambda message: None, lambda attempt, cost: None)
+        if does.endswith("after it"):
+            other.run(job, lambda message: None, lambda attempt, cost: None)
+
+    def run(job: Job, *listeners: Any) -> dict[str, object]:
+        job, is_disturbed = replace(job, cache=str(tmp_path / "node")), job.step == "embed" and not other.num_epochs
+        if is_disturbed and does.startswith("trains before"):
+            run_elsewhere(job)
+        facts = run_here(job, *listeners)
+        if is_disturbed and does.endswith("after it"):
+            run_elsewhere(job)
+        return facts
+
+    place.workers.run = run  # type: ignore[method-assign]
+    error = place.run()
+    assert str(error) == "d / v / seed 0: another flow trained this run meanwhile, to another network; rerun the command"
+    assert isinstance(error, StoreError)
+    before = place.workers.num_epochs
+    assert isinstance(again := place.run(), Outcome)
+    assert again.ran == dict.fromkeys(STEPS, True)
+    assert place.workers.num_epochs == before, "the other network is used"
+
+
 def test_mlflow_hears_of_a_run_whose_step_failed(place: Place) -> None:
     failed: list[tuple[str, str]] = []
     place.services.tracker.end_failed = lambda *run: failed.append(run)
