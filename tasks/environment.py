@@ -120,8 +120,16 @@ def _tracking(address: str) -> str:
 
 
 def ray_cluster() -> str | None:
-    """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`."""
+    """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`.
+
+    Raises:
+        ConfigError: it is Ray Client's, which lacks what placement and training need.
+    """
     address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"RAY_ADDRESS: '{shown(address)}' is for Ray Client; set it to HEAD:6379, on a machine that is a node of the cluster"
+        )
     return None if address in ("", "local") else address
 
 
@@ -227,9 +235,9 @@ def answers(address: str, is_asked: bool = False) -> bool:
     """
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
-        if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
+        if parts.scheme not in ("", "http", "https") or not parts.hostname or (not parts.scheme and not parts.port):
             return True
-        port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
         proxy = _proxy(parts.scheme, parts.hostname)
         place = (parts.hostname, port) if proxy is None else (str(proxy.hostname), proxy.port or 80)
         with socket.create_connection(place, timeout=CONNECT_SECONDS) as connection:

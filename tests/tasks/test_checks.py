@@ -328,7 +328,7 @@ def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         nobody = f"127.0.0.1:{bound.getsockname()[1]}"
         (note,) = check_places(make_project(tmp_path, tracking_uri=f"http://{nobody}"), ScaleSpec())
         assert "dml sync" in note
-        for variable, address in (("PREFECT_API_URL", f"http://{nobody}/api"), ("RAY_ADDRESS", nobody), ("RAY_ADDRESS", f"ray://{nobody}")):
+        for variable, address in (("PREFECT_API_URL", f"http://{nobody}/api"), ("RAY_ADDRESS", nobody)):
             monkeypatch.setenv(variable, address)
             with pytest.raises(ConfigError, match=f"{variable}: .* does not answer"):
                 check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec())

@@ -416,6 +416,13 @@ def test_a_ray_on_this_machine_is_bound_to_the_loopback(address: str | None, tmp
     assert on_loopback == (ray_cluster() is None)
 
 
+def test_the_address_of_ray_client_is_refused_before_a_run(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs failed one after the other: Ray's client has no calls for the resources of the nodes."""
+    monkeypatch.setenv("RAY_ADDRESS", "ray://me:secret@head:10001")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'ray://head:10001' is for Ray Client; set it to HEAD:6379, on a machine that"):
+        open_project()
+
+
 STEPS = """
 import numpy, resource
 def num_page_faults():
