@@ -8,6 +8,7 @@ and a new project gets a copy of this user's empty database (`flows.local_databa
 import atexit
 import http.client
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dml_core.errors import TrainingError
 START_SECONDS, END_SECONDS = 300, 5  # on a busy machine; a server that has ended is noticed at once
 ONE_FLOW = {
     "PREFECT_UI_ENABLED": "0",
-    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "none",  # otherwise any page in a browser here could read and change the flow's records
+    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "none",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
 }
@@ -29,14 +30,17 @@ class LocalServer:
 
     Attributes:
         url: address of its API.
+        login: "user:password", without which it answers neither other users of this machine nor pages in a browser.
     """
 
     def __init__(self) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as listening:
             self._port = listening.getsockname()[1]
             self.url = f"http://127.0.0.1:{self._port}/api"
+            self.login = f"dml:{secrets.token_hex(16)}"
             words = [sys.executable, "-m", __name__, str(listening.fileno())]
-            self._process = subprocess.Popen(words, env=os.environ | ONE_FLOW, pass_fds=[listening.fileno()])
+            environment = os.environ | ONE_FLOW | {"PREFECT_SERVER_API_AUTH_STRING": self.login}
+            self._process = subprocess.Popen(words, env=environment, pass_fds=[listening.fileno()])
         atexit.register(self.stop)
 
     def wait(self) -> None:

@@ -133,7 +133,7 @@ class PrefectStart:
             with self._starts.timed("Prefect"):
                 self.begin()
                 if self._server is not None:
-                    _name_to_prefect(self._server.url)
+                    _name_to_prefect(self._server)
                 yield
                 if self._server is not None:
                     self._server.wait()
@@ -146,11 +146,15 @@ class PrefectStart:
                 keep_created_database(Path(os.environ["PREFECT_HOME"]))
 
 
-def _name_to_prefect(url: str) -> None:
-    os.environ["PREFECT_API_URL"] = url
+def _name_to_prefect(server: LocalServer) -> None:
+    named = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": server.login}
+    before = {name: value for name, value in os.environ.items() if name in named}
+    os.environ.update(named)
     try:
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()  # if an earlier import has read the environment
     finally:
-        del os.environ["PREFECT_API_URL"]
+        for name in named:
+            del os.environ[name]
+        os.environ.update(before)

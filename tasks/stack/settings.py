@@ -239,7 +239,8 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
         return chosen["ports"], of_before | chosen["secrets"], chosen["s3"]
     ports = dict(zip(names, free_ports(file.host), strict=False))
     words = {name: secrets.token_hex(16) for name in ("postgres", S3, "ray", "prefect")}
-    s3 = {"address": f"http://{file.host}:{ports[S3]}", "user": "dml", "secret": words[S3], "is_stacks": True}
+    user = f"dml{secrets.token_hex(16)}"  # the stack's S3 server checks the user only
+    s3 = {"address": f"http://{file.host}:{ports[S3]}", "user": user, "secret": words[S3], "is_stacks": True}
     if own_s3 is not None:  # its login is never passed as an argument
         for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if variable not in os.environ:

@@ -14,6 +14,7 @@ from dml_core.errors import TrainingError
 from flows import local_server
 from flows.local_database import copy_empty_database, keep_created_database
 from flows.local_server import LocalServer
+from tasks.stack.prefect_api import login
 
 
 @pytest.fixture
@@ -43,8 +44,11 @@ def test_it_serves_on_this_machine_and_its_new_database_is_copied_to_the_next_pr
     keep_created_database(home)
     address = urlsplit(server.url)
     with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)) as connection:
-        connection.request("POST", f"{address.path}/flow_runs/count", body="{}", headers={"Content-Type": "application/json"})
-        assert connection.getresponse().read() == b"0"
+        for known, answer in (({}, 401), (login(server.login, None), 200)):
+            headers = {"Content-Type": "application/json", **known}
+            connection.request("POST", f"{address.path}/flow_runs/count", body="{}", headers=headers)
+            response = connection.getresponse()
+            assert (response.status, response.read() == b"0") == (answer, answer == 200), "others get no answer"
         connection.request("GET", f"{address.path}/health", headers={"Origin": "https://evil.example"})
         assert connection.getresponse().headers["Access-Control-Allow-Origin"] is None, "a page in a browser may not read what it answers"
     (process,) = [child for child in psutil.Process().children() if local_server.__name__ in child.cmdline()]
