@@ -29,7 +29,7 @@ from tasks.workers.usage import of_workers
 
 POLL_SECONDS = 0.25
 START_SECONDS = 300
-PATIENT_SECONDS = 1800.0
+PATIENT_SECONDS = 1800  # of work that may take long without a beat, and of an operation of all workers, at least
 ANSWER_SECONDS = 60
 CLOSE_SECONDS = 30
 END_SECONDS = 15.0
@@ -65,7 +65,7 @@ class WorkerGroup:
 
     def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
         self._placement = placement
-        self._scale = scale
+        self._scale, self._patience = scale, max(PATIENT_SECONDS, int(60 * scale.hang_minutes))
         self._folder = folder
         self._say = say
         self._starts = starts
@@ -181,8 +181,9 @@ class WorkerGroup:
                 self._was_large_enough = now
             if not state.is_taken and now - submitted > START_SECONDS:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
-            if state.quiet_seconds > (PATIENT_SECONDS if state.is_patient else 60 * self._scale.hang_minutes):
-                raise _GroupEndedError(f"no worker has made progress for {state.quiet_seconds:.0f} s (scale.hang_minutes)")
+            if state.quiet_seconds > (self._patience if state.is_patient else 60 * self._scale.hang_minutes):
+                limit = "scale.hang_minutes, at least 30 in a long operation" if state.is_patient else "scale.hang_minutes"
+                raise _GroupEndedError(f"no worker has made progress for {state.quiet_seconds:.0f} s ({limit})")
             if self._scale.is_elastic and job.step == "train" and state.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
                 self._make_way_if_there_is_room(job)
@@ -235,7 +236,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            backend_config=Rendezvous(self._board, meeting_file if is_one_machine() else None),
+            backend_config=Rendezvous(self._board, meeting_file if is_one_machine() else None, self._patience),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),

@@ -20,8 +20,6 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from tasks.workers.stopping import heed_sigterm
 
-TIMEOUT_SECONDS = 1800  # of an operation of the process group
-
 
 @dataclass
 class Rendezvous(BackendConfig):  # type: ignore[misc]
@@ -30,10 +28,12 @@ class Rendezvous(BackendConfig):  # type: ignore[misc]
     Attributes:
         board: receives the group's controller and its placement group.
         meeting_file: where workers of one machine meet, as long as the group lives; None for workers of several machines.
+        timeout_seconds: of an operation of the process group.
     """
 
     board: Any
     meeting_file: Path | None
+    timeout_seconds: int
 
     @property
     def backend_cls(self) -> type:
@@ -53,21 +53,20 @@ class _Backend(Backend):  # type: ignore[misc]
         if meeting_file is None:
             from ray.train.torch.config import TorchConfig, _TorchBackend
 
-            _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=TIMEOUT_SECONDS))
+            _TorchBackend().on_start(worker_group, TorchConfig(timeout_s=backend_config.timeout_seconds))
             return
         backend = "nccl" if worker_group.get_resources_per_worker().get("GPU", 0) > 0 else "gloo"
         meeting_file.parent.mkdir(parents=True, exist_ok=True)
-        size = len(worker_group)
-        ray.get([worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, size) for rank in range(size)])
+        size, timeout = len(worker_group), timedelta(seconds=backend_config.timeout_seconds)
+        ray.get([worker_group.execute_single_async(rank, _join, backend, meeting_file, rank, size, timeout) for rank in range(size)])
 
     def on_shutdown(self, worker_group: Any, backend_config: Rendezvous) -> None:
         """Do nothing: the processes end with the group, and a shutdown would wait for one that hangs."""
 
 
-def _join(backend: str, meeting_file: Path, rank: int, world_size: int) -> None:
+def _join(backend: str, meeting_file: Path, rank: int, world_size: int, timeout: timedelta) -> None:
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
     # Pass the path: torch does not decode the %20 of a file:// address.
     store = dist.FileStore(str(meeting_file), world_size)  # type: ignore[attr-defined]  # torch exports it at run time
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

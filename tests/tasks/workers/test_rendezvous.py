@@ -1,5 +1,7 @@
-"""Workers of one machine meet at a file, for any characters in its path."""
+"""Workers of one machine meet at a file, for any characters in its path; how long they may wait for each other."""
 
+from contextlib import nullcontext
+from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -11,13 +13,15 @@ import torch.distributed as dist
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.workers import rendezvous
-from tasks.workers.group import WorkerGroup
+from tasks.workers.group import WorkerGroup, _GroupEndedError
+from tasks.workers.jobs import JobState
 from tasks.workers.placement import Placement
 from tasks.workers.rendezvous import _join
+from tests.tasks.workers.conftest import job
 
 
 def _meet(folder: Path, rank: int) -> None:
-    _join("gloo", folder / "rendezvous", rank, 2)
+    _join("gloo", folder / "rendezvous", rank, 2, timedelta(minutes=1))
     total = torch.tensor([float(rank + 1)])
     dist.all_reduce(total)
     assert total.item() == 3
@@ -50,7 +54,7 @@ def test_the_file_stays_until_the_group_has_ended(tmp_path: Path, monkeypatch: p
 
     class Trainer:
         def fit(self) -> None:
-            rendezvous._Backend().on_start(workers, rendezvous.Rendezvous(MagicMock(), meeting_file))
+            rendezvous._Backend().on_start(workers, rendezvous.Rendezvous(MagicMock(), meeting_file, 1800))
             there.append(meeting_file.exists())
             if error is not None:
                 raise error
@@ -61,3 +65,19 @@ def test_the_file_stays_until_the_group_has_ended(tmp_path: Path, monkeypatch: p
     assert there == [True]
     assert group._error is error
     assert [*meeting_file.parent.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("hang_minutes", "quiet_seconds", "ends"), [(2, 1700, False), (2, 1900, True), (90, 1900, False), (90, 5500, True)]
+)
+def test_a_long_operation_may_last_half_an_hour_or_hang_minutes_if_that_is_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang_minutes: float, quiet_seconds: float, ends: bool
+) -> None:
+    """Scoring all images of a large test set after an epoch may take longer, and no setting allowed it."""
+    group = WorkerGroup(Placement("cpu", 1, 1), ScaleSpec(hang_minutes=hang_minutes), tmp_path, print, StartTimes(tmp_path, print))
+    states = [JobState(is_taken=True, is_patient=True, quiet_seconds=quiet_seconds), JobState(facts={})]
+    answers = {"submit": lambda: True, "held": lambda: (None, None), "look": lambda: states.pop(0)}
+    monkeypatch.setattr(group, "start", lambda: setattr(group, "_thread", MagicMock()))
+    monkeypatch.setattr(group, "_ask", lambda call, *_: answers[call]())
+    with pytest.raises(_GroupEndedError, match="at least 30 in a long") if ends else nullcontext():
+        assert group._attempt(job(tmp_path, tmp_path, "scored"), print, print) == {}
