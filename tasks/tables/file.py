@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from dml_core.config import Config, Name, nearest_hint, parse, read_yaml
 from dml_core.epochs import Epoch
 from dml_core.errors import ConfigError
-from dml_core.evaluation.metric_info import HEADLINES
+from dml_core.evaluation.metric_info import HEADLINES, table_columns
 from dml_core.search_space import Search
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant, content_of
@@ -130,7 +130,7 @@ class Claim(Config):
     Attributes:
         says: the claim, paraphrased.
         row, metric: row and metric of the value; metric as named by the evaluator or a measurement.
-        reference: row that the value is compared with, or a number in the metric's own unit.
+        reference: row that the value is compared with, or a number in the metric's own unit, as 0.6 for 60 per cent.
         reference_metric: metric of the reference, if different.
         side: side of the reference on which the claim puts the value; "either" if it only says that the two differ.
         variant: variant of both rows; by default the first of each.
@@ -153,9 +153,11 @@ class Claim(Config):
     exploratory: bool = False
 
     @model_validator(mode="after")
-    def _has_a_history(self) -> "Claim":
+    def _consistent(self) -> "Claim":
         if self.exploratory and self.history is None:
             raise ValueError("an exploratory claim needs a history: what was changed after which look at the results")
+        if isinstance(self.reference, float) and self.reference > 1 and table_columns([self.reference_metric or self.metric]):
+            raise ValueError(f"claim '{self.says}': reference is {self.reference:g}, but scores are from 0 to 1: 0.6 is 60 per cent")
         return self
 
 

@@ -138,9 +138,11 @@ def table(**claim) -> TableFile:
         ({"reference": "c"}, "no row is called 'c'"),
         ({"variant": "third"}, "row 'a' has no variant 'third'"),
         ({"dataset": "cars196"}, "no column is of dataset 'cars196'"),
+        ({"reference": 60.0}, "reference is 60, but scores are from 0 to 1"),
+        ({"reference": 60, "metric": "recall@8"}, "reference is 60, but scores are from 0 to 1"),
     ],
 )
-def test_a_claim_about_an_unknown_row_or_variant_is_refused(claim, message):
+def test_a_claim_about_an_unknown_row_or_variant_or_an_impossible_score_is_refused(claim, message):
     with pytest.raises(ConfigError, match=f"claim 'a is better': {message}"):
         table(**claim)
     assert table(variant="other", dataset="sop").claims[0].variant == "other"
