@@ -40,6 +40,7 @@ from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.registry import dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.data.store.rows import Counts
+from tasks.runs.surroundings import processor
 
 TABLE = "project/rehearsal"
 NUM_TILES, TILE_PIXELS, BOX = 4, 8, (4.0, 4.0, 28.0, 28.0)
@@ -414,7 +415,6 @@ def as_markdown(found: Mapping[str, Rehearsal], pages: Mapping[str, Usage], shar
     of = "all images" if share == 1 else f"a share of {share:g}"
     usages = [usage for one in found.values() for usage in one.usages.values()] + list(pages.values())
     minutes = sum(usage.seconds for usage in usages) / 60
-    from tasks.watch.evidence import processor  # it loads torch, which was not to be in the memory that is measured
 
     times = [line for name, one in found.items() for line in time_rows(name, one)]
     times += [usage_row("all", command, None, usage) for command, usage in pages.items()]

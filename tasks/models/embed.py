@@ -29,6 +29,8 @@ from torch import Tensor
 from dml_core.errors import ConfigError, DataError, DmlError, EvaluationError, StoreError
 from dml_core.files import LEFTOVER, remove_leftovers, write_errors, writing
 from dml_core.index.thumbnails import thumbnail
+from dml_core.models.backbones.registry import backbone_module
+from dml_core.network_description import read_description
 from dml_core.trained import TrainedModel, load_model
 from tasks.environment import num_cores
 from tasks.files import write_whole
@@ -49,6 +51,9 @@ from tasks.runs.embeddings import (
     save_manifest,
     shard_ranges,
 )
+from tasks.runs.identity import source_digests
+from tasks.runs.surroundings import versions
+from tasks.workers.jobs import check_code
 
 BAD_FILE = "bad.csv"
 SHARD_ROWS = 4096
@@ -213,17 +218,19 @@ def embed_shard(model: TrainedModel, images: Images, positions: range, batch_siz
 def embed_on_cluster(network: Path, batch_size: int, images: Images, shards: list[range]) -> Iterator[Rows]:
     """Yield the rows of each shard, in order, computed on a Ray cluster: its nodes read the images, so every node must have access to them.
 
-    The files of the folder `network` are sent; a shard is the positions of its images.
+    The files of the folder `network` are sent; a shard is the positions of its images. A node with other code or libraries is an error.
     """
     from tasks.workers.distribution import spread
 
     files = {path.name: path.read_bytes() for path in sorted(network.iterdir()) if path.is_file()}
-    return spread(_embed_there, (files, images, batch_size), shards)
+    sources = source_digests((__name__, backbone_module(read_description(network).model.backbone.name)))
+    return spread(_embed_there, (files, images, batch_size, sources, versions()), shards)
 
 
-def _embed_there(shared: tuple[dict[str, bytes], Images, int], positions: range) -> Rows:
+def _embed_there(shared: tuple[dict[str, bytes], Images, int, dict[str, str], dict[str, str]], positions: range) -> Rows:
     """Embed one shard in the current process, which caches the network."""
-    files, images, batch_size = shared
+    files, images, batch_size, sources, packages = shared
+    check_code(sources, packages, "dml embed")
     if not images.root.startswith("s3://") and not Path(images.root).is_dir():
         raise DataError(
             f"{images.root} is missing on {socket.gethostname()}; on a cluster the images must be in S3 or on a shared file system"

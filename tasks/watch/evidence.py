@@ -5,9 +5,6 @@ training loop calls. A fault in these functions therefore shows in them as well.
 """
 
 import hashlib
-import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +30,11 @@ from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.runs.surroundings import SURROUNDINGS, gpu, surroundings
 from tasks.storage import Store
 from tasks.watch.records import Environment, Evidence
 from tasks.wording import Say, counted
 
-PACKAGES = (  # distributions whose code computes a result
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "faiss-gpu",
-    "faiss-cpu",
-    "pillow",
-    "pyarrow",
-    "timm",
-    "pytorch-metric-learning",
-)
 CURVES = (RECALL["best_validation"], CURVE["test"], CURVE["train"])  # of the history; the first that a run records
 
 
@@ -68,7 +53,8 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     """Return the evidence of a run, or None if the present code has not finished it.
 
     Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
-    their device, and whether the training was deterministic, are known from its record, the rest of its surroundings from `environment`.
+    their device, and whether the training was deterministic, are known from its record, after a training on a cluster also the machine; the
+    rest of its surroundings from `environment`.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -87,7 +73,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     recorded = {"deterministic": bool(trained.facts.get("deterministic")), "workers": trained.facts.get("num_workers", 1)}
     is_on_cpu = trained.facts.get("device", "cpu") == "cpu"
     if is_on_cpu != (environment.device == "cpu"):  # on a cluster whose machines have other devices than this one
-        recorded["device"] = "cpu" if is_on_cpu else _gpu()
+        recorded["device"] = "cpu" if is_on_cpu else gpu()
     return Evidence(
         row=row_of(spec),
         seed=spec.seed,
@@ -101,7 +87,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         curve=tuple(value for _, value in points),
         curve_epochs=tuple(epoch for epoch, _ in points),
         seconds=float(trained.facts.get("seconds", 0)),
-        environment=environment.model_copy(update=recorded),
+        environment=environment.model_copy(update=recorded | trained.facts.get(SURROUNDINGS, {})),
         pixels=pixels,
         steps_per_epoch=sum(row["epoch"] == 0 for row in history),
     )
@@ -146,17 +132,8 @@ def beginning(spec: RunSpec, packed: Path, say: Say) -> tuple[str, str, str | No
 def environment_here(commit: str, scale: ScaleSpec) -> Environment:
     """Return the surroundings of runs on this machine at a commit (`code_commit`); their device and threads follow from their resources."""
     placement = placement_here(scale)
-    num_workers = placement.num_workers * placement.num_groups
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    instructions = torch.backends.cpu.get_cpu_capability() + (f", oneDNN {limit}" if limit else "")
-    return Environment(
-        commit=commit,
-        python=platform.python_version(),
-        packages={name: number for name in PACKAGES if (number := _version(name)) is not None},
-        processor=f"{processor()} ({instructions})",
-        device="cpu" if placement.device == "cpu" else _gpu(),
-        threads=max(1, num_cores() // num_workers),
-    )
+    threads = max(1, num_cores() // (placement.num_workers * placement.num_groups))
+    return Environment(commit=commit, **surroundings(placement.device, threads))
 
 
 def is_same_code(root: Path, commit: str, other: str) -> bool:
@@ -169,27 +146,6 @@ def is_same_code(root: Path, commit: str, other: str) -> bool:
 def _scores_of(spec: RunSpec, metrics: dict[str, float]) -> dict[str, float]:
     """Return the evaluator's metrics; measurements are left out, because some of them are times."""
     return {name: value for name, value in metrics.items() if not spec.measurements or metric_info(name).family != "measurement"}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """Return the name of the machine's processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _gpu() -> str:
-    path = Path("/sys/module/nvidia/version")
-    driver = path.read_text().strip() if path.is_file() else "unknown"
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU of a cluster"
-    return f"{name}, driver {driver}, CUDA {torch.version.cuda}"
 
 
 def _hash_of_state(state: dict[str, Tensor]) -> str:

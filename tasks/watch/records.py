@@ -18,7 +18,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Environment(Record):
-    """The surroundings that may change a result although parameters and data are the same.
+    """The surroundings that may change a result although parameters and data are the same; on a cluster those of the run's first worker.
 
     Attributes:
         commit: commit of the project, with "-dirty" if code or settings differ (`tasks.git.code_commit`).

@@ -1,12 +1,16 @@
 """Messages between the driver and a group of workers: plain data, importable without Ray."""
 
 import re
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dml_core.errors import DmlError, TrainingError
 from dml_core.training.history import Progress
 from tasks.runs.costs import Cost
+from tasks.runs.identity import differing_files
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.runs.surroundings import versions
 
 MEMORY = re.compile("OutOfMemoryError|out of memory|allocate memory", re.IGNORECASE)  # in texts of Ray, torch and the system
 
@@ -31,6 +35,25 @@ def class_of_end(ended: BaseException) -> type[TrainingError]:
     return TrainingError if is_own else LostWorkersError
 
 
+def check_code(sources: Mapping[str, str], packages: Mapping[str, str], whose: str = "the flow") -> None:
+    """Compare the code and the libraries of this process with those of the one that sent it its work, for which its files will count.
+
+    Libraries that are missing here, and builds of one version (`+cpu`), are not compared.
+
+    Raises:
+        InfrastructureError: a file or version differs.
+    """
+    machine = f"this machine ({socket.gethostname()})"
+    if files := differing_files(sources):
+        names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        reason = f"{machine} has other code than {whose}, or was edited since ({names})"
+        raise InfrastructureError(f"{reason}: rerun with the same code everywhere")
+    for name, here in versions().items():
+        there = packages.get(name, here)
+        if here.partition("+")[0] != there.partition("+")[0]:
+            raise InfrastructureError(f"{machine} has {name} {here}, {whose} {there}: run make .venv/.done on every machine")
+
+
 @dataclass(frozen=True)
 class Job:
     """One step of one run, for a whole worker group.
@@ -43,6 +66,7 @@ class Job:
         store, cache: the store's address and this machine's cache of it.
         num_loader_workers: image-loading processes of each worker; set by the group that does the job.
         sources: file -> hash of the step's source files, as the flow read them for the step's identity.
+        packages: versions of the flow's libraries that compute.
         scale: when the workers write checkpoints, how many images they cache, and whether they compute deterministically.
     """
 
@@ -56,6 +80,7 @@ class Job:
     cache: str
     num_loader_workers: int = 0
     sources: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
     scale: ScaleSpec = field(default_factory=ScaleSpec)
 
 

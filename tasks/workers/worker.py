@@ -7,7 +7,6 @@ another with the unfinished job, which resumes from its checkpoint.
 
 import os
 import re
-import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -25,11 +24,12 @@ from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
-from tasks.runs.identity import CHOOSING_MODULES, STEP_MODULES, differing_files, source_files
+from tasks.runs.identity import CHOOSING_MODULES, STEP_MODULES, source_files
+from tasks.runs.surroundings import SURROUNDINGS, surroundings
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
-from tasks.workers.jobs import InfrastructureError, Job, LostWorkersError
+from tasks.workers.jobs import InfrastructureError, Job, LostWorkersError, check_code
 from tasks.workers.usage import WorkerMeter, return_freed_memory
 from tasks.workers.work import WORK
 
@@ -43,7 +43,7 @@ def serve(config: dict[str, Any]) -> None:
     """Work through the board's jobs until it is closed; the training function of every worker."""
     enable_s3_weights()
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has its own environment
-    source_files((*STEP_MODULES["train"], *STEP_MODULES["embed"], *CHOOSING_MODULES))  # as they were imported, for `_check_code`
+    source_files((*STEP_MODULES["train"], *STEP_MODULES["embed"], *CHOOSING_MODULES))  # as they were imported, for `check_code`
     board = config["board"]
     device = ray.train.torch.get_device()
     torch.set_num_threads(config["num_threads"])
@@ -62,7 +62,7 @@ class _Heart:
 
     def __init__(self, board: Any, on_a_cluster: bool) -> None:
         self._board = board
-        self._on_a_cluster = on_a_cluster
+        self.on_a_cluster = on_a_cluster
         self._sent = -BEAT_SECONDS
         self._returned = time.monotonic()
         self._patience = False
@@ -90,7 +90,7 @@ class _Heart:
 
     def stop_wanted(self) -> bool:
         """Return whether this worker was asked to stop: by SIGTERM, by the driver, or because its machine is preempted."""
-        is_preempted = self._on_a_cluster and ray.train.get_preemption_info() is not None  # all workers call this equally often
+        is_preempted = self.on_a_cluster and ray.train.get_preemption_info() is not None  # all workers call this equally often
         return is_preempted or stopping.has_come() or self.is_to_make_way
 
 
@@ -98,7 +98,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
     try:
-        _check_code(job)
+        check_code(job.sources, job.packages)
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job), deterministic_algorithms() if job.scale.deterministic else fastest_convolutions():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
@@ -123,16 +123,9 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     heart.end_job()
     if rank() == 0:
         facts = {"device": device.type, "num_workers": world_size(), "seconds": seconds, **step_facts}
+        if job.step == "train" and heart.on_a_cluster:  # whose driver may be another kind of machine
+            facts[SURROUNDINGS] = surroundings(device.type, torch.get_num_threads())
         ray.get(board.end.remote(facts=facts))
-
-
-def _check_code(job: Job) -> None:
-    """Raise an InfrastructureError if this process has other code than the flow: the job's files would count as made by the flow's."""
-    if files := differing_files(job.sources):
-        names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-        machine = f"this machine ({socket.gethostname()})"
-        reason = f"{machine} has other code than the flow, or was edited since ({names})"
-        raise InfrastructureError(f"{reason}: rerun with the same code everywhere")
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from dml_core import load_model
@@ -24,7 +26,8 @@ from dml_core.index.writing import build_index
 from dml_core.trained import TrainedModel
 from flows.cli.models import embed as embed_command
 from tasks.environment import Project
-from tasks.models.embed import embed_images, embed_to
+from tasks.models import embed
+from tasks.models.embed import embed_images, embed_on_cluster, embed_to
 from tasks.models.indexing import batches_of_embeddings, batches_of_images
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.searching import query_images, search_images
@@ -32,6 +35,8 @@ from tasks.models.sources import find_images
 from tasks.runs.embeddings import load_embeddings
 from tasks.scores.scoring import Files, score_files
 from tasks.storage import Store
+from tasks.workers import distribution, jobs
+from tasks.workers.jobs import InfrastructureError
 
 CONFIG = EvaluationConfig(recall_at=(1,), clustering=False)
 
@@ -562,3 +567,23 @@ def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_
     (tmp_path / "begun" / "plan.json").write_text("{")
     with pytest.raises(ConfigError, match=r"plan\.json: damaged; remove"):
         embed_images(model, find_images(str(folder)), tmp_path / "begun")
+
+
+def test_a_node_with_other_code_or_libraries_embeds_nothing(
+    project: Project, model: TrainedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards would be of another version, under one identity."""
+    network, images = resolve_model("own/good/0", project), find_images(str(folder))
+    spread = partial(embed_on_cluster, network, 64)
+    monkeypatch.setattr(distribution, "spread", lambda work, shared, shards: (work(shared, shard) for shard in shards))
+    monkeypatch.setattr(jobs.socket, "gethostname", lambda: "node-2")
+    assert embed_images(model, images, tmp_path / "out", spread=spread).num_rows == 240
+    here = embed.source_digests
+    for name, value, difference in (
+        ("versions", lambda: {"torch": "1.0"}, f"torch {torch.__version__.partition('+')[0]}.*, dml embed 1.0: run make .venv/.done"),
+        ("source_digests", lambda of: here(of) | {"dml_core/models/backbones/small.py": "edited"}, "other code than dml embed.*small.py"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(embed, name, value)
+            with pytest.raises(InfrastructureError, match=rf"^this machine \(node-2\) has {difference}"):
+                embed_images(model, images, tmp_path / name, spread=spread)

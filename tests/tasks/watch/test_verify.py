@@ -22,6 +22,7 @@ from flows.reuse.step_cache import SealedJSON
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, SITE
+from tasks.runs import surroundings
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
 from tasks.runs.replaced_data import use_packed
@@ -392,7 +393,7 @@ def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and
     accepted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # is recorded; the numbers change as follows
-    monkeypatch.setattr(evidence, "version", lambda name: "9.9" if name == "torch" else version(name))
+    monkeypatch.setattr(surroundings, "version", lambda name: "9.9" if name == "torch" else version(name))
     slightly_other_numbers(monkeypatch)
     row = verified(accepted, 7)
     assert row.verdict is Verdict.WITHIN_BAND, row.reason
@@ -425,6 +426,27 @@ def test_a_run_of_more_workers_or_of_a_gpu_that_this_machine_lacks_is_judged_by_
     row = verified(accepted)
     assert row.verdict is Verdict.WITHIN_BAND, row.reason
     assert [line.startswith(changed) for line in row.changed[1:]] == [True]
+
+
+NODE = {"processor": "EPYC", "device": "H200", "threads": 3, "python": "3.12.1", "packages": {"torch": "2.14.1"}}
+
+
+def test_on_a_cluster_the_machine_that_trained_counts_not_the_one_that_verifies(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a node less its workers have more threads, so other bits; that was drift in an equal environment, with an alarm."""
+    with monkeypatch.context() as patch:
+        trained_with({surroundings.SURROUNDINGS: NODE}, patch)
+        slightly_other_numbers(patch)
+        row = verified(accepted)
+    assert row.verdict is Verdict.WITHIN_BAND, row.reason
+    assert row.evidence is not None
+    assert NODE.items() <= row.evidence.environment.model_dump().items()
+    trained_with({surroundings.SURROUNDINGS: NODE}, monkeypatch)
+    reference, _ = accept(accepted, "own", "of a cluster", (), say)
+    assert {one.environment.processor for one in reference.evidence} == {"EPYC"}
+    commit(accepted.root, "accept a cluster's")
+    monkeypatch.setattr(surroundings, "processor", lambda: "the driver is another machine now")
+    assert (row := verified(accepted)).verdict is Verdict.IDENTICAL
+    assert [line.split()[0] for line in row.changed] == ["commit"]
 
 
 def test_other_batches_are_drift_whatever_the_number_of_workers(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:

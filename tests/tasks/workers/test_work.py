@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,8 @@ from dml_core.errors import ConfigError, DataError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.identity import STEP_MODULES, source_digests
 from tasks.runs.specs import RunSpec
-from tasks.workers import work, worker
+from tasks.runs.surroundings import surroundings, versions
+from tasks.workers import jobs, work, worker
 from tasks.workers.jobs import InfrastructureError, Job, LostWorkersError
 from tests.conftest import small_training
 from tests.forked import forked
@@ -75,16 +77,17 @@ def test_a_fault_of_a_worker_is_one_line(
     assert (str(told), type(told)) == (said, kind)
 
 
-def test_a_worker_with_other_code_than_the_flow_names_machine_and_files_and_does_not_train(
+def test_a_worker_with_other_code_or_libraries_than_the_flow_names_machine_and_difference_and_does_not_train(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a node without the last `git pull`: its network would be stored as one of the flow's code."""
+    """As on a node without the last `git pull`, or `make .venv/.done` after it: its network would be stored as one of the flow's."""
     board, done = MagicMock(), MagicMock(return_value={})
     monkeypatch.setattr(worker, "ray", MagicMock())
-    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-2")
+    monkeypatch.setattr(jobs.socket, "gethostname", lambda: "node-2")
     monkeypatch.setitem(worker.WORK, "train", done)
     sources = source_digests((*STEP_MODULES["train"], "tasks.remote_images"))
-    job = replace(job_for(packed, tmp_path), step="train", sources=sources)
+    packages = versions() | {"torch": f"{torch.__version__.partition('+')[0]}+cu999", "faiss-cpu": "0.1"}
+    job = replace(job_for(packed, tmp_path), step="train", sources=sources, packages=packages)
     worker._do(job, CPU, MagicMock(), MagicMock())
     assert done.call_count == 1
 
@@ -95,7 +98,25 @@ def test_a_worker_with_other_code_than_the_flow_names_machine_and_files_and_does
     error = board.end.remote.call_args.kwargs["error"]
     assert isinstance(error, InfrastructureError)
     assert str(error) == f"d / v / seed 0: {reason}: rerun with the same code everywhere"
+
+    with pytest.raises(InfrastructureError):
+        worker._do(replace(job, packages=packages | {"numpy": "0.1"}), CPU, board, MagicMock())
+    reason = f"this machine (node-2) has numpy {np.__version__}, the flow 0.1: run make .venv/.done on every machine"
+    assert str(board.end.remote.call_args.kwargs["error"]) == f"d / v / seed 0: {reason}"
     assert done.call_count == 1
+
+
+def test_on_a_cluster_a_training_reports_its_machine(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = MagicMock()
+    monkeypatch.setattr(worker, "ray", MagicMock())
+    job = job_for(packed, tmp_path)
+
+    def facts_of(step: str, is_cluster: bool) -> dict[str, Any]:
+        worker._do(replace(job, step=step), CPU, board, MagicMock(on_a_cluster=is_cluster, stop_wanted=lambda: False))
+        return dict(board.end.remote.call_args.kwargs["facts"])
+
+    assert facts_of("train", True)["surroundings"] == surroundings("cpu", torch.get_num_threads())
+    assert not any("surroundings" in facts for facts in (facts_of("train", False), facts_of("embed", True)))
 
 
 @pytest.mark.parametrize(
