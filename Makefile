@@ -46,7 +46,7 @@ check: .venv/.done ## lint, format, types and import rules
 audit: .venv/.done ## look for known vulnerabilities of the locked packages; needs a network, and fails if a package cannot be audited
 	@pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
 
-results: .venv/.done ## bring the committed results and dvc.lock up to date; needed before a commit that changes code
+results: .venv/.done ## train the runs whose code or settings changed; update the committed results and dvc.lock
 	@dvc repro comparison@synthetic comparison@fashion-mnist
 
 docs: .venv/.done ## write the generated pages of docs/reference and build the site in site/, warnings as errors; needs no network

@@ -1,4 +1,4 @@
-"""The committed results are those of the committed code and parameters, according to their hashes."""
+"""`dvc.lock` names the committed code, parameters and results. Whether this code gives these results, only `dml verify` shows."""
 
 import json
 import subprocess
@@ -21,4 +21,4 @@ def test_dvc_lock_fits_the_tree() -> None:
         for path, state in changed.items()
         if any(name == path or name.startswith(f"{path}/") for name in tracked)
     }
-    assert differing == set(), "run `make results`, look at what changed in results/, and commit it"
+    assert differing == set(), "update dvc.lock: docs/how-to/contribute.md, Checks"
