@@ -24,6 +24,7 @@ from typing import Any
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.errors import DataError, StoreError
 from dml_core.files import SET_ASIDE, write_errors, writing
+from dml_core.training.pulse import beat
 from tasks.environment import Project, without_secrets
 from tasks.runs.records import StepRecord, changed_file, describe_file, visible_files
 
@@ -293,7 +294,7 @@ class Store:
         with write_errors(f"{path}:", "free space, or make the folder writable"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with writing(path) as file:
-                self._call("download_fileobj", key, Fileobj=file, Config=_transfers())
+                self._call("download_fileobj", key, Fileobj=file, Callback=lambda _: beat(patience=True), Config=_transfers())
                 file.seek(0)
                 if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:  # type: ignore[arg-type]
                     raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")

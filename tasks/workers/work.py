@@ -4,9 +4,12 @@ Every worker of the group makes the same calls. Checkpoints are verified before 
 starts from the beginning, and embedding needs one that is intact, of this run and of all its epochs.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from torch import Tensor
 from dml_core.data.store.info import IMAGES_FILE, read_info
 from dml_core.data.store.packed import EncodedImages, PackedDataset
 from dml_core.data.store.splits import open_role, save_split
+from dml_core.data.views.batches import Batch
 from dml_core.errors import StoreError
 from dml_core.files import remove_leftovers
 from dml_core.models.embedder import Embedder, network_weights
@@ -21,10 +25,10 @@ from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint,
 from dml_core.training.checkpoints.writing import Saving
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import fit
-from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, wait_for_all
-from dml_core.training.pulse import patient
+from dml_core.training.parallel.workers import failing_together, from_rank_zero, rank, state_from_rank_zero, sum_over_workers, wait_for_all
+from dml_core.training.pulse import beat, patient
 from dml_core.training.validation import ScoredImages, scorers
-from tasks.locks import alone
+from tasks.locks import FileLock
 from tasks.remote_images.reading import RemoteImages
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.runs.specs import RunSpec
@@ -33,6 +37,7 @@ from tasks.workers import stopping
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
 
+LOCK_SECONDS, TOGETHER_SECONDS = 0.5, 60.0  # between looks at what another run fetches, and exchanges of workers that wait for a download
 StopWanted = Callable[[], bool]
 Work = Callable[[Job, torch.device, Report, int, StopWanted | None], dict[str, object]]
 
@@ -55,7 +60,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
     store = _store(job.store, job.cache)
-    (packed, source), validation = _dataset(job, store, local_rank), job.spec.training.validation
+    (packed, source), validation = _dataset(job, store, local_rank, device), job.spec.training.validation
     dataset = open_role(packed, "train", validation, source)
     with patient():
         folder = from_rank_zero(lambda: store.pull(job.train_key))
@@ -71,7 +76,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         if validation is not None:
             save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
-    scored = ScoredImages(device, num_loaders)
+    scored = _BeatingImages(device, num_loaders)
     epoch_scorers = scorers(packed, training, scored, source)
     saving = Saving(
         job.scale.checkpoint_every_steps,
@@ -96,7 +101,7 @@ def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         StoreError: the run's checkpoint is missing, damaged, or not of all its epochs.
     """
     store = _store(job.store, job.cache)
-    (folder, source), validation = _dataset(job, store, local_rank), job.spec.training.validation
+    (folder, source), validation = _dataset(job, store, local_rank, device), job.spec.training.validation
     roles = scored_datasets(folder, job.spec, source)
     with patient():
         weights, num_epochs = _trained_weights(job, store, device)
@@ -108,7 +113,8 @@ def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     with patient():
-        store.push(job.embed_key)
+        if local_rank == 0:
+            store.push(job.embed_key)
         wait_for_all()  # rank 0 says when the job is done: then the shards of all machines are in the store
     return {}
 
@@ -149,7 +155,16 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
     return state_from_rank_zero(weights, device, lambda _, whole: whole), num_epochs
 
 
-def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImages | None]:
+class _BeatingImages(ScoredImages):
+    """Images of a run's scorers whose batches beat: scoring an epoch may take longer than workers may be silent."""
+
+    def batches(self, *which: Any) -> Iterator[Batch]:
+        for batch in super().batches(*which):
+            beat(patience=True)
+            yield batch
+
+
+def _dataset(job: Job, store: Store, local_rank: int, device: torch.device) -> tuple[Path, EncodedImages | None]:
     """Return the folder of the packed data on this machine, and the source of its images if they stay in the bucket.
 
     The folder is the driver's own one, or fetched from a remote store once per machine.
@@ -157,11 +172,25 @@ def _dataset(job: Job, store: Store, local_rank: int) -> tuple[Path, EncodedImag
     if not store.is_remote:
         return Path(job.dataset_folder), None
     cache_gb = job.scale.image_cache_gb
-    with patient():
-        if local_rank == 0:
-            with alone(store.locks / f".{job.dataset_key.replace('/', '-')}"):  # one of a machine's runs fetches it for all
-                store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
-        wait_for_all()
+
+    def fetch() -> None:
+        lock = FileLock(store.locks / f".{job.dataset_key.replace('/', '-')}")
+        while not lock.acquire(wait=False):  # one of a machine's runs fetches it for all
+            beat(patience=True)
+            time.sleep(LOCK_SECONDS)
+        try:
+            remove_leftovers(store.folder(job.dataset_key))  # of a killed worker
+            store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
+        finally:
+            lock.release()
+
+    with patient(), ThreadPoolExecutor(1) as pool:  # a collective waits for half an hour, a download takes as long as it does
+        fetching = [pool.submit(fetch)] if local_rank == 0 else []
+        while sum_over_workers(torch.tensor(len(wait(fetching, TOGETHER_SECONDS).not_done), device=device)):
+            pass
+        with failing_together():
+            for fetched in fetching:
+                fetched.result()
     images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)
     return store.folder(job.dataset_key), images
 

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,12 @@ from dml_core.data.store.info import IMAGES_FILE
 from dml_core.data.store.ranges import RANGES_FILE
 from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training import pulse
 from dml_core.training.checkpoints import writing
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.history import HISTORY_FILE
 from flows import chain
+from tasks.locks import alone
 from tasks.remote_images.cache import LOCK
 from tasks.remote_images.reading import CACHE_FOLDER, GB, push_ranges
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -120,8 +122,33 @@ def test_runs_that_start_together_on_a_machine_fetch_their_dataset_once(job: Job
     monkeypatch.setattr(Store, "download", lambda store, key, *more: (fetched.append(key), download(store, key, *more)))
     with ThreadPoolExecutor(4) as pool:
         for _ in range(4):
-            pool.submit(work._dataset, replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0)
+            pool.submit(work._dataset, replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0, CPU)
     assert fetched.count(f"{KEY}/{IMAGES_FILE}") == 1
+
+
+def test_a_dataset_may_take_longer_to_fetch_than_workers_may_be_silent_and_what_a_killed_one_had_fetched_is_removed(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[bool] = []
+    monkeypatch.setattr(pulse, "_listeners", [beats.append])
+    left = tmp_path / "machine" / KEY / f".{IMAGES_FILE}.{'0' * 32}"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half of it")
+    work._dataset(replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0, CPU)
+    assert not left.exists()
+    assert beats.count(True) > len(Store(job.store, tmp_path).list_objects(KEY)), "during the transfer of each file"
+    del beats[:]
+    with ThreadPoolExecutor(1) as pool, alone(left.parents[2] / ".locks/.data-x"):
+        waiting = pool.submit(work._dataset, replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0, CPU)
+        wait([waiting], 5 * work.LOCK_SECONDS)
+        assert (waiting.done(), len(beats) > 1) == (False, True), "while another run fetches it"
+
+
+def test_only_one_worker_of_a_machine_pushes_its_embeddings(job: Job, tmp_path: Path) -> None:
+    work.train(job, CPU, lambda message: None)
+    for local_rank, is_pushed in ((1, False), (0, True)):
+        work.embed(job, CPU, lambda message: None, local_rank)
+        assert bool(Store(job.store, tmp_path).list_objects("embed/x")) == is_pushed
 
 
 def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path: Path, s3_bucket: str) -> None:

@@ -1,6 +1,8 @@
 """A run that holds classes out: the workers' steps without Ray, and the recorded results."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import Loader, TestView
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training import pulse, validation
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
@@ -91,3 +94,15 @@ def test_no_step_of_training_sees_a_held_out_image(packed: Path, state: Path, mo
     assert len(seen[False]) == len(seen[True]) == 18
     history = read_history(Path(job.cache).parent / "store/train/x")
     assert [METRIC in row for row in history] == [False] * (len(history) - 1) + [True]
+
+
+def test_scoring_an_epoch_beats_with_each_batch(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All images of a large test set take longer than workers may be silent."""
+    beats = Counter[int]()
+    job = job_for(packed, tmp_path, "test")
+    spec = job.spec.model_copy(update={"training": small_training(num_epochs=1, recall_every_epochs=1)})
+    for batch_size in (100, 4):
+        monkeypatch.setattr(validation, "BATCH_SIZE", batch_size)
+        monkeypatch.setattr(pulse, "_listeners", [lambda patience, of=batch_size: beats.update({of: patience})])
+        work.train(replace(job, spec=spec, train_key=f"train/{batch_size}"), CPU, lambda message: None)
+    assert beats[4] >= beats[100] + 12, "72 images"
