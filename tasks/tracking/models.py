@@ -40,7 +40,7 @@ from tasks.runs.identity import network_identity, source_files
 from tasks.runs.records import RunReport
 from tasks.tracking import packaged_model
 from tasks.tracking.child_run import MLFLOW_TAGS, run_title
-from tasks.tracking.registered import NETWORK
+from tasks.tracking.registered import MODEL_TYPE, NETWORK
 from tasks.tracking.tags import Tag
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
@@ -99,7 +99,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
                 outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description.embedding_dim))]),
             ),
             input_example=pd.DataFrame({packaged_model.COLUMN: [example]}),
-            model_type="embedding",
+            model_type=MODEL_TYPE,
             tags=_tags(report) | {Tag.CONTENT: content},
             step=num_steps,
         )

@@ -36,7 +36,7 @@ from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 from tasks.tracking.tags import Tag
 from tasks.tracking.versions import FETCHED, LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
 
-NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
+NETWORK, MODEL_TYPE = "artifacts/network", "embedding"  # path in a logged model, and its type, set by `log_model`
 BEST = "best"
 LOCK_MINUTES, LOOK_SECONDS = 10, 0.5
 CARD_FILE = "model_card.md"
@@ -356,15 +356,15 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of the complete model that a run has logged, or None; incomplete models are deleted.
+    """Return the id of the complete network that was published with a run, or None; incomplete ones are deleted, models of users are not.
 
     Raises:
         MlflowException: MLflow cannot be queried.
     """
     for output in run.outputs.model_outputs if run.outputs else ():
         model = _if_exists(client.get_logged_model, output.model_id)
-        if model is None:
-            continue  # deleted
+        if model is None or (Tag.CONTENT not in model.tags and model.model_type != MODEL_TYPE):
+            continue  # deleted, or a user's
         if model.status == LoggedModelStatus.READY:
             return str(model.model_id)
         client.delete_logged_model(model.model_id)

@@ -17,6 +17,7 @@ from dml_core.training.loop import build_system
 from tasks.tracking import packaged_model
 from tasks.tracking.models import _requirements, check_opens, content_of
 from tasks.tracking.registered import find_model
+from tasks.tracking.tags import Tag
 from tests.conftest import small_training
 
 READY, PENDING = LoggedModelStatus.READY, LoggedModelStatus.PENDING
@@ -32,7 +33,8 @@ class Client:
         found = self.models[model_id]
         if not isinstance(found, LoggedModelStatus):
             raise MlflowException("no", error_code=found)
-        return SimpleNamespace(model_id=model_id, status=found)
+        tags = {} if model_id.startswith("user's") else {Tag.CONTENT: "hash"}
+        return SimpleNamespace(model_id=model_id, status=found, tags=tags, model_type="reranker")
 
     def delete_logged_model(self, model_id: str) -> None:
         self.models[model_id] = RESOURCE_DOES_NOT_EXIST
@@ -42,9 +44,11 @@ class Client:
 
 
 def test_deleted_models_are_passed_over_and_broken_ones_deleted() -> None:
-    client = Client({"deleted": RESOURCE_DOES_NOT_EXIST, "broken": PENDING, "whole": READY})
+    """A user's models of the run are neither."""
+    of_user: dict[str, LoggedModelStatus | int] = {"user's": READY, "user's upload": PENDING}
+    client = Client(of_user | {"deleted": RESOURCE_DOES_NOT_EXIST, "broken": PENDING, "whole": READY})
     assert find_model(client, client.run()) == "whole"
-    assert client.models == {"deleted": RESOURCE_DOES_NOT_EXIST, "broken": RESOURCE_DOES_NOT_EXIST, "whole": READY}
+    assert client.models == of_user | {"deleted": RESOURCE_DOES_NOT_EXIST, "broken": RESOURCE_DOES_NOT_EXIST, "whole": READY}
     del client.models["whole"]
     assert find_model(client, client.run()) is None
     assert find_model(client, SimpleNamespace(outputs=None)) is None
