@@ -19,7 +19,7 @@ from dml_core.errors import ConfigError
 
 GROUPS = {  # title in the help -> verb -> its module and the first line of its help
     "Train": {
-        "reproduce": ("run", "Run the standing comparison, or tables of the papers."),
+        "reproduce": ("run", "Run the comparison of params.yaml, or tables of the papers."),
         "run": ("run", "Run one variant on one dataset with one seed."),
         "tune": ("tune", "Search a row's settings on folds of the training classes."),
     },

@@ -21,14 +21,14 @@ from tasks.wording import counted
 models_app = new_group("models", cls=FirstByDefault)
 
 RUN = Annotated[
-    str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, the identity of its network, or models:/name/version.")
+    str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, its network's identity, or models:/name/version.")
 ]
 
 
 @models_app.command("list", epilog=examples("dml models synthetic --all", "dml models project/finetuned"))
 def list_(
     name: Annotated[
-        str | None, typer.Argument(help="List only networks of this dataset, or those of a table. Default: the standing comparison's.")
+        str | None, typer.Argument(help="List only networks of this dataset, or those of a table. Default: those of params.yaml.")
     ] = None,
     every_seed: Annotated[bool, typer.Option("--all", help="List every seed, not only the one that dataset/variant selects.")] = False,
 ) -> None:
@@ -36,7 +36,7 @@ def list_(
 
     Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Runs that other code made are named,
     with the source files that have changed. Also lists the versions in MLflow's registry. Other commands take a table's network by its
-    identity.
+    identity, 32 hexadecimal digits.
     """
     project = open_project()
     from tasks.models.listing import is_table_name, list_models
@@ -44,7 +44,7 @@ def list_(
     (models, best), is_table = list_models(project, name, every_seed), is_table_name(name)
     if not models:
         where = "" if name is None else f" of {name}" if is_table else f" on {name}"
-        what = name if is_table else "those of the standing comparison"
+        what = name if is_table else "those of the comparison in params.yaml"
         raise ConfigError(f"no trained networks{where}; train {what}: dml reproduce{f' {name}' if is_table else ''}")
     validation, recall, map_at_r = (
         [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for model in models]

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
-from flows.cli.options import AsJson, Datasets, NumSeeds, PriceFile, Rows, Seeds, TrackName, Variants, request_of
+from flows.cli.options import AsJson, NumSeeds, PriceFile, Rows, Seeds, TrackName, request_of
 from flows.cli.session import open_project, print_lines, say
 from tasks.environment import ray_cluster, shown
 from tasks.wording import counted, duration, significant
@@ -29,8 +29,13 @@ NOTHING = {True: "nothing can be run", False: "nothing can be run: no row matche
 def plan(
     tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
-    dataset: Datasets = None,
-    variant: Variants = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", "-d", metavar="DATASET", help="Only columns of this dataset; repeat for several.")
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option("--variant", "-v", metavar="VARIANT", help="Variant, for example as_released. Default: each row's first."),
+    ] = None,
     track: TrackName = None,
     seed: Seeds = None,
     seeds: NumSeeds = None,

@@ -63,7 +63,7 @@ def reproduce(
         bool, typer.Option("--all", help="Run all variants and seeds of params.yaml, not only the default ones; reported in results/.")
     ] = False,
 ) -> None:
-    """Run the standing comparison, or tables of the papers.
+    """Run the comparison of params.yaml, or tables of the papers.
 
     Finished work is reused. Settings given with --set form a separate comparison, reported below state/reports.
     """

@@ -79,7 +79,7 @@ class ScaleSpec(Config):
         runs_per_gpu: number of runs that share a GPU, each with one worker; small networks leave most of a large GPU idle. More than one
             needs `num_workers: 1`.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
-            loaders would take cores from training, and on GPUs one per further core available to a training process.
+            loaders would take cores from training, and on GPUs one per further core available to a training process, at most 16.
         max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start.
         hang_minutes: time without a sign of work after which workers are replaced.
         checkpoint_every_steps: steps between checkpoints, in addition to those at the ends of epochs; None for none.

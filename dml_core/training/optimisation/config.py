@@ -22,10 +22,12 @@ class OptimiserConfig(Config):
     Attributes:
         name: "sgd", "adam" or "adamw", torch's.
         learning_rate: base rate of every group without its own.
-        weight_decay: L2 coefficient, likewise.
+        weight_decay: L2 coefficient of every group without its own; decoupled with adamw.
         without_decay: parameters never decayed: "biases" (SGSL's released code), or "one_dimension": biases and the scales of
             normalisations.
-        momentum, nesterov: SGD's; `eps`: Adam's.
+        momentum: SGD's momentum.
+        nesterov: SGD's Nesterov momentum.
+        eps: Adam's epsilon.
         eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow and PyTorch 1.1 do: early
             steps are smaller, by up to sqrt(1 - beta2) if eps outweighs the gradient.
         fused: update all parameters in one kernel, faster on CPUs and GPUs; changes the last bits.

@@ -29,7 +29,8 @@ class ScheduleConfig(Config):
         cosine_moves: update the cosine with each "step", or keep it constant within an "epoch".
         cosine_after_warmup: start the cosine at the end of the warm-up, which must not be empty, over the rest of the run, with the last
             epoch at the floor (SGSL's released code); else it covers the whole run and the warm-up multiplies it.
-        warmup_epochs, warmup_steps: length of the linear rise before any kind, in epochs or in steps, per step.
+        warmup_epochs: epochs of linear warm-up, updated at each step.
+        warmup_steps: steps of linear warm-up.
         warmup_from: initial factor of the rise.
     """
 
