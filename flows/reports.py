@@ -227,7 +227,7 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         comparison=spec.comparison,
         dataset=spec.dataset,
         role=spec.evaluation.role,
-        folder=None if is_part else str(folder),
+        folder=str(folder),
         tags=backends.tags,
         reference=reference,
         digest=outcomes[0].digest,

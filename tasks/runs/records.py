@@ -203,7 +203,7 @@ class ComparisonReport(Record):
     Attributes:
         comparison: title of the parent run.
         role: role of the classes that the runs are scored on.
-        folder: folder of the report and its figures; None for a part of the comparison, whose report does not cover all of it.
+        folder: folder of the report of the last command's runs, and its figures; None for a table or a search.
         tags: as a run's; "paper" and "table" of a table's runs are tags of the parent too.
         about: description and results of a table in Markdown, placed before the runs' scores.
         files: the table's page in its formats, stored with the parent.

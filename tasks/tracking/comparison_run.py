@@ -229,7 +229,7 @@ def describe_comparison(
     caption = f"{report.comparison}: per cent on {report.role} images, mean over the seeds ± half of the 95 % interval"
     bold_says = f" {BOLD}" if bold else ""
     if report.about is None:
-        files = "`report.md` and its figure"
+        files = "`report.md` and its figure, of the runs of the last command,"
         views = [f"[Variants side by side]({view_link(experiment_id)}): means over seeds, best first"]
     else:
         files, views = "the table's page, Markdown and JSON", []

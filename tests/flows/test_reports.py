@@ -153,9 +153,10 @@ def test_the_best_of_what_ran_is_chosen_on_held_out_classes(services: Services) 
 
 
 def test_mlflow_is_told_the_present_data_and_settings_of_every_variant(services: Services) -> None:
-    conclude(services, [outcome(spec) for spec in specs("softmax")])
+    """And where the report is, also that of a part of the comparison, as by default."""
+    part = conclude(services, [outcome(spec) for spec in specs("softmax")])
     (report,) = services.published
-    assert (report.digest, report.is_one_protocol, report.folder) == ("digest", True, None)
+    assert (report.digest, report.is_one_protocol, report.folder) == ("digest", True, str(part.path.parent))
     assert [*report.settings] == variants_on(PARAMS, "synthetic")
     conclude(services, [outcome(spec) for spec in specs("softmax", overrides=SET)])
     assert services.published[1].settings["softmax"] != report.settings["softmax"]

@@ -41,7 +41,8 @@ def test_a_comparison_begins_with_the_best_and_a_table_with_a_link_to_the_best_r
         "Bold: the 95 % confidence set of the best.",
         "",
         f"- [Variants side by side]({view_link('1')}): means over seeds, best first",
-        "- Report: `report.md` and its figure among this run's [artifacts](#/experiments/1/runs/p/artifacts?workflowType=machine_learning)",
+        "- Report: `report.md` and its figure, of the runs of the last command, among this run's "
+        "[artifacts](#/experiments/1/runs/p/artifacts?workflowType=machine_learning)",
         "- Model: none",
         "- c: old",
     ]
