@@ -109,7 +109,9 @@ def check_new_name(name: str, params: Params) -> None:
     except ValueError:
         is_text = False
     if not is_text:
-        raise ConfigError(f"'{name}': not a name for a dataset; use letters, digits, - and _, a letter first")
+        raise ConfigError(
+            f"'{name}': not a name for a dataset; use up to 100 letters, digits, - and _, but no YAML value (1e5, on) or - first"
+        )
     if name in params.datasets or name in params.comparison.datasets:
         raise ConfigError(f"params.yaml has a dataset '{name}' already; choose another name, or remove its blocks first")
 
