@@ -48,7 +48,6 @@ from tasks.runs.records import (
 )
 from tasks.runs.replaced_data import of_same_data
 from tasks.runs.specs import MOST_CONCURRENT_RUNS, RunSpec
-from tasks.runs.surroundings import versions
 from tasks.scores.earlier_figures import CONTENT
 from tasks.tracking.live import LiveCurves
 from tasks.wording import counted
@@ -395,5 +394,4 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         cache=str(services.store.cache.absolute()),
         scale=services.scale,
         sources=lock.of.sources(),
-        packages=versions(),
     )

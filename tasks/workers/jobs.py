@@ -66,7 +66,7 @@ class Job:
         store, cache: the store's address and this machine's cache of it.
         num_loader_workers: image-loading processes of each worker; set by the group that does the job.
         sources: file -> hash of the step's source files, as the flow read them for the step's identity.
-        packages: versions of the flow's libraries that compute.
+        packages: versions of the libraries that compute, where the job is made: of the flow.
         scale: when the workers write checkpoints, how many images they cache, and whether they compute deterministically.
     """
 
@@ -80,7 +80,7 @@ class Job:
     cache: str
     num_loader_workers: int = 0
     sources: dict[str, str] = field(default_factory=dict)
-    packages: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=versions)
     scale: ScaleSpec = field(default_factory=ScaleSpec)
 
 

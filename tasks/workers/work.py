@@ -146,7 +146,8 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
         folder = store.pull(job.train_key)
         checkpoint = load_checkpoint(folder, _identity(job))
         if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
-            raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
+            which = "the checkpoint of the trained network is missing, or another flow with this store trains it again"
+            raise StoreError(f"{folder}: {which}; rerun the command")
         of_system, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
         weights = network_weights(of_system)
         return num_epochs

@@ -12,6 +12,7 @@ from ray._private import ray_constants
 
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
+from tasks.runs.surroundings import SURROUNDINGS, surroundings
 from tasks.start_times import StartTimes
 from tasks.workers import group
 from tasks.workers.board import STOP, Board
@@ -51,6 +52,7 @@ def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, start
     facts = workers.run(job(packed, tmp_path, "trained", num_epochs=1), lambda message: found.update(listening(cluster)))
     workers.close()
     assert facts["num_workers"] == 2
+    assert facts[SURROUNDINGS] == surroundings("cpu", 1), "a reference's environment is that of the workers"
     assert any("RayTrainWorker" in name and places for name, places in found.items()), found  # an empty list proves nothing
     assert {place for places in found.values() for place in places} <= LOOPBACK, found
 
