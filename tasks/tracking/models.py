@@ -4,8 +4,8 @@ A network that MLflow has already, as of a run that is scored again, is linked t
 """
 
 import hashlib
+import io
 import re
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +21,12 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Run
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
-from mlflow.utils import requirements_utils
+from PIL import Image
 from torch import Tensor
 
 import dml_core
 from dml_core.config import parse
+from dml_core.data.store.decode import decode_upright
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.transforms import scale
 from dml_core.errors import SavedNetworkError
@@ -44,7 +45,7 @@ from tasks.tracking.registered import MODEL_TYPE, NETWORK
 from tasks.tracking.tags import Tag
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
-USAGE = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
+USAGE = "images (bytes of a JPEG, PNG, ... file, or these in base64) in the column `image`, float32 embeddings (N, D) out"
 
 
 def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
@@ -70,7 +71,7 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
-    with tempfile.TemporaryDirectory() as folder, _trial_of_mlflow(), mlflow.start_run(run_id=run_id, log_system_metrics=False) as run:
+    with tempfile.TemporaryDirectory() as folder, _without_trial(), mlflow.start_run(run_id=run_id, log_system_metrics=False) as run:
         network, code = Path(folder) / "network", Path(folder) / packaged_model.CODE
         description = save_network(
             network,
@@ -81,13 +82,14 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
             evaluation.metric,
             run_title(report.dataset.name, report.variant, report.seed),
         )
-        example = dataset.raw_bytes(0)
+        image = dataset.raw_bytes(0)
+        example = drawn_image(image)
         requirements = [f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)]
         pack_code(training.model.backbone.name, code)
         content = content_of(Path(folder), requirements, example)
         if (model_id := _link(MlflowClient(uri), run, content, network, num_steps)) is not None:
             return model_id
-        check_opens(network, training, len(dataset.class_names), weights, example)
+        check_opens(network, training, len(dataset.class_names), weights, image)
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,
@@ -131,14 +133,14 @@ def _link(client: MlflowClient, run: Run, content: str, network: Path, num_steps
 def _tags(report: RunReport) -> dict[str, str]:
     """Return description and source of a logged model."""
     note = f"Embedding network as a pyfunc: {USAGE}. The code that it needs travels with it."
+    if report.parameters["training"].get("transform", {}).get("crop_to_box"):
+        note += " It was trained on the contents of boxes, and takes no boxes: crop the images."
     source = {MLFLOW_TAGS["command"]: report.tags["command"]} if "command" in report.tags else {}
     return {Tag.NOTE: note, "mlflow.source.type": "LOCAL", **source}
 
 
 def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
     """Open a network like a user of the published model, and compare its embedding of an image with the trained network's.
-
-    MLflow tries a model too, but only warns.
 
     Raises:
         SavedNetworkError: it cannot be opened, or gives another embedding.
@@ -156,20 +158,23 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
         raise SavedNetworkError(f"{opened.title}: the saved network gives other embeddings than the trained one; it was not published")
 
 
-@contextmanager
-def _trial_of_mlflow() -> Iterator[None]:
-    """Keep a model and this process as they were while MLflow tries the model.
+def drawn_image(image: bytes) -> bytes:
+    """Return a PNG of a grey gradient in the size of an image: a model's example input, which must have nothing of the dataset."""
+    height, width = decode_upright(image).shape[1:]
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((width, height)).save(file, "PNG")
+    return file.getvalue()
 
-    MLflow adds the folder of the model's code, which it deletes afterwards, to `sys.path`: every later package search would read the
-    folders of all models that this process has logged. Python would compile the loader into the model's folder, one more file to upload.
-    MLflow would look for the model's requirements, which are this environment's, in the files of all installed packages, for 1.6 seconds.
-    """
-    before = sys.path, sys.dont_write_bytecode, requirements_utils._check_requirement_satisfied
-    sys.dont_write_bytecode, requirements_utils._check_requirement_satisfied = True, lambda requirement_str: None
+
+@contextmanager
+def _without_trial() -> Iterator[None]:
+    """Keep MLflow from trying the model (`check_opens` does): loading it changes `sys.path` and `sys.modules`, which other threads read."""
+    trial = mlflow.models.utils._validate_serving_input
+    mlflow.models.utils._validate_serving_input = lambda **_: None
     try:
         yield
     finally:
-        sys.path, sys.dont_write_bytecode, requirements_utils._check_requirement_satisfied = before
+        mlflow.models.utils._validate_serving_input = trial
 
 
 def pack_code(backbone: str, file: Path) -> None:

@@ -3,8 +3,12 @@
 Load it anywhere: `mlflow.pyfunc.load_model(uri).predict(pandas.DataFrame({"image": [open("a.jpg", "rb").read()]}))` gives float32 (N, D).
 """
 
+import base64
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlflow
@@ -14,10 +18,36 @@ from mlflow.models import set_model
 
 CODE = "dml_core.zip"
 COLUMN = "image"
-if (code := Path(__file__).with_name("code") / CODE).exists():  # this file is a logged model's
-    sys.path.insert(0, str(code))
+_modules: dict[str, ModuleType] = {}  # of the model's code
 
-from dml_core.trained import load_model  # noqa: E402 - from the model's code
+
+@contextmanager
+def _code_of_model() -> Iterator[None]:
+    """Import `dml_core` from the model's code: a process may have that of another model, or an installed one, and has it again afterwards.
+
+    Load models in one thread at a time. They import nothing later, when they predict.
+    """
+    code = Path(__file__).with_name("code") / CODE
+    if not code.exists():  # this file is not a logged model's
+        yield
+        return
+    others = _take_modules()
+    sys.modules.update(_modules)
+    sys.path.insert(0, str(code))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(code))
+        _modules.update(_take_modules())
+        sys.modules.update(others)
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "dml_core"}
+
+
+with _code_of_model():
+    from dml_core.trained import load_model
 
 
 class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined]
@@ -25,11 +55,21 @@ class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defi
 
     def load_context(self, context: Any) -> None:
         """Load the network, on a GPU if there is one."""
-        self.model = load_model(context.artifacts["network"])
+        with _code_of_model():
+            self.model = load_model(context.artifacts["network"])
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Return the embeddings (N, D) of the images in the column `image` (each the bytes of a JPEG, PNG, ... file)."""
-        return self.model.embed(list(model_input[COLUMN]))
+        """Return the embeddings (N, D) of the images in the column `image`: each the bytes of a JPEG, PNG, ... file, or these in base64."""
+        return self.model.embed([_image_bytes(image) for image in model_input[COLUMN]])
+
+
+def _image_bytes(image: Any) -> bytes:
+    """Return the bytes of an image. A text is base64 and never a path: a client of a server would read the server's files."""
+    if isinstance(image, str):
+        return base64.b64decode(image, validate=True)
+    if not isinstance(image, bytes | bytearray):
+        raise TypeError(f"column {COLUMN}: expected the bytes of an image file, or these in base64, found {type(image).__name__}")
+    return bytes(image)
 
 
 set_model(EmbeddingModel())

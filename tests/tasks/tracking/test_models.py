@@ -1,21 +1,30 @@
 """The model that a run has logged, if MLflow answers with errors, and the checks before one is logged."""
 
+import io
 import shutil
+import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, REQUEST_LIMIT_EXCEEDED, RESOURCE_DOES_NOT_EXIST
+from PIL import Image
 
+from dml_core.config import parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
 from dml_core.trained import save_network
+from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system
 from tasks.tracking import packaged_model
-from tasks.tracking.models import _requirements, check_opens, content_of
+from tasks.tracking.models import _requirements, check_opens, content_of, drawn_image, pack_code
 from tasks.tracking.registered import find_model
 from tasks.tracking.tags import Tag
 from tests.conftest import small_training
@@ -82,6 +91,39 @@ def test_two_models_are_one_only_if_all_their_parts_are_the_same(tmp_path: Path,
 def test_a_model_asks_for_timm_where_its_backbone_is_timms_alone() -> None:
     assert "timm" in _requirements("timm:resnet18")
     assert "timm" not in _requirements("resnet18")
+
+
+def test_models_of_other_code_and_backbones_are_loaded_in_one_process(packed: Path, tmp_path: Path) -> None:
+    """Each has its own code, and the process its own again."""
+    image = PackedDataset(packed, "test").raw_bytes(0)
+    code, folder, rows = tmp_path / packaged_model.CODE, tmp_path / "network", dict[str, np.ndarray]()
+    for name, edit in (("small_cnn", ""), ("resnet18", ""), ("small_cnn", "-")):
+        training = small_training().model_dump(mode="json")
+        training["model"]["backbone"] = {"name": name}
+        config = parse(TrainingConfig, training, "training")
+        save_network(folder, training, 4, build_system(config, 4, 0, torch.device("cpu")).state_dict())
+        pack_code(name, code)
+        with zipfile.ZipFile(code) as packed_code:
+            texts = {file: packed_code.read(file).decode() for file in packed_code.namelist()}
+        with zipfile.ZipFile(code, "w") as other_code:
+            for file, text in texts.items():
+                other_code.writestr(file, text.replace("np.concatenate(rows)", f"{edit}np.concatenate(rows)"))
+        path = tmp_path / f"{edit}{name}"
+        mlflow.pyfunc.save_model(
+            path, python_model=packaged_model.__file__, artifacts={"network": str(folder)}, code_paths=[str(code)], pip_requirements=[]
+        )
+        model = mlflow.pyfunc.load_model(str(path))
+        rows[path.name] = model.predict(pd.DataFrame({"image": [image]}))
+        assert sys.modules["dml_core.config"].parse is parse
+    np.testing.assert_array_equal(rows["-small_cnn"], -rows["small_cnn"])
+    assert rows["resnet18"].shape == rows["small_cnn"].shape
+
+
+def test_the_example_of_a_model_is_drawn_in_the_size_of_the_images(packed: Path) -> None:
+    image = PackedDataset(packed, "train").raw_bytes(0)
+    example = drawn_image(image)
+    assert Image.open(io.BytesIO(example)).size == Image.open(io.BytesIO(image)).size
+    assert example == drawn_image(example), "depends on nothing else"
 
 
 CONFIG = small_training()

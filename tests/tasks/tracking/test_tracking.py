@@ -1314,9 +1314,21 @@ import mlflow, numpy, pandas
 mlflow.set_tracking_uri({tracker.uri!r})
 model = mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
 images = [open({str(tmp_path)!r} + f"/{{index}}.jpg", "rb").read() for index in range(3)]
-numpy.save({str(tmp_path / "served.npy")!r}, model.predict(pandas.DataFrame({{"image": images}})))
-import dml_core
-assert "artifacts" in dml_core.__file__, dml_core.__file__
+rows = model.predict(pandas.DataFrame({{"image": images}}))
+numpy.save({str(tmp_path / "served.npy")!r}, rows)
+network = model.unwrap_python_model().model
+assert "artifacts" in network.embed.__code__.co_filename, network.embed.__code__.co_filename
+import base64
+from fastapi.testclient import TestClient
+from mlflow.pyfunc.scoring_server import init
+client = TestClient(init(model), raise_server_exceptions=False)
+text = [base64.b64encode(image).decode() for image in images]
+asked = [("application/json", '{{"dataframe_split": {{"columns": ["image"], "data": [["%s"]]}}}}'), ("text/csv", "image\\n%s\\n")]
+for kind, body in asked:
+    answer = client.post("/invocations", content=body % text[0], headers={{"Content-Type": kind}})
+    numpy.testing.assert_allclose(answer.json()["predictions"], rows[:1], atol=1e-5)
+    answer = client.post("/invocations", content=body % {str(tmp_path / "0.jpg")!r}, headers={{"Content-Type": kind}})
+    assert answer.status_code != 200, "a client has read a file of the server"
 open({str(weights)!r}, "r+b").write(b"damaged")  # weights are verified by hash before they are loaded
 mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
 """
