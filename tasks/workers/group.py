@@ -23,7 +23,7 @@ from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
 from tasks.wording import Say, counted
 from tasks.workers.connection import is_one_machine, node_resources, reason_of
-from tasks.workers.jobs import InfrastructureError, Job, JobState, class_of_end
+from tasks.workers.jobs import Faults, InfrastructureError, Job, JobState, class_of_end
 from tasks.workers.placement import Placement, choose
 from tasks.workers.usage import of_workers
 
@@ -34,8 +34,7 @@ ANSWER_SECONDS = 60
 CLOSE_SECONDS = 30
 END_SECONDS = 15.0
 STARTING_SECONDS = 120.0  # to end a group that is starting: its controller can be killed only once it runs, a minute on busy cores
-FREE_SECONDS = 15.0
-ROOM_SECONDS = 10.0
+FREE_SECONDS, ROOM_SECONDS = 15.0, 10.0
 IDLE_SECONDS = 60.0
 RESTART_SECONDS = 1800.0  # that a cluster has to bring back a node which the group needs
 WORKERS, TIMED = "the workers", "workers-timed"  # names of their start in `StartTimes`, and of the thread that measures it
@@ -59,8 +58,8 @@ class WorkerGroup:
     """Workers that do one job after another until `close`: one fit of Ray Train after another.
 
     Ray never restarts workers automatically. Whatever ends a group (the death of a worker or of the board, a hang, missing resources),
-    `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place. On a
-    cluster, which others may use, a job waits for room without a limit, and workers without a job end after a minute.
+    `run` ends the rest of it and starts another, `scale.max_failures` times per job as `Faults` counts, so that all restarts are limited in
+    one place. On a cluster, which others may use, a job waits for room without a limit, and workers without a job end after a minute.
     """
 
     def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say, starts: StartTimes) -> None:
@@ -119,11 +118,12 @@ class WorkerGroup:
         self._idle.wait(END_SECONDS)
 
     def _run(self, job: Job, watch: Watch, spent: Spent) -> dict[str, object]:
-        num_attempts, num_faults, has_waited = 1, 0, False
+        num_attempts, has_waited = 1, False
+        faults = Faults(watch, 60 * (self._scale.checkpoint_every_minutes or 10))
         while True:
             spent(num_attempts, Cost())
             try:
-                facts = self._attempt(job, watch, partial(spent, num_attempts))
+                facts = self._attempt(job, faults.watch, partial(spent, num_attempts))
             except _GroupEndedError as ended:
                 self._end()
                 if isinstance(ended, _NoRoomError) and not self._closed:
@@ -133,11 +133,11 @@ class WorkerGroup:
                     self._wait_for_room()
                     continue
                 num_attempts += 1
-                num_faults += not isinstance(ended, _MadeWayError)
+                faults.attempt_ended(is_fault=not isinstance(ended, _MadeWayError))
                 if self._closed:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
-                if num_faults > self._scale.max_failures:
-                    times = counted(num_faults, "attempt")
+                if faults.number > self._scale.max_failures:
+                    times = counted(faults.number, "attempt")
                     raise class_of_end(ended)(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
                 self._say(f"{job.spec.title}: {ended}; retrying with new workers{self._starts.about(WORKERS)}")
             except DmlError:
@@ -348,7 +348,7 @@ class WorkerGroup:
         """Ask the group to end after a checkpoint if a larger one could do its job."""
         fitted = self._fitted()
         more = fitted.num_workers - self._num_workers
-        if 0 < more <= self._num_free(fitted):
+        if 0 < more <= fitted.num_places(node_resources(is_free=True)):
             self._say(f"{job.spec.title}: there is room for {counted(more, 'more worker')}")
             self._ask("make_way")
 
@@ -359,7 +359,7 @@ class WorkerGroup:
         until = time.monotonic() + FREE_SECONDS  # the resources of a group that just ended are free in a moment
         while True:
             self._placement = self._fitted()
-            num_free = self._num_free(self._placement)
+            num_free = self._placement.num_places(node_resources(is_free=True))
             if num_free >= self._placement.num_workers or time.monotonic() > until:
                 return max(self._scale.fewest_workers, min(self._placement.num_workers, num_free))
             time.sleep(POLL_SECONDS)
@@ -372,9 +372,6 @@ class WorkerGroup:
             return replace(choose(flow, nodes), num_groups=last.num_groups)
         except TrainingError:  # no resources at the moment
             return replace(last, num_workers=self._scale.fewest_workers)
-
-    def _num_free(self, placement: Placement) -> int:
-        return placement.num_places(node_resources(is_free=True))
 
 
 def _serve(config: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 import re
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dml_core.errors import DmlError, TrainingError
@@ -27,6 +28,33 @@ class InfrastructureError(TrainingError):
 
 class LostWorkersError(InfrastructureError):
     """A run's workers ended too often without an exception in its code: they or the board died, did not start or did not answer."""
+
+
+class Faults:
+    """Counts a job's faults; receives its progress, which it passes on.
+
+    Faults do not add up if the job trains for `seconds`, the time between two checkpoints, beyond the place that it had reached before: a
+    long training may lose a node now and then. A fault that recurs at its place, or a little later each time, is counted.
+    """
+
+    def __init__(self, watch: Callable[[Progress], None], seconds: float) -> None:
+        self.number = 0
+        self._watch, self._seconds = watch, seconds
+        self._place = self._reached = (0, 0)  # epoch and step: the furthest of earlier attempts, and of all
+        self._since: float | None = None  # when this attempt passed that place
+        self._beyond = 0.0  # seconds from then until its last message
+
+    def watch(self, message: Progress) -> None:
+        """Receive a progress message."""
+        if message.note is None and (message.epoch, message.step) > self._place:
+            self._since = self._since or time.monotonic()
+            self._reached, self._beyond = (message.epoch, message.step), time.monotonic() - self._since
+        self._watch(message)
+
+    def attempt_ended(self, is_fault: bool) -> None:
+        """Count the end of an attempt."""
+        self.number = is_fault + (self.number if self._beyond < self._seconds else 0)
+        self._place, self._since, self._beyond = self._reached, None, 0.0
 
 
 def class_of_end(ended: BaseException) -> type[TrainingError]:

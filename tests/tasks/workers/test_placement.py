@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from ray._private import state
 
+from dml_core.errors import TrainingError
+from dml_core.training.history import Progress
 from tasks.plans.times import placement_here
 from tasks.runs.specs import ScaleSpec
 from tasks.start_times import StartTimes
@@ -327,6 +330,48 @@ def test_a_cluster_that_has_lost_a_node_stays_large_enough_for_half_an_hour(tmp_
     workers._scale = ScaleSpec(num_workers=(1, 2))
     now[0] -= 1800
     assert not workers._is_large_enough(), "an elastic run goes on with what is there"
+
+
+HOUR = 60.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "num_attempts"),
+    [
+        ([[(1.0, epoch, 50), (HOUR, epoch, 60), (HOUR, epoch + 1, 50)] for epoch in range(6)], 7),  # nodes that are lost every two hours
+        ([[(HOUR, 0, 99), (HOUR, 1, 50 + number)] for number in range(6)], None),  # the same place, but for the time of the last message
+        ([[(1.0, 0, 50 * number), (5.0, 0, 50 * number + 40)] for number in range(6)], None),  # a little later each time
+        ([[(1.0, 0, 50 + number), (HOUR, 0, 0)] for number in range(6)], None),  # a hang, noticed after an hour
+        ([[] for _ in range(6)], None),  # workers that do not start, or embed
+    ],
+)
+def test_a_long_training_may_lose_nodes_now_and_then_but_a_fault_that_recurs_ends_it(
+    attempts: list[list[tuple[float, int, int]]], num_attempts: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt has messages: minutes since the one before, epoch and step."""
+    now, left = [5.0], list(attempts)
+    monkeypatch.setattr(group.time, "monotonic", lambda: now[0])
+    scale = ScaleSpec(max_failures=2)
+    workers = group.WorkerGroup(choose(scale, [{"CPU": 2.0}]), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
+
+    def attempt(job: object, watch: Callable[[Progress], None], spent: object) -> dict[str, object]:
+        if not left:
+            return {}
+        for minutes, epoch, step in left.pop(0):
+            now[0] += 60 * minutes
+            if step:
+                watch(Progress(epoch, 9, step, 100, 1.0, {}))
+        raise group._GroupEndedError("the node is lost")
+
+    monkeypatch.setattr(workers, "_attempt", attempt)
+    job: Any = SimpleNamespace(spec=SimpleNamespace(title="run"))
+    seen: list[Progress] = []
+    if num_attempts is None:
+        with pytest.raises(TrainingError, match="run: given up after 3 attempts; the last: the node is lost"):
+            workers.run(job, seen.append)
+    else:
+        assert workers.run(job, seen.append)["attempts"] == num_attempts
+        assert len(seen) == sum(map(len, attempts))
 
 
 @pytest.mark.parametrize(
