@@ -321,7 +321,8 @@ class WorkerGroup:
         """Wait until the cluster has room, while it is large enough and the group not closed. An autoscaler sees the request."""
         from ray.util import placement_group, remove_placement_group
 
-        request = placement_group([self._placement.resources] * self._num_workers)
+        fewest = self._scale.fewest_workers if self._scale.is_elastic else self._num_workers
+        request = placement_group([self._placement.resources] * fewest)
         try:
             while not self._closed and self._is_large_enough() and not request.wait(timeout_seconds=1):
                 pass
