@@ -235,6 +235,7 @@ class WorkerGroup:
                 num_workers=self._num_workers,
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
+                placement_strategy="SPREAD" if self._placement.device == "cpu" else "PACK",  # each of the nodes has cores for its threads
             ),
             backend_config=Rendezvous(self._board, meeting_file if is_one_machine() else None, self._patience),
             run_config=RunConfig(

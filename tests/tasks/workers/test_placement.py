@@ -457,8 +457,10 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head_and_none_has
     monkeypatch.setattr(group.WorkerGroup, "_is_large_enough", lambda *_: True)
     monkeypatch.setattr(
         "tasks.workers.rendezvous.Trainer",
-        lambda serve, train_loop_config, backend_config, **_: (
-            configs.append(train_loop_config) or rendezvous.append(backend_config) or SimpleNamespace(fit=lambda: None)
+        lambda serve, train_loop_config, backend_config, scaling_config, **_: (
+            configs.append({**train_loop_config, "strategy": scaling_config.placement_strategy})
+            or rendezvous.append(backend_config)
+            or SimpleNamespace(fit=lambda: None)
         ),
     )
     all_nodes = [("127.0.0.1", 0.0, True), *((node, 2.0, True) for node in nodes), ("10.0.0.9", 64.0, False)]
@@ -471,7 +473,7 @@ def test_workers_of_a_cluster_share_its_cores_not_those_of_the_head_and_none_has
     placement = choose(scale, [{"CPU": 2.0}] * 4)
     workers = group.WorkerGroup(placement, scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
     workers.start()
-    assert [config["num_threads"] for config in configs] == [num_threads]
+    assert [(config["num_threads"], config["strategy"]) for config in configs] == [(num_threads, "SPREAD")], "no node has all threads"
     assert [entry.meeting_file is not None for entry in rendezvous] == [is_one_machine]
 
 
