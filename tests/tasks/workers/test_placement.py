@@ -395,48 +395,6 @@ def test_an_elastic_run_waits_for_its_fewest_workers_and_starts_with_what_is_fre
     assert workers._fitting_size() == 1
 
 
-HOUR = 60.0
-
-
-@pytest.mark.parametrize(
-    ("attempts", "num_attempts"),
-    [
-        ([[(1.0, epoch, 50), (HOUR, epoch, 60), (HOUR, epoch + 1, 50)] for epoch in range(6)], 7),  # nodes that are lost every two hours
-        ([[(HOUR, 0, 99), (HOUR, 1, 50 + number)] for number in range(6)], None),  # the same place, but for the time of the last message
-        ([[(1.0, 0, 50 * number), (5.0, 0, 50 * number + 40)] for number in range(6)], None),  # a little later each time
-        ([[(1.0, 0, 50 + number), (HOUR, 0, 0)] for number in range(6)], None),  # a hang, noticed after an hour
-        ([[] for _ in range(6)], None),  # workers that do not start, or embed
-    ],
-)
-def test_a_long_training_may_lose_nodes_now_and_then_but_a_fault_that_recurs_ends_it(
-    attempts: list[list[tuple[float, int, int]]], num_attempts: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt has messages: minutes since the one before, epoch and step."""
-    now, left = [5.0], list(attempts)
-    monkeypatch.setattr(group.time, "monotonic", lambda: now[0])
-    scale = ScaleSpec(max_failures=2)
-    workers = group.WorkerGroup(choose(scale, [{"CPU": 2.0}]), scale, tmp_path, lambda line: None, StartTimes(tmp_path, lambda line: None))
-
-    def attempt(job: object, watch: Callable[[Progress], None], spent: object) -> dict[str, object]:
-        if not left:
-            return {}
-        for minutes, epoch, step in left.pop(0):
-            now[0] += 60 * minutes
-            if step:
-                watch(Progress(epoch, 9, step, 100, 1.0, {}))
-        raise group._GroupEndedError("the node is lost")
-
-    monkeypatch.setattr(workers, "_attempt", attempt)
-    job: Any = SimpleNamespace(spec=SimpleNamespace(title="run"))
-    seen: list[Progress] = []
-    if num_attempts is None:
-        with pytest.raises(TrainingError, match="run: given up after 3 attempts; the last: the node is lost"):
-            workers.run(job, seen.append)
-    else:
-        assert workers.run(job, seen.append)["attempts"] == num_attempts
-        assert len(seen) == sum(map(len, attempts))
-
-
 @pytest.mark.parametrize(
     ("nodes", "scale", "num_threads", "is_one_machine"),
     [
