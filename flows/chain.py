@@ -31,6 +31,7 @@ from tasks.dvc_lock import dvc_digest
 from tasks.environment import finished_records, num_cores
 from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
+from tasks.project_copies import datasets_of
 from tasks.remote_images.reading import push_ranges
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
@@ -379,10 +380,11 @@ def _predicted(step: TimedStep, spec: RunSpec, dataset: DatasetRecord, services:
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services, lock: StepLock) -> Job:
     packed, dataset_key = Path(dataset.folder), f"data/{dataset.digest}"
-    with alone(services.store.locks / f".data-{dataset.digest}"):  # the first of several runs pushes it
-        services.store.push(dataset_key, packed)
+    store = datasets_of(services.store)
+    with alone(store.step_lock("data", dataset.digest)):  # the first of several runs pushes it
+        store.push(dataset_key, packed)
         if services.scale.image_cache_gb is not None:
-            push_ranges(services.store, packed, dataset_key)
+            push_ranges(store, packed, dataset_key)
     return Job(
         step=step,
         spec=spec,

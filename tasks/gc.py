@@ -7,7 +7,8 @@ written or used in the last days, because a stopped run may be resumed, or since
 that `dml tune` made are listed likewise, unless a prepared dataset has their content.
 
 Only a store in the state folder is supported: of another folder, which projects may share, none knows all tables. Nor does one of a bucket:
-of that only the copies on this machine are listed, whatever refers to them but the outbox, since they are fetched again when needed.
+of that only the copies on this machine are listed, whatever refers to them but the outbox, since they are fetched again when needed; on a
+node of a cluster also those of datasets, and what verifications left there.
 """
 
 import os
@@ -26,6 +27,7 @@ from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
 from tasks.plans.plan import LocalState
 from tasks.plans.results import runs_today
+from tasks.project_copies import FOLDER, ended_copies
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import forget_provenance, run_identities, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in
@@ -33,7 +35,7 @@ from tasks.runs.records import RunReport
 from tasks.runs.specs import load_params, runnable_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
-from tasks.storage import open_store
+from tasks.storage import Store, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import TableResult
@@ -76,7 +78,7 @@ def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, i
     """
     _check_own(project)
     store = open_store(project)
-    stored = list(_stored(store.folder("")))
+    stored = list(_stored(store))
     referenced = _waiting(project) if store.is_remote else _referenced(project, stored)
     stored += _training_rows(project, referenced)
     free = [step for step in stored if step.key not in referenced]
@@ -126,20 +128,22 @@ def delete(project: Project, unused: Iterable[StoredStep]) -> int:
     return num_bytes
 
 
-def _stored(store: Path) -> Iterator[StoredStep]:
-    for step in STEP_VERSION:
-        yield from _inside(step, store / step)
+def _stored(store: Store) -> Iterator[StoredStep]:
+    """Yield the steps and what else workers fetch from a bucket to a node: datasets, and the files of verifications that have ended."""
+    for step in (*STEP_VERSION, "data"):
+        yield from _inside(step, store.folder(step).glob("*"))
+    yield from _inside(FOLDER, ended_copies(store.cache.parent))
 
 
 def _training_rows(project: Project, referenced: set[str]) -> Iterator[StoredStep]:
     """Yield the copies of training images that searches made (`tasks.tuning.training_rows`); of today's datasets they are referenced."""
     prepared = [dataset_if_prepared(project, name) for name in load_params(project.params_file).datasets]
     referenced |= {f"{TRAINING_ROWS}/{dataset.digest}" for dataset in prepared if dataset is not None}
-    yield from _inside(TRAINING_ROWS, project.state / TRAINING_ROWS / "datasets")
+    yield from _inside(TRAINING_ROWS, (project.state / TRAINING_ROWS / "datasets").glob("*"))
 
 
-def _inside(step: str, place: Path) -> Iterator[StoredStep]:
-    for folder in sorted(path for path in place.glob("*") if path.is_dir()):
+def _inside(step: str, folders: Iterable[Path]) -> Iterator[StoredStep]:
+    for folder in sorted(path for path in folders if path.is_dir()):
         yield StoredStep(step, folder.name, folder, sum(file.st_size for file in _stats(folder)), _touched(folder))
 
 

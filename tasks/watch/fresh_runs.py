@@ -2,7 +2,7 @@
 
 The copy, `state/verify/<time>`, has the project's settings and reads its packed datasets in place. It has its own state, store, MLflow
 database and results, so nothing finished is reused, and in the project only locks next to its packed datasets are written. If the project's
-store is a bucket, the copy's store is a prefix in it, because machines of a cluster share no folder.
+store is a bucket, the copy's store is a prefix in it, because machines of a cluster share no folder; its datasets are the project's there.
 """
 
 import ctypes
@@ -28,13 +28,13 @@ from dml_core.errors import StoreError
 from tasks.environment import Project
 from tasks.locks import FileLock, alone
 from tasks.plans.results import load_result
+from tasks.project_copies import FOLDER, LOCK
 from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
 from tasks.tables.result import FailedRun
 from tasks.wording import Say
 
-FOLDER, LOCK = "verify", ".lock"  # in the state folder, and in each copy
 COPIED = ("params.yaml", "dvc.yaml", "dvc.lock")
 DROPPED = ("PREFECT_", "MLFLOW_", "DML_STATE", "DML_STORE")  # prefixes of variables that name the project's own places
 PR_SET_PDEATHSIG = 1
@@ -65,8 +65,8 @@ def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, 
     with alone(folder / LOCK):
         for ended in (path for path in folder.iterdir() if path.is_dir()):
             _remove_ended(ended, _store_address(project, ended))
-        state.mkdir(parents=True)
         lock.acquire()
+        state.mkdir()
     for file in COPIED:
         if (project.root / file).is_file():
             shutil.copy(project.root / file, root / file)

@@ -4,6 +4,8 @@ Every worker of the group makes the same calls. Checkpoints are verified before 
 starts from the beginning, and embedding needs one that is intact, of this run and of all its epochs.
 """
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -28,7 +30,8 @@ from dml_core.training.loop import fit
 from dml_core.training.parallel.workers import failing_together, from_rank_zero, rank, state_from_rank_zero, sum_over_workers, wait_for_all
 from dml_core.training.pulse import beat, patient
 from dml_core.training.validation import ScoredImages, scorers
-from tasks.locks import FileLock
+from tasks.locks import FileLock, running
+from tasks.project_copies import datasets_of, ended_copies
 from tasks.remote_images.reading import RemoteImages
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.runs.specs import RunSpec
@@ -172,7 +175,8 @@ def _dataset(job: Job, store: Store, local_rank: int, device: torch.device) -> t
     """
     if not store.is_remote:
         return Path(job.dataset_folder), None
-    cache_gb = job.scale.image_cache_gb
+    store, cache_gb = datasets_of(store), job.scale.image_cache_gb
+    folder = store.folder(job.dataset_key)
 
     def fetch() -> None:
         lock = FileLock(store.locks / f".{job.dataset_key.replace('/', '-')}")
@@ -180,8 +184,10 @@ def _dataset(job: Job, store: Store, local_rank: int, device: torch.device) -> t
             beat(patience=True)
             time.sleep(LOCK_SECONDS)
         try:
-            remove_leftovers(store.folder(job.dataset_key))  # of a killed worker
+            remove_leftovers(folder)  # of a killed worker
             store.pull(job.dataset_key, without=() if cache_gb is None else (IMAGES_FILE,))
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)  # the time of its last use, for `dml gc`
         finally:
             lock.release()
 
@@ -193,7 +199,24 @@ def _dataset(job: Job, store: Store, local_rank: int, device: torch.device) -> t
             for fetched in fetching:
                 fetched.result()
     images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)
-    return store.folder(job.dataset_key), images
+    return folder, images
 
 
-WORK: dict[str, Work] = {"train": train, "embed": embed}
+def _using_cache(work: Work) -> Work:
+    """Mark what this machine has of a bucket as in use while a job is done, and remove what ended verifications left here."""
+
+    def marked(job: Job, device: torch.device, report: Report, local_rank: int = 0, stop: StopWanted | None = None) -> dict[str, object]:
+        store = _store(job.store, job.cache)
+        locks = [running(one.locks) for one in {store, datasets_of(store)}] if local_rank == 0 and store.is_remote else []
+        try:
+            for copy in ended_copies(datasets_of(store).cache.parent) if locks else ():
+                shutil.rmtree(copy, ignore_errors=True)
+            return work(job, device, report, local_rank, stop)
+        finally:
+            for lock in locks:
+                lock.release(remove=True)
+
+    return marked
+
+
+WORK: dict[str, Work] = {"train": _using_cache(train), "embed": _using_cache(embed)}

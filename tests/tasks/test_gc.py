@@ -321,6 +321,27 @@ def test_of_a_bucket_the_copies_on_this_machine_go_unless_they_are_in_use(projec
     assert steps_before(found.state)["r1-evaluate"] == "r1-embed"
 
 
+def test_on_a_node_datasets_and_what_verifications_left_go_unless_they_are_in_use(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else removes them there."""
+    monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
+    node, copies = find_project(), project.state / "verify"
+    left = {"cache/data/old", "cache/data/fetched", "verify/ended", "verify/running", "verify/of-the-flow"}
+    for name in left:
+        write_whole(project.state / name / "state/cache/file", "content")
+    (copies / "of-the-flow/.lock").touch()
+    used = running(copies / "running/state/cache/.locks")
+    for path in [*copies.rglob("*"), *(project.state / "cache").rglob("*")]:
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    found, *_ = find_unused(node, 7.0)
+    assert {step.key for step in found} == {"data/old", "data/fetched", "verify/ended"}
+    with alone(project.state / "cache/.locks/.data-fetched"):
+        delete(node, found)
+    assert {name for name in left if (project.state / name).exists()} == left - {"cache/data/old", "verify/ended"}
+    used.release()
+
+
 @pytest.mark.parametrize("place", ["shared", "state/../shared"])
 def test_a_folder_that_other_projects_may_use_is_refused_and_a_link_to_an_own_one_is_not(
     place: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from dml_core.training.checkpoints import writing
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.history import HISTORY_FILE
 from flows import chain
-from tasks.locks import alone
+from tasks.locks import alone, running
 from tasks.remote_images.cache import LOCK
 from tasks.remote_images.reading import CACHE_FOLDER, GB, push_ranges
 from tasks.runs.specs import RunSpec, ScaleSpec
@@ -142,6 +142,29 @@ def test_a_dataset_may_take_longer_to_fetch_than_workers_may_be_silent_and_what_
         waiting = pool.submit(work._dataset, replace(job, scale=ScaleSpec()), Store(job.store, tmp_path / "machine"), 0, CPU)
         wait([waiting], 5 * work.LOCK_SECONDS)
         assert (waiting.done(), len(beats) > 1) == (False, True), "while another run fetches it"
+
+
+def test_a_verification_shares_the_project_s_dataset_and_the_next_job_on_a_node_removes_its_other_files(
+    job: Job, packed: Path, tmp_path: Path
+) -> None:
+    """Each night left a whole dataset on each node, in a cache with a limit of its own."""
+    name, state = "20261130T040000Z-1", tmp_path / "state"
+    copy, address = state / "verify" / name, f"{job.store}/verify/{name}"
+    services: Any = SimpleNamespace(store=Store(address, copy / "state/cache"), scale=job.scale)
+    dataset: Any = SimpleNamespace(folder=str(packed), digest="x")
+    of_copy = chain._job("train", SPEC, dataset, "train/x", "", services, SimpleNamespace(of=SimpleNamespace(sources=dict)))  # type: ignore[arg-type]
+    work.WORK["train"](of_copy, CPU, lambda message: None, 0, None)
+    assert {path.name for path in (state / "cache").glob("*/x")} == {"x"}
+    assert [path.name for path in (state / "cache/images/x").iterdir()]
+    assert {path.parent.name for path in copy.glob("state/cache/*/x")} == {"train"}
+    assert {key.partition("/")[0] for key in Store(address, tmp_path).list_objects()} == {"train"}
+
+    (state / "verify/of-the-flow").mkdir()
+    (state / "verify/of-the-flow/.lock").touch()
+    used = running(state / "verify/used/state/cache/.locks")
+    work.WORK["train"](replace(job, cache=str(state / "cache"), train_key="train/y"), CPU, lambda message: None, 0, None)
+    assert {path.name for path in (state / "verify").iterdir()} == {"of-the-flow", "used"}
+    used.release()
 
 
 def test_only_one_worker_of_a_machine_pushes_its_embeddings(job: Job, tmp_path: Path) -> None:
