@@ -302,15 +302,17 @@ class WorkerGroup:
         import ray
 
         board, thread, until = self._board, self._thread, time.monotonic() + patience
-        while thread is not None and thread.is_alive() and time.monotonic() < until:
+        while thread is not None and time.monotonic() < until:
             with contextlib.suppress(Exception):  # what has ended needs no end
                 held = self._held or ray.get(board.held.remote(), timeout=END_SECONDS)
                 if held is not None:
                     controller, placement_group = held
                     ray.kill(controller)
-                    if placement_group is not None:
+                    if placement_group is not None:  # a controller that died alone has left it
                         ray.util.remove_placement_group(placement_group)
                     break
+            if not thread.is_alive():
+                break
             time.sleep(POLL_SECONDS / 5)  # the controller is starting
         if board is not None:  # without a connection Ray's calls would start a new Ray
             with contextlib.suppress(Exception):

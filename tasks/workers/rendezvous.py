@@ -1,4 +1,4 @@
-"""The rendezvous of a group's workers and their setup, and trainers without Ray Train's unused processes.
+"""The rendezvous of a group's workers and their setup, and trainers without some of Ray Train's processes.
 
 Only this module is loaded in Ray Train's controller, which starts sooner because nothing here loads torch.
 
@@ -9,7 +9,7 @@ of a local stack included, a file replaces it. Workers of several machines share
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ray
 from ray.train.backend import Backend, BackendConfig
@@ -73,24 +73,20 @@ def _join(backend: str, meeting_file: Path, rank: int, world_size: int, timeout:
 
 
 class Trainer(DataParallelTrainer):  # type: ignore[misc]
-    """A trainer without the process that serves datasets of Ray Data.
+    """A trainer without the processes that serve datasets of Ray Data, and placement groups whose controller was killed.
 
-    It overrides methods that Ray may rename: tests/tasks/workers/test_group.py and test_elastic.py name the processes of a group.
+    The latter are removed by `WorkerGroup`, and by Ray with their driver. Ray Train's process asks the dashboard whether the controller is
+    alive: on a cluster without one it delayed a group's end by 12 s, and remained for ever after a kill.
+    This overrides methods that Ray may rename: tests/tasks/workers/test_group.py and test_elastic.py name the processes of a group.
     """
 
-    unused: ClassVar[tuple[type, ...]] = (DatasetsCallback,)
-
     def _create_default_callbacks(self) -> list[Any]:
-        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, self.unused)]
+        unused = DatasetsCallback, PlacementGroupCleanerCallback
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unused)]
 
 
 class LocalTrainer(Trainer):
-    """A trainer of one machine, without three of Ray Train's processes: their starts take longer than that of the workers.
-
-    The other two serve clusters that grow, and placement groups whose controller was killed, which `WorkerGroup` removes.
-    """
-
-    unused = (DatasetsCallback, PlacementGroupCleanerCallback)
+    """A trainer of one machine, also without the process for clusters that grow: these starts take longer than that of the workers."""
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         policy = _OneMachine(self.scaling_config, self.backend_config.board)

@@ -131,6 +131,7 @@ def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu_or_seven_runs
         pytest.param("stopped", signal_to("RayTrainWorker", signal.SIGSTOP), marks=pytest.mark.proof),
         pytest.param("waiting", stop_a_loader, marks=pytest.mark.proof),
         pytest.param("boardless", signal_to("ray::Board", signal.SIGKILL), marks=pytest.mark.proof),
+        pytest.param("headless", signal_to("ray::TrainController", signal.SIGKILL), marks=pytest.mark.proof),
     ],
 )
 def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(

@@ -1,6 +1,8 @@
 """Workers on a cluster of this machine, as in the local stack: who can reach them, and what they do if other work has its CPUs."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from ray._private import ray_constants
 
 from dml_core.errors import TrainingError
@@ -18,8 +21,9 @@ from tasks.workers import group
 from tasks.workers.board import STOP, Board
 from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
+from tests.forked import forked
 from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
-from tests.tasks.workers.conftest import job
+from tests.tasks.workers.conftest import Disturbance, job
 
 pytestmark = pytest.mark.slow
 SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=0)
@@ -55,6 +59,26 @@ def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, start
     assert facts[SURROUNDINGS] == surroundings("cpu", 1), "a reference's environment is that of the workers"
     assert any("RayTrainWorker" in name and places for name, places in found.items()), found  # an empty list proves nothing
     assert {place for places in found.values() for place in places} <= LOOPBACK, found
+    # Ray Train's cleaner would ask the dashboard, which the local stack has not, for ever whether its controller is alive.
+    assert not [name for name in found if "PlacementGroupCleaner" in name]
+
+
+@pytest.mark.proof
+def test_a_flow_that_is_killed_leaves_nothing_reserved(cluster: psutil.Process, many_images: Path, tmp_path: Path) -> None:
+    start_ray(SCALE)
+    assert forked(run_until_killed, many_images, tmp_path) == -signal.SIGKILL
+    until = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 2.0:
+        assert time.monotonic() < until, ray.util.placement_group_table()
+        time.sleep(0.1)
+    assert not [name for name in listening(cluster) if "PlacementGroupCleaner" in name]
+
+
+def run_until_killed(packed: Path, folder: Path) -> None:
+    """Train on the cluster until this process is killed in the middle."""
+    starts = StartTimes(folder / "starts", lambda text: None)
+    workers = WorkerGroup(start_ray(SCALE), SCALE, folder / "ray", lambda text: None, starts)
+    workers.run(job(packed, folder, "killed"), Disturbance(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
 @pytest.mark.proof
