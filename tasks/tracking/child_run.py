@@ -41,6 +41,7 @@ from tasks.tracking.tags import Tag
 
 MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an object, some ten thousand a run without this limit
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
+NAME_LETTERS = 250  # of a run's name: PostgreSQL refuses a longer one
 DETAIL = "detail/"  # prefix of metrics that explain the others
 ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
 WORKFLOW = "workflowType=machine_learning"  # in a link: without it MLflow's menu is that of agents and prompts

@@ -39,7 +39,7 @@ from tasks.tracking.versions import FETCHED, LOCK_SUFFIX, REGISTRY_PREFIX, Versi
 NETWORK, MODEL_TYPE = "artifacts/network", "embedding"  # path in a logged model, and its type, set by `log_model`
 BEST = "best"
 LOCK_MINUTES, LOOK_SECONDS = 10, 0.5
-CARD_FILE = "model_card.md"
+CARD_FILE, VERSION_LETTERS = "model_card.md", 5000  # of a version's description on PostgreSQL
 EMBEDDINGS = "steps/embed"
 TEST_VIEW = ("crop_to_box", "test_resize", "interpolation", "crop_size", "scaling", "decoder")  # settings of a transform's test views
 _UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
@@ -235,7 +235,7 @@ class Registry:
                 limit = f"the comparison took longer than {LOCK_MINUTES} minutes, so its lock was removed"
                 raise TrackingError(f"{name}: {limit}; nothing was promoted; run it again")
             number = register(client, name, network.run_id, network.model_id)
-            client.update_model_version(name, number, description=card)
+            client.update_model_version(name, number, description=card[:VERSION_LETTERS])
             client.set_model_version_tag(name, number, Tag.GATE, gate)
             client.log_text(network.run_id, card, CARD_FILE)
             client.set_registered_model_alias(name, alias, number)

@@ -32,7 +32,7 @@ from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, rea
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
-from tasks.tracking.child_run import PublishedRun, current_tags, experiment_name
+from tasks.tracking.child_run import NAME_LETTERS, PublishedRun, current_tags, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import (
     CONFIG,
@@ -332,7 +332,7 @@ class Tracker:
         if run is None:
             parent = self._find_or_create_parent(comparison, experiment)
             tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
-            run = self._client.create_run(experiment, run_name=child_run.run_title(dataset, variant, seed), tags=tags)
+            run = self._client.create_run(experiment, run_name=child_run.run_title(dataset, variant, seed)[:NAME_LETTERS], tags=tags)
             self._log_parameters(run.info.run_id, parameters)
         elif run.data.tags.get(Tag.PUBLISHED) != "true":
             self._client.update_run(run.info.run_id, "RUNNING")
@@ -348,7 +348,7 @@ class Tracker:
     def _find_or_create_parent(self, comparison: str, experiment: str) -> str:
         run = self._find(experiment, {Tag.COMPARISON: comparison})
         if run is None:
-            run = self._client.create_run(experiment, run_name=comparison, tags={Tag.COMPARISON: comparison})
+            run = self._client.create_run(experiment, run_name=comparison[:NAME_LETTERS], tags={Tag.COMPARISON: comparison})
         if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)

@@ -740,6 +740,16 @@ def test_after_its_experiment_is_renamed_a_comparison_is_published_again_beside_
     assert client.get_run(first).info.lifecycle_stage == "active", "the renamed experiment stays as it is"
 
 
+def test_a_comparison_of_many_settings_has_a_name_that_postgresql_takes_and_is_found_again(tracker: Tracker, report: RunReport) -> None:
+    """SQLite takes any."""
+    title = ", ".join([COMPARISON, *(f"comparison.protocol.setting_{number}={number}" for number in range(20))])
+    run_id = tracker.publish(report.model_copy(update={"comparison": title, "scores_only": True}))
+    parent = tracker.publish(comparison().model_copy(update={"comparison": title}))
+    run = client_of(tracker).get_run(parent)
+    assert (run.info.run_name, run.data.tags[Tag.COMPARISON]) == (title[:250], title)
+    assert client_of(tracker).get_run(run_id).data.tags[Tag.PARENT] == parent
+
+
 def test_two_processes_that_publish_the_same_run_at_once_leave_one(
     tracker: Tracker, report: RunReport, tmp_path: Path, store: Store
 ) -> None:
