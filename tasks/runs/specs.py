@@ -80,7 +80,7 @@ class ScaleSpec(Config):
             needs `num_workers: 1`.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
             loaders would take cores from training, and on GPUs one per further core available to a training process, at most 16.
-        max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start. The count begins anew
+        max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start. The count begins again
             when it has trained for `checkpoint_every_minutes` (10 if there is none) beyond the place where they ended.
         hang_minutes: time without a sign of work after which workers are replaced.
         checkpoint_every_steps: steps between checkpoints, in addition to those at the ends of epochs; None for none.

@@ -16,10 +16,10 @@ def main() -> None:
     user, running = os.environ["S3_USER"], ("GET", "/moto-api/")
 
     class ForItsUser(server.DomainDispatcherApplication):  # type: ignore[misc]
-        def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-            login = environ.get("HTTP_AUTHORIZATION", "") + environ["QUERY_STRING"]  # in the query of a signed address
-            if user in login or (environ["REQUEST_METHOD"], environ["PATH_INFO"]) == running:
-                answer: Iterable[bytes] = super().__call__(environ, start_response)
+        def __call__(self, request: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            login = request.get("HTTP_AUTHORIZATION", "") + request["QUERY_STRING"]  # in the query of a signed address
+            if user in login or (request["REQUEST_METHOD"], request["PATH_INFO"]) == running:
+                answer: Iterable[bytes] = super().__call__(request, start_response)
                 return answer
             start_response("403 Forbidden", [("Content-Type", "text/plain"), ("Connection", "close")])
             return [b"an S3 request without this server's user"]

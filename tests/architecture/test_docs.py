@@ -44,6 +44,7 @@ NAME = r"[\"']([A-Z][A-Z0-9_]+)[\"']"
 READ_BY_THE_CODE = re.compile(rf"environ(?:\.get|\.setdefault|\.pop)?[\[(]\s*{NAME}|{NAME} (?:not )?in os\.environ")
 # Set by the system, by DVC, or by the project for its other processes.
 INTERNAL = {"PATH", "PYTHONPATH", "TMPDIR", "NO_PROXY", "DVC_STAGE", "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "CUBLAS_WORKSPACE_CONFIG"}
+INTERNAL.add("S3_USER")
 
 
 def name(path: Path) -> str:
