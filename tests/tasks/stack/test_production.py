@@ -202,6 +202,19 @@ def test_a_worker_of_prefect_ends_with_its_ray_node(tmp_path: Path) -> None:
         assert subprocess.run(["bash", "-ec", without_node], check=False, timeout=30).returncode == 1, "it does not start without one"
 
 
+@pytest.mark.parametrize(("cores", "each"), [(1, 1), (3, 1), (16, 8)])
+def test_the_ray_nodes_of_one_host_share_its_cores_in_compose_as_in_the_local_stack(cores: int, each: int, tmp_path: Path) -> None:
+    for name, line in (("nproc", f"echo {cores}"), ("ray", 'echo "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("ray-node-1", "ray-node-2"):
+        assert "--num-cpus={share}" in STACK["services"][name]["command"]
+        command = shlex.split(COMPOSE["services"][name]["command"].replace("$$", "$"))
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        told = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
+        assert f" --num-cpus={each} " in told
+
+
 # ---------------------------------------------------------------- files that a flow needs in the image
 
 
