@@ -257,10 +257,11 @@ def check_places(project: Project, scale: ScaleSpec) -> list[str]:
     servers = [("PREFECT_API_URL", "Prefect's server", prefect_server()), ("RAY_ADDRESS", "the Ray cluster", ray_cluster())]
     for variable, what, address in servers:
         if address is not None and not answers(address, is_asked=what == "Prefect's server"):
-            raise ConfigError(
-                f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
-            )
+            remedy = f"start it, or unset {variable} to use one on this machine"
+            raise ConfigError(f"{variable}: {what} at {shown(address)} does not answer; {remedy}")
     notes = []
+    if store.is_for_nodes:
+        notes.append(f"{store.address}: every node of the Ray cluster must reach this folder; if one does not, set DML_STORE to a bucket")
     reports = project.root / "results"
     if not os.access(reports if reports.exists() else project.root, os.W_OK):
         notes.append(f"{reports} cannot be written, where reports and pages of finished runs go; correct its permissions")
@@ -293,9 +294,8 @@ def _check_weights(training: TrainingConfig) -> None:
     status = path.stat()
     sha256 = _sha256(path, status.st_size, status.st_mtime_ns)
     if backbone.weights_sha256 is None:
-        raise ConfigError(
-            f"model.backbone: weights_sha256 is missing, and {weights} could be replaced unnoticed: add weights_sha256: {sha256}"
-        )
+        reason = f"weights_sha256 is missing, and {weights} could be replaced unnoticed"
+        raise ConfigError(f"model.backbone: {reason}: add weights_sha256: {sha256}")
     if sha256 != backbone.weights_sha256:
         raise ConfigError(
             f"model.backbone.weights: {weights} has SHA-256 {sha256}, weights_sha256 is {backbone.weights_sha256}: "

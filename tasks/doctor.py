@@ -224,6 +224,8 @@ def _store(project: Project) -> Finding:
     except StoreError:
         remedy = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
         return Finding("store", where, "wrong", "cannot be written", remedy)
+    if store.is_for_nodes:
+        return Finding("store", where, "note", "a folder, which every node of the Ray cluster must reach", "or set DML_STORE to a bucket")
     return Finding("store", where, "ok", "can be written")
 
 

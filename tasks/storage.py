@@ -25,7 +25,7 @@ from dml_core.data.readers.shared.archives import Progress
 from dml_core.errors import DataError, StoreError
 from dml_core.files import SET_ASIDE, write_errors, writing
 from dml_core.training.pulse import beat
-from tasks.environment import Project, without_secrets
+from tasks.environment import Project, ray_cluster, without_secrets
 from tasks.runs.records import StepRecord, changed_file, describe_file, visible_files
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
@@ -61,6 +61,12 @@ class Store:
         self._clients: dict[str, Any] = {}  # of boto3, by the name of their WAITS
         self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
         self._object_hashes: dict[tuple[str, str, bool], str] = {}  # (object key, ETag, `reads` of `_object_hash`) -> SHA-256
+
+    @property
+    def is_for_nodes(self) -> bool:
+        """Whether it is a folder that other machines have to reach: those of a Ray cluster, by its address."""
+        address = ray_cluster()
+        return not (self.is_remote or address is None or address.startswith(("127.", "localhost", "auto")))
 
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""

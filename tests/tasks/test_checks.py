@@ -340,6 +340,16 @@ def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec()) == []
 
 
+def test_a_folder_as_the_store_of_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without it said that the dataset is not prepared, or the run trained to its end and left no file."""
+    monkeypatch.setattr("tasks.checks.answers", lambda *_, **more: True)
+    for address, is_named in (("10.0.0.1:6379", True), ("127.0.0.1:6379", False), ("local", False)):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        notes = check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"), ScaleSpec())
+        assert [f"{tmp_path}: every node of the Ray cluster must reach this folder" in note for note in notes] == [True] * is_named
+        assert check_places(Project(tmp_path, tmp_path, "s3://bucket", "sqlite:///x.db"), ScaleSpec()) == []
+
+
 def test_a_folder_of_reports_that_cannot_be_written_is_reported_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "results")  # root may write everywhere
     (tmp_path / "results").mkdir()

@@ -170,6 +170,15 @@ def test_servers_that_accept_and_stay_silent_do_not_answer(here: Path, monkeypat
         assert (findings[what].status, findings[what].result) == ("wrong", "does not answer"), findings[what]
 
 
+def test_a_folder_as_the_store_of_a_cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, result in (
+        ("127.0.0.1:6379", "can be written"),
+        ("10.0.0.1:6379", "a folder, which every node of the Ray cluster must reach"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert doctor._store(find_project()).result == result
+
+
 def test_an_s3_store_that_is_up_and_a_bucket_that_is_not_there(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", f"s3://{s3_bucket}/team")
     assert found("store").status == "ok"
