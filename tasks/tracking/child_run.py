@@ -18,6 +18,7 @@ import getpass
 import json
 import math
 import os
+import re
 import shlex
 import socket
 import sys
@@ -41,6 +42,7 @@ from tasks.tracking.tags import Tag
 
 MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an object, some ten thousand a run without this limit
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
+REFUSED = re.compile(r"[^\w.\- :/]|(?<![^/])\.{0,2}(?![^/])")  # letters, and parts of a path, that MLflow refuses in a metric's name
 NAME_LETTERS = 250  # of a run's name: PostgreSQL refuses a longer one
 DETAIL = "detail/"  # prefix of metrics that explain the others
 ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
@@ -122,8 +124,8 @@ def page_query() -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name in MLflow, which allows no @."""
-    return name.replace("@", "_at_")
+    """Return a metric's name in MLflow, which allows no @; what else it refuses, as in a part of a loss, becomes `_25_`, here for a %."""
+    return REFUSED.sub(lambda refused: f"_{''.join(f'{ord(letter):x}_' for letter in refused[0])}", name.replace("@", "_at_"))
 
 
 def plain_name(name: str) -> str:
@@ -238,7 +240,7 @@ def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch:
 
 
 def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, int]]:
-    """Yield (metric, value, step or epoch) of a training history: loss and its parts at steps, and their means over each epoch.
+    """Yield (metric, value, step or epochs done) of a training history: loss and its parts at steps, and their means over each epoch.
 
     Of a curve with more than `MAX_POINTS` steps every k-th is yielded, so that the last is one of them; the history itself has all.
     """
@@ -253,9 +255,9 @@ def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, 
                 sums[name, int(row["epoch"])].append(value)
     for name, points in curves.items():
         every = math.ceil(len(points) / MAX_POINTS)
-        yield from ((f"train/{name}", value, step) for value, step in points[::-every])
+        yield from ((f"train/{metric_name(name)}", value, step) for value, step in points[::-every])
     for (name, epoch), values in sums.items():
-        yield f"epoch/{name}", sum(values) / len(values), epoch
+        yield f"epoch/{metric_name(name)}", sum(values) / len(values), epoch + 1
 
 
 def score_metrics(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:

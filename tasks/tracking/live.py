@@ -9,6 +9,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from dml_core.errors import TrackingError
 from dml_core.training.history import Progress
 from tasks.runs.specs import RunSpec
+from tasks.tracking.child_run import metric_name
 from tasks.tracking.tracker import Tracker
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
@@ -31,7 +32,7 @@ class LiveCurves:
         self._run_id: str | None = None
         self._system: SystemMetricsMonitor | None = None
         self._failed = False
-        self._unsent: dict[tuple[str, int], float] = {}  # (metric, epoch) -> mean; an epoch that is trained again replaces the first
+        self._unsent: dict[tuple[str, int], float] = {}  # (metric, epochs done) -> mean; an epoch that is trained again replaces the first
         self._sent_at: float | None = None  # or when the training began
 
     def __call__(self, progress: Progress) -> None:
@@ -40,7 +41,7 @@ class LiveCurves:
             self._sent_at = time.monotonic()
         if not progress.epoch_ended or self._failed:
             return
-        self._unsent |= {(f"epoch/{name}", progress.epoch): value for name, value in progress.metrics.items()}
+        self._unsent |= {(f"epoch/{metric_name(name)}", progress.epoch + 1): value for name, value in progress.metrics.items()}
         if time.monotonic() - self._sent_at < SECONDS_BETWEEN:
             return
         try:

@@ -3,12 +3,28 @@
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
+from dml_core.training.history import Progress
 from tasks.tracking import child_run
+from tasks.tracking.live import LiveCurves
 from tests.conftest import small_training
+
+
+@pytest.mark.parametrize("name", ["pull@anchor", "100%", "a//b", "/a", "a/", "a/../b", ".", "(x, y)", "a\\b"])
+def test_mlflow_takes_a_part_of_a_loss_of_any_name(name: str) -> None:
+    """It refused the first one after the training; parts of different names have different curves."""
+    names = [point for point, _, _ in child_run.curve_points([{"epoch": 0, "step": 0, name: 1.0, f"{name}x": 1.0, "a/b": 1.0}])]
+    for point in names:
+        _validate_metric_name(point)
+    assert len({*names}) == 6
+    live = LiveCurves(SimpleNamespace(), "c", "i", SimpleNamespace())
+    live(Progress(0, 1, 1, 1, 1.0, {name: 1.0}, epoch_ended=True))
+    assert {(point, 1) for point in names if point.startswith("epoch/")} >= live._unsent.keys()
 
 
 def test_a_history_becomes_points_of_steps_and_means_of_epochs() -> None:
@@ -21,7 +37,7 @@ def test_a_history_becomes_points_of_steps_and_means_of_epochs() -> None:
         [
             *(("train/loss", 4.0, 0), ("train/loss", 2.0, 1), ("train/loss", 1.0, 2), ("train/part", 1.0, 1)),
             *(("train/learning_rate_factor", 1.0, 0), ("train/learning_rate_factor", 0.5, 1), ("train/learning_rate_factor", 0.25, 2)),
-            *(("epoch/loss", 3.0, 0), ("epoch/loss", 1.0, 1), ("epoch/part", 1.0, 0)),
+            *(("epoch/loss", 3.0, 1), ("epoch/loss", 1.0, 2), ("epoch/part", 1.0, 1)),
         ]
     )
 

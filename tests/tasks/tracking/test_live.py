@@ -66,7 +66,7 @@ def test_epochs_are_sent_together_every_ten_seconds(clock: Clock) -> None:
     for number, seconds in ((2, 0), (3, 9.9), (4, 0.1)):
         clock.now += seconds
         curves(epoch(number))
-    assert tracker.sent == [("r", [("epoch/loss", float(number), number) for number in numbers]) for numbers in ((0, 1), (2, 3, 4))]
+    assert tracker.sent == [("r", [("epoch/loss", float(number), number + 1) for number in numbers]) for numbers in ((0, 1), (2, 3, 4))]
 
 
 @pytest.mark.parametrize("num_good", [0, 1])

@@ -330,7 +330,7 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     assert run_id == running.info.run_id
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
     history = client.get_metric_history(run_id, "epoch/loss")
-    assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
+    assert [(point.step, point.value == 9.0) for point in history] == [(1, True), (2, True), (3, False)]
 
 
 def test_a_run_whose_step_failed_is_failed_in_mlflow_until_it_is_retried(tracker: Tracker, report: RunReport) -> None:
@@ -356,7 +356,7 @@ def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(tracker:
         for epoch in (0, 0, 1):
             live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
-    assert [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")] == [0, 1]
+    assert [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")] == [1, 2]
 
 
 @pytest.mark.parametrize("call", ["log_batch", "set_terminated"])
