@@ -26,7 +26,7 @@ from dml_core.data.registry import fetch, parse_dataset, published_dataset
 from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
-from tasks.dvc_lock import add_seen, digests, locked_stages, seen_digests
+from tasks.dvc_lock import add_seen, digests, dvc_digest, locked_stages, packed_digest, raw_digest, seen_hashes
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
@@ -142,6 +142,8 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
         with warning_of_moved_classes(project, name):
             prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
         write_whole(_packed_from(project, name), str(before))
+        if "DVC_STAGE" in os.environ:  # `dvc.lock` has the hash of the raw files already
+            add_seen(project, name, before, raw_digest(project, name), packed_digest(project.packed(name)))
     return read_dataset(project, name)
 
 
@@ -207,32 +209,26 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
             check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         with alone(project.packed(name).parent / ".lock"):
             if not _is_unchanged(project, name):
-                recorded, seen = digests(project, name), {None, *seen_digests(project, name)}
-                if seen != {None} and seen.isdisjoint(recorded):  # else it was reset, or other raw files are packed alike
+                recorded, seen = digests(project, name), seen_hashes(project, name)
+                if {None, *seen}.isdisjoint(recorded):  # else it was reset, or other raw files are packed alike
                     _check_raw_files(project, name, spec)
                 with warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
                     _repro(project, name)
-                add_seen(project, name, recorded + (present := digests(project, name)))
-                if recorded[1] not in {*seen, present[1]}:
+                if recorded[1] not in {None, dvc_digest(project, name), *seen[-1:]}:
                     logger.warning("%s: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock", name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
 
 
 def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
-    """Check that own images have changed since DVC updated them here, where `dvc.lock` has neither their hash nor one of before.
+    """Check that own images have changed since they were packed here, where `dvc.lock` has neither their hash nor one of before.
 
     Raises:
         DataError: they have not, as after `git pull`: packing them would undo another machine's update.
     """
     raw = project.root / spec.raw
-    if not is_by_hand(spec):
-        return  # the stage `fetch` may change them
-    try:
-        if _last_change(raw) > _mark(project, name).stat().st_mtime_ns:
-            return
-    except OSError:  # nothing is marked, or no raw files are here
-        return
+    if not is_by_hand(spec) or hash_of_states([raw]) not in seen_hashes(project, name):
+        return  # the stage `fetch` may change them, or they have changed, or are not here
     raise DataError(
         f"{name}: dvc.lock records other images than those in {raw}, which is as it was packed here: bring the new ones there, or move it "
         f"away to use those of `dvc pull prepare@{name}`; to pack the present ones all the same, run: dvc repro prepare@{name}"
@@ -284,8 +280,10 @@ def _repro(project: Project, name: str) -> None:
     """Run `dvc repro` of a dataset. If a file may have changed while DVC ran, no mark is left, and DVC runs again the next time."""
     mark, before = _mark(project, name), _dvc_state(project, name)
     mark.unlink(missing_ok=True)
-    written = project.packed(name) / INFO_FILE
-    allow_missing = ["--allow-missing"] if written.is_file() else []
+    packed, raw = project.packed(name), project.root / dataset_spec(load_params(project.params_file), name).raw
+    # For DVC, data of `dvc.lock` that its cache lacks are then missing, too, whatever is in their place.
+    is_pulled = not raw.exists() and (digest := packed_digest(packed)) is not None and digest == dvc_digest(project, name)
+    allow_missing = ["--allow-missing"] if is_pulled else []
     try:
         run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
         if _changed_since_packed(project, name, load_params(project.params_file)):
@@ -297,8 +295,11 @@ def _repro(project: Project, name: str) -> None:
     if after is None or after["inputs"] is None:
         return
     # DVC itself may have written inputs: raw files that it fetched. They are older than what was packed from them.
-    if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
+    if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= (
+        packed / INFO_FILE
+    ).stat().st_mtime_ns:
         write_whole(mark, json.dumps(after))
+        add_seen(project, name, hash_of_states([raw]), *digests(project, name))
         _packed_from(project, name).unlink(missing_ok=True)
 
 
@@ -311,9 +312,8 @@ def _dvc_state(project: Project, name: str) -> dict[str, str | None] | None:
     stages = [locked_stages(project).get(f"{stage}@{name}") for stage in ("fetch", "prepare")]
     if None in stages:
         return None
-    settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + (project.root / "dvc.yaml").read_text(
-        encoding="utf-8"
-    )
+    stage_text = (project.root / "dvc.yaml").read_text(encoding="utf-8")
+    settings = dataset_spec(load_params(project.params_file), name).model_dump_json() + stage_text
     return {
         "inputs": hash_of_states(_inputs(project, name), settings),
         "outputs": hash_of_states([project.packed(name)]),

@@ -1,13 +1,14 @@
 """What DVC recorded of the stages that it ran: `dvc.lock`."""
 
+import hashlib
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE
 from dml_core.errors import DataError, first_line
 from tasks.environment import Project
 from tasks.files import write_whole
@@ -49,16 +50,28 @@ def digests(project: Project, name: str) -> tuple[str | None, str | None]:
     return raw_digest(project, name), dvc_digest(project, name)
 
 
-def seen_digests(project: Project, name: str) -> set[str]:
-    """Return what `add_seen` has added on this machine."""
+def packed_digest(folder: Path) -> str | None:
+    """Return the content hash that DVC records of these packed files, or None if one is missing."""
+    entries = []
+    with suppress(OSError):
+        for name in sorted((INFO_FILE, IMAGES_FILE, MANIFEST_FILE)):
+            with (folder / name).open("rb") as file:
+                entries.append({"md5": hashlib.file_digest(file, "md5").hexdigest(), "relpath": name})
+        return f"{hashlib.md5(json.dumps(entries).encode()).hexdigest()}.dir"
+    return None
+
+
+def seen_hashes(project: Project, name: str) -> list[str]:
+    """Return what `add_seen` has added on this machine, the latest last."""
     with suppress(OSError, ValueError, TypeError):  # missing or damaged
-        return set(json.loads(_seen(project, name).read_bytes()))
-    return set()
+        return list(json.loads(_seen(project, name).read_bytes()))
+    return []
 
 
-def add_seen(project: Project, name: str, digests: Iterable[str | None]) -> None:
-    """Add hashes that `dvc.lock` had of a dataset before and after DVC updated it here."""
-    write_whole(_seen(project, name), json.dumps(sorted(seen_digests(project, name).union(filter(None, digests)))))
+def add_seen(project: Project, name: str, *hashes: str | None) -> None:
+    """Add hashes of raw files that were packed here: their state, DVC's content hash, and last that of the packed files."""
+    before = [known for known in seen_hashes(project, name) if known not in hashes]
+    write_whole(_seen(project, name), json.dumps([*before, *filter(None, hashes)]))
 
 
 def _seen(project: Project, name: str) -> Path:
