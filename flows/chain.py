@@ -27,7 +27,6 @@ from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.reuse.step_lock import StepLock
 from flows.services import SCORED_AT_ONCE, Services
 from tasks.checks import prepare_machine
-from tasks.dvc_lock import dvc_digest
 from tasks.environment import finished_records, num_cores
 from tasks.locks import alone
 from tasks.plans.times import TimedStep, note_rate, placement_here, read_rates, step_estimate
@@ -363,7 +362,7 @@ def publish(
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
         tags=services.tags | spec.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
-        dvc_digest=dvc_digest(services.project, dataset.name),
+        dvc_digest=services.dvc_digests.get(dataset.name),
         checkpoint=checkpoint,
         embeddings=embeddings,
         scores=read_scores(scores, services.store.checked(scores)),

@@ -14,9 +14,10 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from dml_core.errors import ConfigError, TrainingError
+from dml_core.errors import ConfigError, DataError, TrainingError
 from flows.backends import Backends
 from tasks.data import read_dataset, update_dataset
+from tasks.dvc_lock import dvc_digest
 from tasks.environment import Project, prefect_server, ray_cluster
 from tasks.locks import FileLock
 from tasks.runs.costs import Meter
@@ -69,6 +70,7 @@ class Services(Backends):
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self._is_announced = False  # whether the start of Ray was announced
         self._smoke_tables: set[str | None] = set()
+        self.dvc_digests: dict[str, str | None] = {}  # of used datasets; `dvc.lock` may have a conflict or other data by the end of a run
         self._used: list[FileLock] = []  # of datasets
 
     def is_first_smoke(self, spec: RunSpec) -> bool:
@@ -84,6 +86,8 @@ class Services(Backends):
             DataError: as `update_dataset`.
         """
         update_dataset(self.project, name)
+        with suppress(DataError):  # as of a conflict, in a stage of DVC
+            self.dvc_digests[name] = dvc_digest(self.project, name)
         self._used.append(use_packed(self.project, name))
         return read_dataset(self.project, name)
 

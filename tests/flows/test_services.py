@@ -5,9 +5,12 @@ import socket
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import flows.chain
 from flows.services import Services
 from tasks.environment import Project
 from tasks.runs.replaced_data import users
@@ -25,6 +28,28 @@ def test_a_dataset_is_in_use_until_the_end_of_the_flow(tmp_path: Path, monkeypat
         monkeypatch.setattr("tasks.runs.replaced_data.gethostname", lambda: "another-node")
         assert users(project, "birds") == f"process {os.getpid()} on {socket.gethostname()}", "a number says nothing on another machine"
     assert users(project, "birds") == ""
+
+
+def test_a_run_names_the_data_that_it_used_whatever_becomes_of_dvc_lock_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge conflict in it failed every run that ended meanwhile."""
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr("flows.services.update_dataset", lambda *_: None)
+    monkeypatch.setattr("flows.services.read_dataset", lambda of, name: SimpleNamespace(name=name))
+    for name in ("RunReport", "read_scores", "published_identity"):
+        monkeypatch.setattr(flows.chain, name, lambda *_, **fields: SimpleNamespace(**fields))
+    spec: Any = SimpleNamespace(title="", comparison="", label="", seed=0, tags={}, trial=None, model_dump=lambda **_: {})
+    dvc_lock, reports = tmp_path / "dvc.lock", list[Any]()
+    with closing(Services(project, ScaleSpec())) as services:
+        monkeypatch.setattr(services.store, "checked", lambda _: None)
+        monkeypatch.setattr(services.tracker, "publish", reports.append)
+        monkeypatch.setattr(services, "tags", {})
+        for text in ("stages: {prepare@birds: {outs: [{md5: 1a.dir}]}}\n", "<<<<<<< HEAD\n"):
+            dvc_lock.write_text(text)
+            dataset = services.use_dataset("birds")
+            dvc_lock.write_text("<<<<<<< HEAD\n")
+            parts: list[Any] = [spec, dataset, None, None, SimpleNamespace(identity=""), services]
+            flows.chain.publish.fn(*parts)
+    assert [report.dvc_digest for report in reports] == ["1a.dir", "1a.dir"]
 
 
 @pytest.mark.parametrize("when", ["always", "from the middle of the flow"])
