@@ -312,43 +312,6 @@ def test_raw_files_are_new_where_a_link_leads_to_another_folder_now(tmp_path: Pa
     assert not has_new_raw_files(project, "birds", spec.model_copy(update={"raw": "january"})), "no link"
 
 
-@pytest.mark.slow
-def test_another_machine_s_update_in_the_lock_is_not_undone_by_this_machine_s_former_images(
-    first: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = first.root
-    monkeypatch.setenv("PYTHONPATH", str(root))
-    project = environment.Project(root, root / "state", str(root / "state/store"), "")
-    new, lock = draw_birds(root / "birds"), root / "dvc.lock"
-    texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.lock")}
-    first.change(datasets={"birds": {"reader": "folder", "raw": "birds"}})
-    update_dataset(project, "birds")
-    recorded, mine, packed = lock.read_text(), digests(project, "birds"), hashes(first)
-    assert None not in mine
-    alike = recorded.replace(str(mine[0]), f"{'0' * 32}.dir")  # as with another machine's .DS_Store
-    updated = recorded.replace(str(mine[0]), f"{'1' * 32}.dir").replace(str(mine[1]), f"{'2' * 32}.dir")
-    lock.write_text(alike)
-    update_dataset(project, "birds")
-    assert digests(project, "birds") == mine
-    lock.write_text(updated)
-    with pytest.raises(
-        DataError, match=r"^birds: dvc\.lock records other images than those in \S+/birds, which is as it was packed here: "
-    ):
-        update_dataset(project, "birds")
-    assert (lock.read_text(), hashes(first)) == (updated, packed)
-    assert caplog.records == []
-    lock.write_text(updated)
-    new.rename(root / "birds/a/new.png")
-    assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}, "these are not the former ones"
-    assert [record.getMessage() for record in caplog.records] == [
-        "birds: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock"
-    ]
-    for name, text in texts.items():
-        (root / name).write_text(text)
-    for folder in (root / "birds", project.packed("birds")):
-        shutil.rmtree(folder)
-
-
 def test_classes_that_a_new_class_moves_between_train_and_test_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first half of the names trains: a champion of before would be scored on a class of its training, `b`."""
     draw_birds(tmp_path / "birds")
@@ -368,14 +331,14 @@ def test_classes_that_a_new_class_moves_between_train_and_test_are_named(tmp_pat
 
 
 @pytest.mark.slow
-def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_packed(
+def test_an_image_that_arrives_before_dvcs_record_is_packed_and_another_machine_s_update_in_the_lock_is_not_undone(
     first: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """DVC records the folder as it is after the stage, with the image, and calls what was packed without it up to date."""
     root = first.root
     monkeypatch.setenv("PYTHONPATH", str(root))
     project = environment.Project(root, root / "state", str(root / "state/store"), "")
-    new = draw_birds(root / "birds")
+    new, lock = draw_birds(root / "birds"), root / "dvc.lock"
     texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.yaml", "dvc.lock")}
     first.change(datasets={"birds": {"reader": "folder", "raw": "birds"}})
     command = "cmd: dml data prepare ${key}"
@@ -383,17 +346,38 @@ def test_an_image_that_arrives_between_packing_and_dvcs_record_of_the_folder_is_
     (root / "dvc.yaml").write_text(texts["dvc.yaml"].replace(command, arrival))
     run_dvc(project, "repro", "prepare@birds")
     (root / "dvc.yaml").write_text(texts["dvc.yaml"])
-    lock = root / "dvc.lock"
     lock.write_text(lock.read_text().replace(f"dml data prepare birds && mv {new.name} birds/a", "dml data prepare birds"))
     assert changed_datasets(project, load_params(project.params_file), ["birds"]) == {"birds": False}
     assert update_dataset(project, "birds").counts == {"train": 5, "test": 4}
     assert unchanged_dataset(project, "birds") is not None
     assert changed_datasets(project, load_params(project.params_file), ["birds"]) == {}
     caplog.clear()
-    (root / "birds/d").rename(root / "birds/aa")
+    recorded, mine, packed = lock.read_text(), digests(project, "birds"), hashes(first)
+    assert None not in mine
+    alike = recorded.replace(str(mine[0]), f"{'0' * 32}.dir")  # as with another machine's .DS_Store
+    updated = recorded.replace(str(mine[0]), f"{'1' * 32}.dir").replace(str(mine[1]), f"{'2' * 32}.dir")
+    lock.write_text(alike)
     update_dataset(project, "birds")
-    (record,) = caplog.records  # none on `dvc.lock`: what changes here is no news
-    assert record.getMessage().partition(";")[0] == "birds: 1 class changed role: b train -> test"
+    assert digests(project, "birds") == mine
+    lock.write_text(updated)
+    with pytest.raises(
+        DataError, match=r"^birds: dvc\.lock records other images than those in \S+/birds, which is as it was packed here: "
+    ):
+        update_dataset(project, "birds")
+    assert (lock.read_text(), hashes(first)) == (updated, packed)
+    assert caplog.records == []
+    (root / "birds/d").rename(root / "birds/aa")
+    update_dataset(project, "birds")  # these are not the former images
+    moved, other = (record.getMessage() for record in caplog.records)
+    assert moved.partition(";")[0] == "birds: 1 class changed role: b train -> test"
+    assert other == "birds: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock"
+    caplog.clear()
+    present, dvc_s = digests(project, "birds"), lock.read_text()
+    (root / "birds/aa/notes.txt").write_text("a change on this machine")
+    monkeypatch.setattr("tasks.data.run_dvc", lambda *_: lock.write_text(dvc_s.replace(str(present[1]), f"{'3' * 32}.dir")))
+    update_dataset(project, "birds")
+    assert digests(project, "birds")[1] != present[1]
+    assert caplog.records == [], "what changes here is no news"
     for name, text in texts.items():
         (root / name).write_text(text)
     for folder in (root / "birds", project.packed("birds")):
