@@ -43,6 +43,7 @@ from tasks.tracking.tags import Tag
 MAX_POINTS = 500  # of a curve over steps: MLflow writes and reads each as an object, some ten thousand a run without this limit
 MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
 REFUSED = re.compile(r"[^\w.\- :/]|(?<![^/])\.{0,2}(?![^/])")  # letters, and parts of a path, that MLflow refuses in a metric's name
+SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 NAME_LETTERS = 250  # of a run's name: PostgreSQL refuses a longer one
 DETAIL = "detail/"  # prefix of metrics that explain the others
 ORACLE_NOTE = "Oracle: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
@@ -180,6 +181,7 @@ def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
     return {f"dml.{name}": str(value) for name, value in fields.items() if name not in ("command", "user")} | {
         Tag.TRAINED: report.checkpoint.identity,
         Tag.DIGEST: digest,
+        Tag.FOLDER: report.dataset.folder,
         Tag.SETTINGS: settings_identity(settings["training"], settings["evaluation"], digest, settings.get("measurements", {})),
         Tag.NOTE: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
         **mlflow_tags(report.tags),

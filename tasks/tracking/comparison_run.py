@@ -25,9 +25,9 @@ from tasks.runs.records import ComparisonReport, RunReport
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.tracking.alarm_marks import ALARM_LETTERS, MOST_LETTERS, with_alarm
 from tasks.tracking.child_run import (
+    SUPERSEDED,
     VIEW,
     PublishedRun,
-    current_tags,
     has_ended,
     metric_name,
     mlflow_tags,
@@ -71,7 +71,7 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
         return
     digests = {} if report.digest is None else {report.dataset: report.digest}
     settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
-    published = in_order(map(PublishedRun.of_mlflow, runs_in(client, [experiment], current_tags(report.comparison))))
+    published = in_order(_current_runs(client, experiment, report.comparison))
     runs, left_out = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
     summaries = summarise_published(runs)
     # a table's own conclusions, at its judged epoch and with its reference, are in `about`
@@ -92,6 +92,26 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
                 client.set_experiment_tag(experiment, tag, value)
 
 
+def _current_runs(client: MlflowClient, experiment: str, comparison: str) -> list[PublishedRun]:
+    """Return a comparison's current runs: of each variant and seed the one that was published last.
+
+    Others, and superseded ones, are there again after an experiment was deleted and restored in MLflow; they are deleted.
+    """
+    complete = runs_in(client, [experiment], {Tag.PART: comparison, Tag.PUBLISHED: None})
+    runs: dict[tuple[str, ...], PublishedRun] = {}
+    for run in sorted(complete, key=lambda run: run.info.end_time or 0, reverse=True):
+        new = PublishedRun.of_mlflow(run)
+        place = (new.variant, str(new.seed)) if new.has_place else (new.run_id,)
+        if new.tags[Tag.PUBLISHED] != SUPERSEDED and runs.setdefault(place, new) is new:
+            continue
+        if run.info.status != "FINISHED":
+            continue  # superseded, but it runs again
+        with suppress(MlflowException):  # another thread or process has deleted it meanwhile
+            client.set_tag(new.run_id, Tag.PUBLISHED, SUPERSEDED)
+            client.delete_run(new.run_id)
+    return [*runs.values()]
+
+
 def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) -> bool:
     """Mark those of a variant's runs with other seeds that have the data and settings of `report` and were made by other code.
 
@@ -108,7 +128,7 @@ def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) ->
     try:
         is_present = identity(report.seed) == report.identity
         expected = published_tags(report, "")
-        parameters, _ = split_settings(**place, seed=report.seed, settings=report.parameters)
+        parameters, defaults = split_settings(**place, seed=report.seed, settings=report.parameters)
     except ConfigError:
         return False  # a report that waited; today's code does not have its settings
     of_variant = {Tag.PART: report.comparison, Tag.VARIANT: report.variant}
@@ -117,7 +137,8 @@ def mark_older_code(client: MlflowClient, experiment: str, report: RunReport) ->
     for run in (entry for entry in placed if entry.data.tags[Tag.SEED] != str(report.seed)):
         tags, seed = run.data.tags, run.data.tags[Tag.SEED]
         has_tags = all(tags.get(tag) == expected[tag] for tag in (Tag.DIGEST, Tag.SETTINGS))
-        is_alike = has_tags and run.data.params == parameters | {"seed": seed}  # one on another device has another identity for that alone
+        ours = {name: value for name, value in run.data.params.items() if name in parameters.keys() | defaults.keys()}  # not a user's
+        is_alike = has_tags and ours == parameters | {"seed": seed}  # one on another device has another identity for that alone
         is_older = tags.get(Tag.IDENTITY) != identity(int(seed))
         with suppress(MlflowException):  # another thread or process has superseded it meanwhile
             if not is_older and Tag.OLDER_CODE in tags:
@@ -142,12 +163,13 @@ def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> No
 
 def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
     """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-    shown = {run.data.tags.get(Tag.VARIANT, ""): run.info.run_id for run in runs_in(client, [experiment], {Tag.SUMMARY: comparison})}
-    for variant in shown.keys() - summaries.keys():
-        client.delete_run(shown[variant])
+    shown: dict[str, str] = {}
+    for run in runs_in(client, [experiment], {Tag.SUMMARY: comparison}):  # newest first; a user may have restored another one
+        variant, run_id = run.data.tags.get(Tag.VARIANT, ""), run.info.run_id
+        if variant not in summaries or shown.setdefault(variant, run_id) != run_id:
+            client.delete_run(run_id)
     for variant, metrics in summaries.items():
-        run_id = shown.get(variant)
-        if run_id is None:
+        if (run_id := shown.get(variant, "")) == "":
             tags = {Tag.SUMMARY: comparison, Tag.VARIANT: variant}
             run_id = client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
             client.set_terminated(run_id, "FINISHED")

@@ -103,13 +103,15 @@ def check_place(uri: str, experiment: Any, folder: Path) -> None:
     """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created.
 
     Raises:
-        TrackingError: it would write to another one.
+        TrackingError: it would write to another one: the project was moved, or another program created the experiment.
     """
     used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
     if used.resolve() != folder.resolve():
+        moved = "the project was moved; move it back, or move the database away and publish again with dml reproduce"
+        created = "another program created it; rename it in MLflow, then dml reproduce"
         raise TrackingError(
-            f"MLflow's database {uri.removeprefix(SQLITE)} writes the files of {experiment.name} to {used}, not to {folder}: the project "
-            "was moved; move it back, or move the database away and publish again with dml reproduce"
+            f"MLflow's database {uri.removeprefix(SQLITE)} writes the files of {experiment.name} to {used}, not to {folder}: "
+            f"{moved if used.parts[-2:] == folder.parts[-2:] else created}"
         )
 
 

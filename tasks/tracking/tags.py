@@ -12,6 +12,7 @@ class Tag:
     VARIANT = "dml.variant"
     SEED = "dml.seed"
     SETTINGS = "dml.settings"  # with the digest: which runs may be averaged and compared (`tasks.runs.comparable`)
+    FOLDER = "dml.dataset_folder"  # of the project that published it: another one has other folders
     DIGEST = "dml.dataset_digest"
     PUBLISHED = "dml.published"  # "true": complete and current
     PROCESS = "dml.process"  # the process that trains it

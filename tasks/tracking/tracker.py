@@ -32,7 +32,7 @@ from tasks.runs.records import ComparisonReport, RunReport, check_unchanged, rea
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import child_run, connection
-from tasks.tracking.child_run import NAME_LETTERS, PublishedRun, current_tags, experiment_name
+from tasks.tracking.child_run import NAME_LETTERS, SUPERSEDED, PublishedRun, current_tags, experiment_name
 from tasks.tracking.comparison_run import experiment_tags, mark_older_code, publish_comparison
 from tasks.tracking.connection import (
     CONFIG,
@@ -49,7 +49,6 @@ from tasks.tracking.connection import (
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report, runs_wait, waits_since
 from tasks.tracking.tags import Tag
 
-SUPERSEDED = "superseded"  # a deleted run's Tag.PUBLISHED, so that it is completed and made current when it is restored
 REPLACED = (
     "MLflow at %s: runs of '%s' that were published from another folder are replaced; if that folder is another project's, give each "
     "project a server or a workspace (MLFLOW_WORKSPACE)"
@@ -222,9 +221,10 @@ class Tracker:
                 self._client.set_tag(run_id, Tag.PROCESS, child_run.process_tag())
                 self._client.delete_tag(run_id, Tag.PUBLISHED)  # if this is interrupted, the next publication completes it
             history = read_history(self._store.folder(report.checkpoint.key))
-            self._log_facts(run, report)
+            self._log_facts(run, report, {Tag.NOTE} & run.data.tags.keys())  # a user may have written a description
             # The model comes first: MLflow reads all points that a run has when it logs a model.
             model_id = None if report.scores_only else self._log_model(run, report, len(history))
+            self._client.update_run(run_id, "RUNNING")  # MLflow ends a run with its model
             points = self._new_points(run, [*child_run.curve_points(history)])
             log_metrics(self._client, run_id, points + _new_scores(run, report, model_id))
             self._log_files(run_id, report)
@@ -297,13 +297,12 @@ class Tracker:
 
         The first of them that was published from another folder, which may be another project's, is reported.
         """
-        source = child_run.dataset_input(report)["source"]
         place = {Tag.PART: report.comparison, Tag.VARIANT: report.variant, Tag.SEED: str(report.seed)}
         published = runs_in(self._client, [run.info.experiment_id], place)
         for other in (entry for entry in published if entry.info.run_id != run.info.run_id):
             if other.info.status == "RUNNING":
                 self._client.set_terminated(other.info.run_id, "KILLED")
-            if not self._has_warned and {entry.dataset.source for entry in other.inputs.dataset_inputs} - {source}:
+            if not self._has_warned and other.data.tags.get(Tag.FOLDER, report.dataset.folder) != report.dataset.folder:
                 self._has_warned = True
                 logger.warning(REPLACED, shown(self.uri), report.comparison)
             self._client.set_tag(other.info.run_id, Tag.PUBLISHED, SUPERSEDED)

@@ -40,7 +40,7 @@ from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
 from tasks.tracking.registered import Registry
 from tasks.tracking.tags import Tag
-from tasks.tracking.tracker import SUPERSEDED, Tracker
+from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import make_run
 
@@ -248,6 +248,9 @@ def test_the_identity_of_a_training_is_its_last_epoch_s_network(project: Project
     assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, None)
     publish("oracle")
     assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, f"{trained}-oracle")
+    for identity in (trained, f"{trained}-oracle"):  # no run of the standing comparison
+        network = load_model(resolve_model(identity, fresh))
+        assert (network.identity, network.title) == (identity, reports["last"].title)
     promote(fresh, trained)
     assert load_model(resolve_model(f"models:/{NAME}@champion", fresh)).identity == trained
     with pytest.raises(

@@ -603,6 +603,8 @@ def test_seeds_of_older_code_are_marked_once_another_seed_of_their_variant_runs_
     before = [run(seed, 0.5) for seed in range(3)]
     for one in before:
         publish(one)
+    for published in published_runs(tracker.uri, "d", COMPARISON):
+        client_of(tracker).log_param(published.run_id, "operator", "a user's own")
     assert remarks() == []
     with pytest.MonkeyPatch.context() as edit:
         edit.setattr(identities, "source_digest", lambda modules: "edited")
@@ -662,7 +664,7 @@ def test_a_run_that_ran_again_with_other_scores_replaces_the_one_of_before(track
 def test_runs_of_another_folder_are_replaced_with_one_warning(
     tracker: Tracker, report: RunReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of another project, which shares the server."""
+    """As those of another project, which shares the server: each project has one warning."""
     elsewhere = report.dataset.model_copy(update={"folder": str(shutil.copytree(report.dataset.folder, tmp_path / "elsewhere"))})
     own = [other(tracker, report, f"own-{seed}", "softtriple", seed, 0.5) for seed in range(2)]
     theirs = [
@@ -674,8 +676,12 @@ def test_runs_of_another_folder_are_replaced_with_one_warning(
     second = Tracker(tracker.uri, tmp_path, tracker._store)
     for run in theirs:
         second.publish(run)
-    (line,) = caplog.messages
-    assert f"runs of '{COMPARISON}' that were published from another folder are replaced" in line
+    for run in own:
+        Tracker(tracker.uri, tmp_path, tracker._store).publish(run)
+    own_again = other(tracker, report, "own-again", "softtriple", 0, 0.8)
+    Tracker(tracker.uri, tmp_path, tracker._store).publish(own_again)
+    assert len(caplog.messages) == 3, "theirs, and own seeds 0 and 1, each by a process of its own"
+    assert all(f"runs of '{COMPARISON}' that were published from another folder are replaced" in line for line in caplog.messages)
 
 
 @pytest.mark.proof
@@ -912,6 +918,57 @@ def test_metrics_that_a_parent_has_of_before_are_no_numbers_any_more(tracker: Tr
     client_of(tracker).log_metric(parent_id, "recall_at_1/softtriple", 0.4)
     tracker.publish(comparison())
     assert math.isnan(parent_of(tracker).data.metrics["recall_at_1/softtriple"])
+
+
+def test_what_is_there_again_when_an_experiment_is_restored_is_put_away_by_the_next_comparison(tracker: Tracker, report: RunReport) -> None:
+    """MLflow restores all of its runs: superseded ones, one that the user had deleted, and a mean."""
+    client = client_of(tracker)
+    for identity, variant, recall in (("old-a", "a", 0.2), ("new-a", "a", 0.6), ("old-b", "b", 0.3)):
+        run_id = tracker.publish(other(tracker, report, identity, variant, 0, recall))
+    client.delete_run(run_id)
+    tracker.publish(other(tracker, report, "new-b", "b", 0, 0.5))
+    parent = tracker.publish(comparison())
+    experiment = client.get_run(parent).info.experiment_id
+    (of_a,) = client.search_runs([experiment], f"tags.`{Tag.SUMMARY}` = '{COMPARISON}' and tags.`{Tag.VARIANT}` = 'a'")
+    client.delete_run(of_a.info.run_id)
+    tracker.publish(comparison())
+    client.delete_experiment(experiment)
+    client.restore_experiment(experiment)
+    assert current_identities(tracker) == {"new-a", "old-b", "new-b"}
+    tracker.publish(comparison())
+    assert current_identities(tracker) == {"new-a", "new-b"}
+    assert not client.search_runs([experiment], f"tags.`{Tag.PUBLISHED}` = 'superseded'")
+    assert {variant: metrics["recall_at_1"] for variant, metrics in variants_in_view(tracker).items()} == {"a": 0.6, "b": 0.5}
+
+
+def test_a_run_is_running_until_all_of_it_is_published_and_keeps_a_user_s_description(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_files:
+        at_files.setattr(Tracker, "_log_files", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.publish(report)
+    (run,) = [run for run in all_runs(tracker) if Tag.IDENTITY in run.data.tags]
+    assert run.info.status == "RUNNING", "logging a model ends it"
+    client_of(tracker).set_tag(run.info.run_id, Tag.NOTE, "mine")
+    assert tracker.publish(report) == run.info.run_id
+    run = client_of(tracker).get_run(run.info.run_id)
+    assert (run.info.status, run.data.tags[Tag.NOTE]) == ("FINISHED", "mine")
+
+
+def test_an_experiment_that_another_program_created_is_to_be_renamed(
+    tracker: Tracker, report: RunReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(tracker)
+    experiment = client.create_experiment(experiment_name("d"))
+    run = other(tracker, report, "x", "a", 0, 0.5)
+    assert tracker.publish(run) is None
+    assert f"not to {tmp_path}/mlartifacts/d: another program created it; rename it in MLflow, then dml reproduce" in caplog.text
+    client.rename_experiment(experiment, "mine")
+    assert tracker.publish(run) is not None
 
 
 def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, report: RunReport) -> None:
