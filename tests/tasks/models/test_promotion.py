@@ -38,6 +38,7 @@ from tasks.runs.embeddings import load_embeddings
 from tasks.runs.records import RunReport
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.storage import Store
+from tasks.tracking.child_run import SUPERSEDED
 from tasks.tracking.registered import Registry
 from tasks.tracking.tags import Tag
 from tasks.tracking.tracker import Tracker
