@@ -27,6 +27,7 @@ from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_W
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
 from tasks.data import has_new_raw_files, is_by_hand, read_packed
+from tasks.dvc_lock import or_pull
 from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
 from tasks.runs.identity import train_step
 from tasks.runs.specs import Params, RunSpec, ScaleSpec
@@ -184,11 +185,10 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
     """
     if is_prepared(project, params, name):
         return project.packed(name)
-    spec = params.datasets[name]
-    raw = project.root / spec.raw
+    raw = project.root / (spec := params.datasets[name]).raw
     if not _has_files(raw) and is_by_hand(spec):
         how_to_get = parse_dataset(spec.reader, spec.options).how_to_get
-        raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {how_to_get}")
+        raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {how_to_get}{or_pull(project, name)}")
     return None
 
 

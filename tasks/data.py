@@ -62,7 +62,7 @@ def is_by_hand(spec: DatasetSpec) -> bool:
     return spec.mirror is None and not has_links and reader.fetch is base.fetch and reader.materialise is base.materialise
 
 
-def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
+def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> None:
     """Fetch the missing raw files of a dataset, from its mirror first if it names one (`copy_objects`); other files stay unchanged.
 
     `progress` is called with (bytes done, total bytes) of each file that is downloaded.
@@ -81,7 +81,6 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
             record = state(f"{spec.raw} {spec.mirror}").with_suffix(".json")
             copy_objects(spec.mirror, raw, progress, record, parse_dataset(spec.reader, spec.options).own_images)
         fetch(spec.reader, spec.options, raw, progress)
-    return raw
 
 
 def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:

@@ -18,13 +18,16 @@ def locked_stages(project: Project) -> dict[str, Any]:
     """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes.
 
     Raises:
-        DataError: the file cannot be parsed, for example after a merge with a conflict.
+        DataError: the file cannot be parsed, or has a conflict of a merge.
     """
     lock = project.root / "dvc.lock"
     try:
         content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load
         stages = dict((content or {}).get("stages") or {})
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        if b"<<<<<<< " in lock.read_bytes():
+            page = "docs/how-to/recover-and-clean-up.md"
+            raise DataError(f"{lock}: has a merge conflict; keep the stages of both sides, as {page} describes") from None
         reason = first_line(error) if isinstance(error, yaml.YAMLError) else "no stages"
         raise DataError(f"{lock}: cannot be parsed ({reason}); restore it: git checkout HEAD dvc.lock") from None
     return stages
@@ -42,7 +45,16 @@ def raw_digest(project: Project, name: str) -> str | None:
 
 def _output_digest(project: Project, stage: str) -> str | None:
     outs = locked_stages(project).get(stage, {}).get("outs", [])
+    if outs and "md5" not in outs[0]:
+        raise DataError(f"{project.root / 'dvc.lock'}: {stage}: has no md5, as of a version_aware remote, which dml does not support")
     return str(outs[0]["md5"]) if outs else None
+
+
+def or_pull(project: Project, name: str) -> str:
+    """Return how else to get packed data of which raw files are missing, to end a message with; empty if `dvc.lock` records none."""
+    with suppress(DataError):
+        return f"; or run: dvc pull prepare@{name}" if dvc_digest(project, name) else ""
+    return ""
 
 
 def digests(project: Project, name: str) -> tuple[str | None, str | None]:

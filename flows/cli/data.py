@@ -20,6 +20,7 @@ from flows.cli.options import check_file
 from flows.cli.plan import time_of
 from flows.cli.session import open_project, print_lines
 from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset, write_findings
+from tasks.dvc_lock import or_pull
 from tasks.environment import Project
 from tasks.own_images.add import add_images, views_of
 from tasks.own_images.published import add_published
@@ -50,7 +51,8 @@ def data_list() -> None:
             state = str(error).rpartition(f"{INFO_FILE}: ")[2]  # damaged, or of a newer version
         else:
             if record is None:
-                state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
+                is_here = (project.root / spec.raw).exists()
+                state = f"not prepared; dml data {'prepare' if is_here else 'fetch'} {name}{'' if is_here else or_pull(project, name)}"
             else:
                 state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
         print_lines(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
@@ -149,7 +151,11 @@ def data_fetch(name: DatasetName) -> None:
     Generates, copies, downloads and unpacks. Existing files stay unchanged, except copies of objects of which the mirror has new versions.
     """
     with _working_on(name, "fetching") as (project, spec, progress):
-        raw = fetch_raw(project, spec, progress)
+        raw = project.root / spec.raw
+        try:
+            fetch_raw(project, spec, progress)
+        except DataError as error:
+            raise DataError(f"{error}{'' if raw.exists() else or_pull(project, name)}") from None
     print_lines(f"{name}: raw files are in {raw}")
 
 

@@ -91,6 +91,13 @@ def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
         assert sheet.size == (480, 204)
 
 
+def test_a_clone_without_raw_files_is_told_what_dvc_can_pull(project: Project) -> None:
+    project.dataset(reader="folder", raw="data/raw/d")
+    (project.root / "dvc.lock").write_text("stages: {prepare@d: {outs: [{md5: 1a.dir}]}}")
+    assert "d: reader folder, raw files in data/raw/d: not prepared; dml data fetch d; or run: dvc pull prepare@d\n" in project.dml("list")
+    project.refused("fetch", "no raw files; put one directory of images per class there; or run: dvc pull prepare@d$")
+
+
 def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -> None:
     project.dml("fetch")
     images = sorted(project.raw.rglob("*.jpg"))

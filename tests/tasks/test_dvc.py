@@ -78,7 +78,7 @@ def hashes(project: Project) -> dict[str, str]:
     return {path.relative_to(packed).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_lock_file_with_a_conflict_is_refused_and_a_damaged_mark_counts_as_a_change(tmp_path: Path) -> None:
+def test_a_damaged_lock_file_is_refused_and_a_damaged_mark_counts_as_a_change(tmp_path: Path) -> None:
     for name in ("params.yaml", "dvc.yaml"):
         shutil.copy(ROOT / name, tmp_path)
     project = find_project(tmp_path)
@@ -86,7 +86,7 @@ def test_a_lock_file_with_a_conflict_is_refused_and_a_damaged_mark_counts_as_a_c
     mark.parent.mkdir(parents=True)
     mark.write_bytes(b"\xff")
     assert unchanged_dataset(project, "synthetic") is None
-    for damaged in ("stages:\n<<<<<<< HEAD\n  a: 1\n=======\n  b: 2\n>>>>>>> theirs\n", "half of a line", "stages: [prepare@synthetic]\n"):
+    for damaged in ("half of a line", "stages: [prepare@synthetic]\n"):
         (tmp_path / "dvc.lock").write_text(damaged)
         with pytest.raises(DataError, match=r"dvc\.lock: cannot be parsed \(.*\); restore it: git checkout HEAD dvc\.lock"):
             update_dataset(project, "synthetic")

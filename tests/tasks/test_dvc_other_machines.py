@@ -9,8 +9,23 @@ from PIL import Image
 from dml_core.errors import DataError
 from tasks import environment
 from tasks.data import run_dvc, update_dataset
-from tasks.dvc_lock import digests, dvc_digest, packed_digest
+from tasks.dvc_lock import digests, dvc_digest, or_pull, packed_digest
 from tests.e2e.conftest import make_project
+
+
+def test_a_lock_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    project = environment.Project(tmp_path, tmp_path / "state", "", "")
+    for text, message in (
+        (
+            "stages:\n<<<<<<< HEAD\n  a: 1\n=======\n  b: 2\n>>>>>>> theirs\n",
+            r"has a merge conflict; keep the stages of both sides, as docs",
+        ),
+        ("stages: {prepare@birds: {outs: [{path: p, files: [{md5: 1a}]}]}}", r"prepare@birds: has no md5, as of a version_aware remote, "),
+    ):
+        (tmp_path / "dvc.lock").write_text(text)
+        with pytest.raises(DataError, match=rf"dvc\.lock: {message}"):
+            dvc_digest(project, "birds")
+        assert or_pull(project, "birds") == ""
 
 
 @pytest.mark.slow
@@ -60,7 +75,7 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
     is_refused(texts["new"])
     raw.rename(away)
     pack(tmp_path / "former")
-    with pytest.raises(DataError, match=r"birds: no raw files; put one directory of images per class there"):
+    with pytest.raises(DataError, match=r"birds: no raw files; put one [a-z ]+ there; or run: dvc pull prepare@birds$"):
         update_dataset(project, "birds")
     away.rename(raw)
     shutil.copy(colleague.root / "birds/a/new.png", raw / "a")
