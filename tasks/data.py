@@ -367,7 +367,7 @@ def run_dvc(project: Project, *arguments: str) -> str:
             kill_with_descendants(ran)
             raise
     if ran.returncode != 0:
-        error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*)?)", printed + errors, re.MULTILINE)  # a second line after a colon
+        error = re.search(r"^(?:error|ERROR):(.*(?:(?<=:)\n.*(?:\n\t- .*)*)?)", printed + errors, re.MULTILINE)  # with a list after a colon
         reason = " ".join(error[1].split()) if error else f"exit code {ran.returncode}"
         remedy = "; copy the hidden folder .dvc of the repository into the project" if "not inside of a DVC repository" in reason else ""
         raise DataError(f"dvc {' '.join(arguments)} failed: {reason}{remedy}")

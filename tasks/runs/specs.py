@@ -388,10 +388,10 @@ def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
-    """Check that no raw folder shares a file with another one or with a folder that the project writes: DVC allows one owner per file.
+    """Check that no raw folder shares a file with another one or with what the project or DVC owns: DVC allows one owner per file.
 
     Raises:
-        ConfigError: they overlap, links followed; of two datasets it names the later.
+        ConfigError: they overlap, links followed; of two datasets it names the later. Or `dvc add` tracks the folder, or one around it.
     """
     inside = _real(root)
     written = {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
@@ -402,6 +402,10 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
         with located(f"datasets.{name}: raw: {raw}"):
             if inside.startswith(raw):
                 raise ConfigError("contains the project; put the images into a separate folder")
+            folder = (root / spec.raw).absolute()
+            for owner in (Path(f"{place}.dvc") for place in (folder, *folder.parents) if root.absolute() in place.parents):
+                if owner.is_file():
+                    raise ConfigError(f"tracked by {owner}, and DVC allows one owner: run dvc remove {owner}, or use a `mirror` elsewhere")
             for what, place in (others | own).items():
                 if raw.startswith(place) or place.startswith(raw):
                     raise ConfigError(f"overlaps {what} ({place}); put the images into a separate folder")

@@ -458,6 +458,13 @@ def test_names_and_places_that_are_taken(project: Project, tmp_path: Path) -> No
     ):
         draw_classes(project.root / place)
         refused(project, f"overlaps {whose}", "mine", project.root / place)
+    draw_classes(project.root / "shared/birds")
+    for tracked in ("shared/birds", "shared"):  # by `dvc add`
+        (project.root / f"{tracked}.dvc").write_text("")
+        refused(
+            project, rf"/shared/birds/: tracked by \S+/{tracked}\.dvc, and DVC allows one owner: run", "mine", project.root / "shared/birds"
+        )
+        (project.root / f"{tracked}.dvc").unlink()
 
 
 @pytest.mark.parametrize("place", ["home", "home/list.csv", "."])
