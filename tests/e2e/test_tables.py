@@ -134,14 +134,6 @@ def test_a_run_that_fails_stops_no_other(project: Project) -> None:
     assert page_of(project, "softtriple/table91").count("\n- Fails: FAILED, as_published, cub200, seed ") == 3
 
 
-def test_its_networks_are_listed_and_used_by_identity(project: Project, printed: str) -> None:
-    listed = project.run("dml", "models", "softtriple/table91", "--all")
-    networks = re.findall(r"│ cub200/trained as_published/(\d) .* ([0-9a-f]{32}) │", listed)
-    assert [seed for seed, _ in networks] == ["0", "1", "2"]
-    embedded = project.run("dml", "embed", networks[2][1], str(project.root / "data/raw/cub200"), "-o", str(project.root / "own.npz"))
-    assert "cub200 / trained as_published / seed 2" in embedded
-
-
 @pytest.mark.proof
 @pytest.mark.usefixtures("printed")
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:

@@ -249,9 +249,9 @@ def test_the_identity_of_a_training_is_its_last_epoch_s_network(project: Project
     assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, None)
     publish("oracle")
     assert (fetched(trained), fetched(f"{trained}-oracle")) == (trained, f"{trained}-oracle")
-    for identity in (trained, f"{trained}-oracle"):  # no run of the standing comparison
+    for identity, label in ((trained, "row good"), (f"{trained}-oracle", "row good oracle")):  # no runs of the standing comparison
         network = load_model(resolve_model(identity, fresh))
-        assert (network.identity, network.title) == (identity, reports["last"].title)
+        assert (network.identity, network.title) == (identity, f"own / {label} / seed 0")
     promote(fresh, trained)
     assert load_model(resolve_model(f"models:/{NAME}@champion", fresh)).identity == trained
     with pytest.raises(

@@ -1,11 +1,13 @@
 """Runs in the places of a table's result with today's settings: `dml models TABLE` lists their networks, and `dml gc` keeps their steps."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dml_core.config import read_yaml
+from flows.cli import models
 from tasks.environment import Project
 from tasks.gc import find_unused
 from tasks.models.listing import list_models
@@ -48,7 +50,9 @@ def measure(project: Project, spec: RunSpec) -> MeasuredRun:
 
 
 @pytest.mark.parametrize("of", CHOICES)
-def test_networks_of_every_variant_epoch_and_seed_are_listed(project: Project, of: str) -> None:
+def test_networks_of_every_variant_epoch_and_seed_are_listed(
+    project: Project, of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a table with no run of its rows' first variants nothing was listed, and `dml models` said that nothing is trained."""
     specs = specs_of(CHOICES[of])
     add_runs(project, TABLE, [measure(project, spec) for spec in specs], [], None)
@@ -58,6 +62,9 @@ def test_networks_of_every_variant_epoch_and_seed_are_listed(project: Project, o
         for spec in specs
     }
     assert len({identity for _, identity in listed}) == len(specs) == 2 * len(CHOICES[of].seeds) * max(1, len(CHOICES[of].epochs))
+    monkeypatch.setattr(models, "open_project", lambda: project)
+    models.list_(TABLE, every_seed=True)
+    assert {(cells[1], cells[-2]) for cells in map(re.compile(" *│ *").split, capsys.readouterr().out.splitlines()) if cells[1:]} == listed
 
 
 def test_networks_are_in_the_order_of_the_rows(project: Project) -> None:
