@@ -62,6 +62,10 @@ def check_code(project: Project) -> Project:
     for running in (Path(package.__path__[0]) for package in (flows, tasks, dml_core)):
         own = project.root / running.name
         if own.is_dir() and not own.samefile(running):
+            if ".dvc/tmp/exps/" in str(project.root):
+                raise ConfigError(
+                    "temporary workspaces of dvc exp run (--temp, --queue) are not supported; omit these, or: dml reproduce --set"
+                )
             raise ConfigError(
                 f"{project.root} has its own code, but this command runs that of {running.parent}; run {project.root}/.venv/bin/dml "
                 f"(made there by: rm -rf .venv; make .venv/.done), or set PYTHONPATH={project.root}"

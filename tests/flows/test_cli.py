@@ -124,6 +124,12 @@ def test_another_checkouts_code_is_refused(words: str, project: Path) -> None:
     (project / "flows/chain.py").write_text("")
     ways_out = (f"{project} has its own code, but this command runs that of {ROOT}; run {project}/.venv/bin/dml", f"PYTHONPATH={project}")
     refused(dml(*words.split(), cwd=project), *ways_out)
+    if words == "reproduce":
+        shutil.copytree(project, experiment := project / ".dvc/tmp/exps/standalone/tmp1a2b")
+        refused(
+            dml(words, cwd=experiment), "temporary workspaces of dvc exp run (--temp, --queue) are not supported; omit these, or: dml rep"
+        )
+        shutil.rmtree(project / ".dvc")
     assert {path.name for path in project.iterdir()} <= {"params.yaml", "flows", "state"}
     shutil.rmtree(project / "flows")
     (project / "flows").symlink_to(ROOT / "flows")  # its own code, by another path
