@@ -53,7 +53,7 @@ def _output_digest(project: Project, stage: str) -> str | None:
 def or_pull(project: Project, name: str) -> str:
     """Return how else to get packed data of which raw files are missing, to end a message with; empty if `dvc.lock` records none."""
     with suppress(DataError):
-        return f"; or run: dvc pull prepare@{name}" if dvc_digest(project, name) else ""
+        return f"; or, if it was pushed, run: dvc pull prepare@{name}" if dvc_digest(project, name) else ""
     return ""
 
 

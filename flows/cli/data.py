@@ -19,7 +19,7 @@ from flows.cli.columns import Column, print_table
 from flows.cli.options import check_file
 from flows.cli.plan import time_of
 from flows.cli.session import open_project, print_lines
-from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, prepare_dataset, show_dataset, write_findings
+from tasks.data import dataset_if_prepared, dataset_spec, fetch_raw, is_by_hand, prepare_dataset, show_dataset, write_findings
 from tasks.dvc_lock import or_pull
 from tasks.environment import Project
 from tasks.own_images.add import add_images, views_of
@@ -52,7 +52,8 @@ def data_list() -> None:
         else:
             if record is None:
                 is_here = (project.root / spec.raw).exists()
-                state = f"not prepared; dml data {'prepare' if is_here else 'fetch'} {name}{'' if is_here else or_pull(project, name)}"
+                other_way = or_pull(project, name) if not is_here and is_by_hand(spec) else ""
+                state = f"not prepared; dml data {'prepare' if is_here else 'fetch'} {name}{other_way}"
             else:
                 state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
         print_lines(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")

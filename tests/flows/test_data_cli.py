@@ -94,8 +94,11 @@ def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
 def test_a_clone_without_raw_files_is_told_what_dvc_can_pull(project: Project) -> None:
     project.dataset(reader="folder", raw="data/raw/d")
     (project.root / "dvc.lock").write_text("stages: {prepare@d: {outs: [{md5: 1a.dir}]}}")
-    assert "d: reader folder, raw files in data/raw/d: not prepared; dml data fetch d; or run: dvc pull prepare@d\n" in project.dml("list")
-    project.refused("fetch", "no raw files; put one directory of images per class there; or run: dvc pull prepare@d$")
+    assert (
+        "d: reader folder, raw files in data/raw/d: not prepared; dml data fetch d; or, if it was pushed, run: dvc pull prepare@d\n"
+        in project.dml("list")
+    )
+    project.refused("fetch", "no raw files; put one directory of images per class there; or, if it was pushed, run: dvc pull prepare@d$")
 
 
 def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -> None:

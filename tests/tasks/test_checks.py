@@ -304,7 +304,9 @@ def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
     project.params_file.write_text(yaml.safe_dump(merge(PARAMS, mine)))
     params = load_params(project.params_file)
     (project.root / "dvc.lock").write_text("stages: {prepare@mine: {outs: [{md5: 1a.dir}]}}")
-    with pytest.raises(DataError, match=r"'mine' is not prepared and .*/mine has no raw files; put .*; or run: dvc pull prepare@mine$"):
+    with pytest.raises(
+        DataError, match=r"'mine' is not prepared and .*/mine has no raw files; put .*; or, if it was pushed, run: dvc pull prepare@mine$"
+    ):
         check_before(project, params, comparison_runs(params, "mine"))
     assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
 

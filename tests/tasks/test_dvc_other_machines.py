@@ -75,7 +75,7 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
     is_refused(texts["new"])
     raw.rename(away)
     pack(tmp_path / "former")
-    with pytest.raises(DataError, match=r"birds: no raw files; put one [a-z ]+ there; or run: dvc pull prepare@birds$"):
+    with pytest.raises(DataError, match=r"birds: no raw files; put one [a-z ]+ there; or, if it was pushed, run: dvc pull prepare@birds$"):
         update_dataset(project, "birds")
     away.rename(raw)
     shutil.copy(colleague.root / "birds/a/new.png", raw / "a")
