@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from tasks.plans.times import Estimate
     from tasks.runs.costs import Cost
 
+Datasets = Annotated[
+    list[str] | None, typer.Option("--dataset", "-d", metavar="DATASET", help="Only columns of this dataset; repeat for several.")
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", "-v", metavar="VARIANT", help="Variant, for example as_released. Default: each row's first."),
+]
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
 NOTHING = {True: "nothing can be run", False: "nothing can be run: no row matches on these datasets"}  # whether reasons are printed
 
@@ -29,13 +36,8 @@ NOTHING = {True: "nothing can be run", False: "nothing can be run: no row matche
 def plan(
     tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", "-d", metavar="DATASET", help="Only columns of this dataset; repeat for several.")
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option("--variant", "-v", metavar="VARIANT", help="Variant, for example as_released. Default: each row's first."),
-    ] = None,
+    dataset: Datasets = None,
+    variant: Variants = None,
     track: TrackName = None,
     seed: Seeds = None,
     seeds: NumSeeds = None,
