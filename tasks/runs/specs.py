@@ -393,7 +393,7 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
     Raises:
         ConfigError: they overlap, links followed; of two datasets it names the later. Or `dvc add` tracks the folder, or one around it.
     """
-    inside = _real(root)
+    inside, top = _real(root), root.absolute()
     written = {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
     own = {what: _real(place) for what, place in written.items()}
     others: dict[str, str] = {}
@@ -403,7 +403,8 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
             if inside.startswith(raw):
                 raise ConfigError("contains the project; put the images into a separate folder")
             folder = (root / spec.raw).absolute()
-            for owner in (Path(f"{place}.dvc") for place in (folder, *folder.parents) if root.absolute() in place.parents):
+            around = [folder, *folder.parents]
+            for owner in (Path(f"{place}.dvc") for place in around[: around.index(top) if top in around else 0]):
                 if owner.is_file():
                     raise ConfigError(f"tracked by {owner}, and DVC allows one owner: run dvc remove {owner}, or use a `mirror` elsewhere")
             for what, place in (others | own).items():
