@@ -329,19 +329,20 @@ def _inputs(project: Project, name: str) -> list[Path]:
 def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> dict[str, bool]:
     """Return the datasets whose packed data differs from what DVC would make of the current raw files, settings and code.
 
-    True: only the code that packs them differs, and most likely packs the same. Raw files that are not on this machine count as unchanged.
+    True: only code differs, and most likely packs the same. Without raw files here they differ if `dvc.lock` records other packed data.
 
     Raises:
         DataError: DVC failed.
         ConfigError: `params.yaml` has no such dataset.
     """
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
+    away = {name: {packed_digest(project.packed(name)), dvc_digest(project, name)} for name in names if name not in here}
+    changed = {name: False for name, packed in away.items() if len(packed - {None}) == 2}
     if not here:
-        return {}
+        return changed
     for name in here:
         check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
-    changed = {}
     for name in here:
         entries, has_arrived = status.get(f"prepare@{name}", []), _changed_since_packed(project, name, params)
         if entries or has_arrived:

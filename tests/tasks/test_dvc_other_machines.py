@@ -8,8 +8,9 @@ from PIL import Image
 
 from dml_core.errors import DataError
 from tasks import environment
-from tasks.data import run_dvc, update_dataset
+from tasks.data import changed_datasets, run_dvc, update_dataset
 from tasks.dvc_lock import digests, dvc_digest, or_pull, packed_digest
+from tasks.runs.specs import load_params
 from tests.e2e.conftest import make_project
 
 
@@ -59,6 +60,9 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
         shutil.rmtree(packed)
         shutil.copytree(folder, packed)
 
+    def changed() -> dict[str, bool]:
+        return changed_datasets(project, load_params(project.params_file), ["birds"])
+
     def is_refused(recorded: str) -> None:
         lock.write_text(recorded)
         with pytest.raises(
@@ -71,12 +75,14 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
     is_refused(texts["new"])
     raw.rename(away)
     assert update_dataset(project, "birds").counts == whole
+    assert changed() == {}
     away.rename(raw)
     is_refused(texts["new"])
     raw.rename(away)
     pack(tmp_path / "former")
     with pytest.raises(DataError, match=r"birds: no raw files; put one [a-z ]+ there; or, if it was pushed, run: dvc pull prepare@birds$"):
         update_dataset(project, "birds")
+    assert changed() == {"birds": False}
     away.rename(raw)
     shutil.copy(colleague.root / "birds/a/new.png", raw / "a")
     assert update_dataset(project, "birds").counts == whole
