@@ -183,7 +183,7 @@ def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
         Tag.DIGEST: digest,
         Tag.FOLDER: report.dataset.folder,
         Tag.SETTINGS: settings_identity(settings["training"], settings["evaluation"], digest, settings.get("measurements", {})),
-        Tag.NOTE: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
+        Tag.NOTE: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch, report.scores_only),
         **mlflow_tags(report.tags),
     }
 
@@ -226,15 +226,15 @@ def has_ended(process: str) -> bool:
     return parts[0] == host and (parts[1] != boot or (parts[2] == namespace and parts[4] != start))
 
 
-def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str) -> str:
+def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str, scores_only: bool) -> str:
     """Return the description of one run, in Markdown. Its beginning has no marks: MLflow's lists show it unformatted."""
     return (
         f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
         f"{variant} trained on {dataset} with seed {seed}; "
         f"part of the [{dataset} comparison]({parent_link}).\n\n"
-        "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
-        "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "
-        f"`{Tag.DEFAULTS}`."
+        "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting)"
+        f"{'' if scores_only else ', `steps/` (checkpoint and embeddings)'}. "
+        f"Parameters are the settings that differ from the defaults; the others are in the tag `{Tag.DEFAULTS}`."
     )
 
 

@@ -96,6 +96,8 @@ def test_a_process_has_ended_only_where_it_was_of_this_machine_and_is_gone() -> 
 
 
 def test_a_run_says_what_it_is_and_an_oracle_what_that_means() -> None:
-    text = child_run.describe_run("d", "a", 2, "link", "last")
+    text = child_run.describe_run("d", "a", 2, "link", "last", scores_only=False)
     assert text.startswith("a trained on d with seed 2; part of the [d comparison](link).")
-    assert child_run.describe_run("d", "a", 2, "link", "oracle") == child_run.ORACLE_NOTE + text
+    assert child_run.describe_run("d", "a", 2, "link", "oracle", scores_only=False) == child_run.ORACLE_NOTE + text
+    of_trial = child_run.describe_run("d", "a", 2, "link", "last", scores_only=True)
+    assert text.replace(", `steps/` (checkpoint and embeddings)", "") == of_trial != text, "a search's run has no such files"
