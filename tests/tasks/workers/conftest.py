@@ -1,6 +1,7 @@
 """Fixtures of tests with real Ray workers: jobs long enough to be disturbed midway, and Ray's settings during a module."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,3 +89,7 @@ def processes(part: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return sorted(found, key=lambda process: process.pid)
+
+
+def threads_of_groups() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name in ("worker-group", "workers-timed")]

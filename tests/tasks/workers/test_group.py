@@ -29,7 +29,7 @@ from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import LostWorkersError, class_of_end
 from tasks.workers.placement import choose
-from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
+from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes, threads_of_groups
 
 pytestmark = pytest.mark.slow
 HANG_MINUTES = 0.15
@@ -281,7 +281,10 @@ def test_sigterm_leaves_a_checkpoint_of_the_step_that_it_came_in(workers: Worker
 def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_thread_that_waits_for_ray(
     workers: WorkerGroup, many_images: Path, undisturbed: object, tmp_path: Path, starts: StartTimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a thread would crash the process when Ray disconnects. The groups are idle, busy and starting, the last on a busy machine."""
+    """Such a thread would crash the process when Ray disconnects. One group is busy, the other is starting, on a busy machine.
+
+    test_shared_cluster.py closes an idle one.
+    """
     workers.start()
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert any("RayTrainWorker" in command for command in commands)
@@ -292,32 +295,25 @@ def test_a_group_starts_no_process_that_serves_nothing_and_a_closed_one_has_no_t
     assert "0" not in ports, "on a busy machine the raylet would end before it was told"
     log = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1] / "logs/dashboard_agent.log"
     assert "Failed to bind" not in log.read_text(), "Ray's start waited for another Ray's port"
-    workers.close()
-    assert threads_of_groups() == []
-
-    alone = ScaleSpec(num_workers=1, device="cpu")
-    busy, starting = (WorkerGroup(start_ray(alone), alone, tmp_path / "ray", lambda text: None, starts) for _ in range(2))
     training, ended = threading.Event(), []
 
     def run() -> None:
         with pytest.raises(TrainingError, match=r"the flow is ending|Ray's workers ended") as error:
-            busy.run(job(many_images, tmp_path, "busy", 50), lambda message: training.set())
+            workers.run(job(many_images, tmp_path, "busy", 50), lambda message: training.set())
         ended.append(error)
 
     caller = threading.Thread(target=run)
     caller.start()
     assert training.wait(60)
-    busy.close()
+    workers.close()
     assert threads_of_groups() == []
     caller.join(5)
     assert len(ended) == 1
 
+    alone = ScaleSpec(num_workers=1, device="cpu")
+    starting = WorkerGroup(start_ray(alone), alone, tmp_path / "ray", lambda text: None, starts)
     for limit in ("CLOSE_SECONDS", "END_SECONDS"):
         monkeypatch.setattr(group, limit, 0.5)  # as if the start took a hundred times as long
     starting.start()
     starting.close()
     assert threads_of_groups() == []
-
-
-def threads_of_groups() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name in ("worker-group", "workers-timed")]
