@@ -23,7 +23,7 @@ from tasks.workers.connection import start_ray, stop_ray
 from tasks.workers.group import WorkerGroup
 from tests.forked import forked
 from tests.loopback_cluster import LOOPBACK, SETTINGS, listening, loopback_cluster
-from tests.tasks.workers.conftest import Disturbance, job
+from tests.tasks.workers.conftest import Disturbance, job, threads_of_groups
 
 pytestmark = pytest.mark.slow
 SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=0)
@@ -51,12 +51,14 @@ def test_idle_workers_end_only_if_no_job_waits_for_them_and_take_none_afterwards
 
 
 def test_a_training_listens_on_the_loopback_alone(cluster: psutil.Process, starts: StartTimes, packed: Path, tmp_path: Path) -> None:
-    workers = WorkerGroup(start_ray(SCALE), SCALE, tmp_path / "ray", lambda text: None, starts)
+    scale = SCALE.model_copy(update={"num_workers": 1})
+    workers = WorkerGroup(start_ray(scale), scale, tmp_path / "ray", lambda text: None, starts)
     found: dict[str, set[str]] = {}
     facts = workers.run(job(packed, tmp_path, "trained", num_epochs=1), lambda message: found.update(listening(cluster)))
     workers.close()
-    assert facts["num_workers"] == 2
-    assert facts[SURROUNDINGS] == surroundings("cpu", 1), "a reference's environment is that of the workers"
+    assert threads_of_groups() == []
+    assert facts["num_workers"] == 1
+    assert facts[SURROUNDINGS] == surroundings("cpu", 2), "a reference's environment is that of the workers"
     assert any("RayTrainWorker" in name and places for name, places in found.items()), found  # an empty list proves nothing
     assert {place for places in found.values() for place in places} <= LOOPBACK, found
     # Ray Train's cleaner would ask the dashboard, which the local stack has not, for ever whether its controller is alive.
