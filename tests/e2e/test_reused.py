@@ -1,4 +1,4 @@
-"""Of a finished comparison, what was deleted or damaged is made again; `test_selective_rerun.py` reuses one that is intact."""
+"""Of a finished comparison, what was deleted or damaged is made again; `test_standing_comparison.py` reuses one that is intact."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Alarms: each cause once, until the row is reproduced again; tests/e2e/test_server.py sends them through Prefect to a webhook."""
+"""Alarms: each cause once, until the row is reproduced again; e2e/test_standing_comparison.py sends them through Prefect to a webhook."""
 
 import shlex
 from collections.abc import Iterator
