@@ -58,7 +58,7 @@ NEWER = (
     "its run in place of that one"
 )
 logger = logging.getLogger(__name__)
-_model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
+_model_lock = threading.Lock()  # logging a model changes the process's tracking address and MLflow's functions
 
 
 class Tracker:

@@ -1,5 +1,6 @@
 """A real MLflow on a local database: records, a second publish that adds nothing, outages, and the packaged model."""
 
+import base64
 import json
 import math
 import shutil
@@ -1405,6 +1406,11 @@ mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
     np.testing.assert_allclose(np.load(tmp_path / "served.npy"), expected[:3], atol=1e-5)
     requirements = (Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "requirements.txt").read_text()
     assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
+    raw = PackedDataset(packed, "train").raw_bytes(0)
+    line = base64.encodebytes(raw).splitlines()[len(raw) // 114]  # from its middle
+    files = [path.read_bytes() for path in Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")).rglob("*.json")]
+    assert len(files) >= 3, "the examples and the network's description"
+    assert not any(line in file or raw in file for file in files), "an image of the dataset"
     with zipfile.ZipFile(Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code" / "dml_core.zip") as code_files:
         names = {name.removeprefix("dml_core/") for name in code_files.namelist()}
     assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
