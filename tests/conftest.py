@@ -1,4 +1,7 @@
-"""Fixtures of several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
+"""Fixtures of several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings.
+
+What they need is imported in them: xdist's controller loads this file, but runs no test.
+"""
 
 import gc
 import hashlib
@@ -9,19 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
-import torch
 from hypothesis import settings
-from moto.server import ThreadedMotoServer
 
-from dml_core.config import merge, parse
-from dml_core.data.prepare import prepare
-from dml_core.data.registry import materialise
-from dml_core.training.config import TrainingConfig
 from tests.skips import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks of every run
+
+if TYPE_CHECKING:
+    from dml_core.training.config import TrainingConfig
 
 
 def _forget_exit_handlers() -> None:
@@ -66,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order whole runs first, then files with slow tests, so that no worker is idle at the end; skip GPU tests without a GPU."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
+    import torch
+
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:
@@ -91,6 +92,8 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def packed_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a packed synthetic dataset by its last batch of 8 training images, a key of LAST_BATCHES; each is made once."""
+    from dml_core.data.prepare import prepare
+    from dml_core.data.registry import materialise
 
     @cache
     def make(last_batch: str) -> Path:
@@ -122,6 +125,8 @@ def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Address of an S3 server on this machine, over HTTP."""
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -132,6 +137,8 @@ def s3_server() -> Iterator[str]:
 @pytest.fixture
 def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name of a new bucket on that server, which the AWS environment variables select."""
+    import boto3
+
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
@@ -141,14 +148,19 @@ def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytes
     return name
 
 
-def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> TrainingConfig:
+def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> "TrainingConfig":
     """Return the small settings for a loss and a model, overridden by `changes`."""
+    from dml_core.config import merge, parse
+    from dml_core.training.config import TrainingConfig
+
     return parse(TrainingConfig, merge(SETTINGS, changes) | {"loss": {"name": loss}, "model": model}, "test settings")
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Use one thread: these networks are so small that more would only wait for each other."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -14,7 +14,7 @@ for _module in (
     "plotly", "pyarrow.parquet", "dml_core.data.prepare", "dml_core.evaluation", "dml_core.index.writing", "dml_core.losses.discriminative",
     "dml_core.losses.pml", "dml_core.training.loop", "tasks.data", "tasks.gc", "tasks.plans.plan", "tasks.reports.run_pages",
     "tasks.reports.table_pages", "tasks.scores.scoring", "tasks.models.embed", "tasks.models.export", "tasks.models.indexing",
-    "tasks.models.searching", "tests.conftest",
+    "tasks.models.searching", "boto3", "tests.conftest",
 ):  # fmt: skip
     import_module(_module)
 gc.freeze()
