@@ -174,11 +174,11 @@ def damage_much(state: Path) -> None:
 
 
 def other_images_do_not_replace_those_of(run: Disturbed, project: Project) -> None:
-    """Start what packs other images while the run trains, in another project's state."""
+    """Start the stage of DVC that packs other images while the run trains, as another flow would, in another project's state."""
     one, other = sorted((project.root / "data/raw/synthetic").rglob("*.jpg"))[:2]
     before, packed = one.read_bytes(), contents(project.root / "data/packed/synthetic")
     one.write_bytes(other.read_bytes())
-    printed = project.run("dml", "reproduce", "--dataset", "synthetic", code=2, DML_STATE=str(run.state.with_name("other")))
+    printed = project.run("dvc", "repro", "prepare@synthetic", code=255, DML_STATE=str(run.state.with_name("other")))
     assert re.search(r"synthetic: in use by process \d+, whose runs would be lost", printed), printed
     one.write_bytes(before)
     assert contents(project.root / "data/packed/synthetic") == packed
