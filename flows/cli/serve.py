@@ -24,7 +24,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; any other than loopback requires a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8321,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Copies of the network, several on Ray. Default: one per GPU of this machine, or one; on a cluster, one.")
+        int | None,
+        typer.Option(min=1, help="Copies of the network, several on Ray. Default: one per GPU of this machine, or one; on a cluster, one."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Maximum number of images per forward pass; 1 disables batching.")] = 32,
     model: Annotated[str | None, typer.Option(help="Model of the index, if it has moved since the index was built.")] = None,

@@ -164,9 +164,9 @@ def embed_images(
 
 
 def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
-    """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`, `metric`, `weights_sha256`; all rows
-    are in memory at once) or `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to it
-    until it is complete.
+    """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`, `metric`, `weights_sha256`; all
+    rows are in memory at once) or `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to
+    it until it is complete.
 
     Raises:
         As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`, or if it is a file with
