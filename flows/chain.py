@@ -288,8 +288,9 @@ def embed(
             with of_same_data(dataset, partial(store.clear, key)):
                 facts = group.run(_job("embed", spec, dataset, checkpoint.key, key, services, lock), lambda _: None, meter.workers)
             files = describe_folder(store.pull(key))
-            if store.is_remote and store.changed_files(checkpoint):  # by a host that does not know this one's locks
-                raise StoreError(f"{spec.title}: another flow trained this run meanwhile, to another network; rerun the command")
+            if store.is_remote and CHECKPOINT_FILE in store.changed_files(checkpoint):  # by a host that does not know this one's locks
+                how = "another flow trained this run meanwhile, to another network, or its checkpoint is gone"
+                raise StoreError(f"{spec.title}: {how}; rerun the command")
             facts |= services.meter.facts(meter)
         note_rate(services.project.state, "embed", spec, dataset, facts)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=files, facts=facts, inputs=hash_of_files([checkpoint]))

@@ -376,12 +376,32 @@ def test_a_network_that_a_flow_of_another_host_has_replaced_is_not_scored_as_thi
 
     place.workers.run = run  # type: ignore[method-assign]
     error = place.run()
-    assert str(error) == "d / v / seed 0: another flow trained this run meanwhile, to another network; rerun the command"
+    whose = "another flow trained this run meanwhile, to another network, or its checkpoint is gone"
+    assert str(error) == f"d / v / seed 0: {whose}; rerun the command"
     assert isinstance(error, StoreError)
     before = place.workers.num_epochs
     assert isinstance(again := place.run(), Outcome)
     assert again.ran == dict.fromkeys(STEPS, True)
     assert place.workers.num_epochs == before, "the other network is used"
+
+
+def test_a_run_ends_well_while_another_host_repeats_its_complete_training(
+    prefect: None, packed: Path, tmp_path: Path, s3_bucket: str
+) -> None:
+    """That host has no record of it, and removes the history until it pushes the same one again; the checkpoint stays."""
+    place = Place(tmp_path, packed)
+    place.store = place.services.store = Store(f"s3://{s3_bucket}/store", tmp_path / "cache")
+    run_here = place.workers.run
+
+    def run(job: Job, *listeners: Any) -> dict[str, object]:
+        facts = run_here(replace(job, cache=str(tmp_path / "node")), *listeners)
+        if job.step == "embed":
+            Store(job.store, tmp_path / "other").clear(job.train_key, keep=("checkpoint.pt",))
+        return facts
+
+    place.workers.run = run  # type: ignore[method-assign]
+    assert isinstance(outcome := place.run(), Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, True)
 
 
 def test_mlflow_hears_of_a_run_whose_step_failed(place: Place) -> None:
