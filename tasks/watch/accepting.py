@@ -204,7 +204,7 @@ def _verified(project: Project, name: str, rows: Sequence[str], commit: str) -> 
 
 def _checked(project: Project, runs: Sequence[RunSpec], verified: Sequence[Evidence], level: float, say: Say) -> list[Evidence]:
     """Return the evidence of a row's finished runs, which must be what a verification trained: equal, or within their band."""
-    finished = candidate_evidence(project, runs, verified[0].environment, say)
+    finished = candidate_evidence(project, runs, verified[0].flow or verified[0].environment, say)
     for one in verified:
         alike = [run.shortened() if len(one.losses) < len(run.losses) else run for run in finished]
         verdict = verdict_of(one, alike, level)

@@ -54,7 +54,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
 
     Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
     their device, and whether the training was deterministic, are known from its record, after a training on a cluster also the machine; the
-    rest of its surroundings from `environment`.
+    rest of its surroundings, and on a cluster those of the flow, from `environment`.
 
     Raises:
         StoreError: a record is damaged, or a file differs from its record.
@@ -71,6 +71,7 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
     initial, batches, pixels = beginning(spec, Path(dataset.folder), say)
     recorded = {"deterministic": bool(trained.facts.get("deterministic")), "workers": trained.facts.get("num_workers", 1)}
+    node = trained.facts.get(SURROUNDINGS)
     is_on_cpu = trained.facts.get("device", "cpu") == "cpu"
     if is_on_cpu != (environment.device == "cpu"):  # on a cluster whose machines have other devices than this one
         recorded["device"] = "cpu" if is_on_cpu else gpu()
@@ -87,9 +88,10 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         curve=tuple(value for _, value in points),
         curve_epochs=tuple(epoch for epoch, _ in points),
         seconds=float(trained.facts.get("seconds", 0)),
-        environment=environment.model_copy(update=recorded | trained.facts.get(SURROUNDINGS, {})),
+        environment=environment.model_copy(update=recorded | (node or {})),
         pixels=pixels,
         steps_per_epoch=sum(row["epoch"] == 0 for row in history),
+        flow=environment if node else None,
     )
 
 

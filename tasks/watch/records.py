@@ -57,6 +57,7 @@ class Evidence(Record):
         pixels: hash of the first batch's views as the network gets them; None for a run without a step.
         steps_per_epoch: number of steps of an epoch; 0 for a run without a step.
         curve_epochs: number of completed epochs at each value of `curve`.
+        flow: surroundings of the flow, which computed hashes and scores, if workers of a cluster trained; else those of `environment`.
     """
 
     row: str
@@ -74,6 +75,7 @@ class Evidence(Record):
     pixels: Hash | None = None
     steps_per_epoch: int = 0
     curve_epochs: tuple[int, ...] = ()
+    flow: Environment | None = None
 
     @model_validator(mode="after")
     def _has_an_epoch_for_each_point(self) -> Self:

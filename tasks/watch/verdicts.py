@@ -8,7 +8,8 @@
 
 Environments are equal if they differ at most in the commit. On CPUs such runs have equal bits, so a difference is a fault, or a change of
 the code that a person has to accept, even if scores are within their bands: a band has room for faults. On GPUs sums have no fixed order;
-there only what enters the network must be equal (initial weights, batches, views of images). The number of workers does not change that.
+there only what enters the network must be equal (initial weights, batches, views of images). Workers and threads do not change that, which
+is computed in one thread of the flow.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ INPUTS = {  # compared in this order, after settings and dataset
     "batches": "samples, labels or order of the first epoch's batches differ",
     "pixels": "the images of the first batch differ as the network gets them",
 }
+SCORING = "scoring differs, of equal weights"
 
 
 def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> RowVerdict:
@@ -29,6 +31,7 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     same = next((evidence for evidence in accepted if evidence.seed == new.seed), None)
     nearest = same or accepted[0]
     changed = differing(nearest.environment, new.environment)
+    changed += tuple(f"flow's {line}" for line in differing(_flow(nearest), _flow(new)) if line not in changed)
 
     def result(verdict: Verdict, reason: str, bands: dict[str, Band] | None = None) -> RowVerdict:
         return RowVerdict(row=new.row, seed=new.seed, verdict=verdict, reason=reason, changed=changed, bands=bands or {}, evidence=new)
@@ -44,9 +47,8 @@ def verdict_of(new: Evidence, accepted: Sequence[Evidence], level: float) -> Row
     bands, outside = judge(new, accepted, level)
     if outside is not None:
         return result(Verdict.DRIFTED, f"{outside}; {difference}", bands=bands)
-    is_input = difference in INPUTS.values()
-    is_exact = new.environment.device == "cpu" or is_input  # equal bits are expected
-    if same is not None and is_exact and is_equal(same.environment, new.environment, *(["workers"] if is_input else [])):
+    is_exact = new.environment.device == "cpu" or difference in INPUTS.values()  # equal bits are expected
+    if same is not None and is_exact and _is_of_equal_environments(difference, same, new):
         scores = "; all judged scores are within their bands" if bands else ""
         return result(Verdict.DRIFTED, f"{difference}, in an equal environment{scores}", bands=bands)
     if not bands:
@@ -71,7 +73,7 @@ def first_difference(accepted: Evidence, new: Evidence) -> str | None:
     for name in sorted(accepted.scores.keys() | new.scores.keys()):
         old_score, score = accepted.scores.get(name), new.scores.get(name)
         if old_score != score:
-            return f"scoring differs, of equal weights: {name} {_number(old_score)} -> {_number(score)}"
+            return f"{SCORING}: {name} {_number(old_score)} -> {_number(score)}"
     return None
 
 
@@ -87,6 +89,18 @@ def differing(accepted: Environment, new: Environment) -> tuple[str, ...]:
 def is_equal(accepted: Environment, new: Environment, *fields: str) -> bool:
     """Return whether two environments differ at most in the commit and in these fields."""
     return all(getattr(accepted, name) == getattr(new, name) for name in Environment.model_fields.keys() - {"commit", *fields})
+
+
+def _is_of_equal_environments(difference: str, accepted: Evidence, new: Evidence) -> bool:
+    """Return whether equal environments computed what differs: the flows inputs and, of what workers trained, scores; workers the rest."""
+    if difference in INPUTS.values():
+        return is_equal(_flow(accepted), _flow(new), "workers", "threads")
+    is_flow_equal = is_equal(_flow(accepted), _flow(new)) or not difference.startswith(SCORING)
+    return is_flow_equal and is_equal(accepted.environment, new.environment)
+
+
+def _flow(evidence: Evidence) -> Environment:
+    return evidence.flow or evidence.environment
 
 
 def _step(step: int, evidence: Evidence) -> str:

@@ -43,6 +43,7 @@ from tasks.watch.storage import (
     write_reference,
     write_verification,
 )
+from tasks.watch.verdicts import verdict_of
 from tasks.watch.verifying import VerifyRequest, verify
 from tasks.wording import Say
 from tests.tasks.watch.conftest import EPOCHS, SEEDS, STEPS, commit, reference, say, slightly_other_numbers, train_here, verified
@@ -444,9 +445,22 @@ def test_on_a_cluster_the_machine_that_trained_counts_not_the_one_that_verifies(
     reference, _ = accept(accepted, "own", "of a cluster", (), say)
     assert {one.environment.processor for one in reference.evidence} == {"EPYC"}
     commit(accepted.root, "accept a cluster's")
+    with monkeypatch.context() as patch:
+        trained_with({surroundings.SURROUNDINGS: NODE | {"threads": 4}}, patch)  # a node less
+        repeating_sampler(accepted, patch)
+        patch.setattr(verdicts, "judge", lambda *_: ({}, None))  # as if all scores were within their bands
+        assert verified(accepted).verdict is Verdict.DRIFTED, "batches are the flow's, whose machine is the same"
     monkeypatch.setattr(surroundings, "processor", lambda: "the driver is another machine now")
-    assert (row := verified(accepted)).verdict is Verdict.IDENTICAL
-    assert [line.split()[0] for line in row.changed] == ["commit"]
+    row = verified(accepted)
+    assert row.verdict is Verdict.IDENTICAL
+    assert [line.split()[:2] for line in row.changed[1:]] == [["flow's", "processor"]]
+    assert row.evidence is not None
+    on_cpu = {"environment": row.evidence.environment.model_copy(update={"device": "cpu"})}
+    on_cpus = [one.model_copy(update=on_cpu) for one in reference.evidence]
+    rounded = {name: value + 1e-9 for name, value in row.evidence.scores.items()}
+    for update, verdict in (({"scores": rounded}, Verdict.WITHIN_BAND), ({"weights": "0" * 64}, Verdict.DRIFTED)):
+        judged = verdict_of(row.evidence.model_copy(update=on_cpu | update), on_cpus, 0.01)
+        assert judged.verdict is verdict, "scores are computed on the flow's machine, weights on the node"
 
 
 def test_other_batches_are_drift_whatever_the_number_of_workers(accepted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
