@@ -79,7 +79,8 @@ def check_code(sources: Mapping[str, str], packages: Mapping[str, str], whose: s
     for name, here in versions().items():
         there = packages.get(name, here)
         if here.partition("+")[0] != there.partition("+")[0]:
-            raise InfrastructureError(f"{machine} has {name} {here}, {whose} {there}: run make .venv/.done on every machine")
+            remedy = "install the same on every machine (make .venv/.done, or its image built again)"
+            raise InfrastructureError(f"{machine} has {name} {here}, {whose} {there}: {remedy}")
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
     try:
-        check_code(job.sources, job.packages)
+        check_code(job.sources, getattr(job, "packages", {}))  # of a flow that started before an update, it has none
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job), deterministic_algorithms() if job.scale.deterministic else fastest_convolutions():
             step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)

@@ -101,9 +101,15 @@ def test_a_worker_with_other_code_or_libraries_than_the_flow_names_machine_and_d
 
     with pytest.raises(InfrastructureError):
         worker._do(replace(job, packages=packages | {"numpy": "0.1"}), CPU, board, MagicMock())
-    reason = f"this machine (node-2) has numpy {np.__version__}, the flow 0.1: run make .venv/.done on every machine"
+    remedy = "install the same on every machine (make .venv/.done, or its image built again)"
+    reason = f"this machine (node-2) has numpy {np.__version__}, the flow 0.1: {remedy}"
     assert str(board.end.remote.call_args.kwargs["error"]) == f"d / v / seed 0: {reason}"
     assert done.call_count == 1
+
+    of_before = replace(job, sources=other)  # pickled by a flow that started before an update
+    del of_before.__dict__["packages"]
+    with pytest.raises(InfrastructureError, match="has other code than the flow"):
+        worker._do(pickle.loads(pickle.dumps(of_before)), CPU, board, MagicMock())
 
 
 def test_on_a_cluster_a_training_reports_its_machine(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
