@@ -26,7 +26,7 @@ from dml_core.data.registry import fetch, parse_dataset, published_dataset
 from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
-from tasks.dvc_lock import add_seen, digests, dvc_digest, locked_stages, packed_digest, raw_digest, seen_hashes
+from tasks.dvc_lock import add_seen, digests, dvc_digest, lack_states, locked_stages, packed_digest, raw_digest, seen_hashes
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
@@ -142,7 +142,7 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
             prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
         write_whole(_packed_from(project, name), str(before))
         if "DVC_STAGE" in os.environ:  # `dvc.lock` has the hash of the raw files already
-            add_seen(project, name, before, raw_digest(project, name), packed_digest(project.packed(name)))
+            add_seen(project, name, before, raw_digest(project, name), packed_digest(project, name))
     return read_dataset(project, name)
 
 
@@ -197,7 +197,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     """Update a prepared dataset through DVC, and return its record.
 
     Inside a DVC stage it is only read: the stage's dependencies are up to date, and a stage must not call `dvc repro` on them. Packed data
-    fetched by `dvc pull` does not need its raw files: while they are missing they count as unchanged.
+    that `dvc.lock` records, as after `dvc pull`, does not need its raw files.
 
     Raises:
         DataError: DVC's stage failed (the message is the first error it printed), a packed file is damaged, or `_check_raw_files`.
@@ -213,7 +213,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
                     _check_raw_files(project, name, spec)
                 with warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
                     _repro(project, name)
-                if recorded[1] not in {None, dvc_digest(project, name), *seen[-1:]}:
+                if recorded[1] not in {None, dvc_digest(project, name), *(seen if lack_states(seen) else seen[-1:])}:
                     logger.warning("%s: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock", name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
@@ -225,8 +225,9 @@ def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
     Raises:
         DataError: they have not, as after `git pull`: packing them would undo another machine's update.
     """
-    raw = project.root / spec.raw
-    if not is_by_hand(spec) or hash_of_states([raw]) not in seen_hashes(project, name):
+    raw, mark, seen = project.root / spec.raw, _mark(project, name), seen_hashes(project, name)
+    is_older = lack_states(seen) and raw.exists() and mark.exists() and _last_change(raw) <= mark.stat().st_mtime_ns
+    if not is_by_hand(spec) or not (is_older or hash_of_states([raw]) in seen):
         return  # the stage `fetch` may change them, or they have changed, or are not here
     raise DataError(
         f"{name}: dvc.lock records other images than those in {raw}, which is as it was packed here: bring the new ones there, or move it "
@@ -279,9 +280,9 @@ def _repro(project: Project, name: str) -> None:
     """Run `dvc repro` of a dataset. If a file may have changed while DVC ran, no mark is left, and DVC runs again the next time."""
     mark, before = _mark(project, name), _dvc_state(project, name)
     mark.unlink(missing_ok=True)
-    packed, raw = project.packed(name), project.root / dataset_spec(load_params(project.params_file), name).raw
+    written, raw = project.packed(name) / INFO_FILE, project.root / dataset_spec(load_params(project.params_file), name).raw
     # For DVC, data of `dvc.lock` that its cache lacks are then missing, too, whatever is in their place.
-    is_pulled = not raw.exists() and (digest := packed_digest(packed)) is not None and digest == dvc_digest(project, name)
+    is_pulled = not raw.exists() and (digest := packed_digest(project, name)) is not None and digest == dvc_digest(project, name)
     allow_missing = ["--allow-missing"] if is_pulled else []
     try:
         run_dvc(project, "--wait-for-lock", "repro", *allow_missing, f"prepare@{name}")
@@ -294,9 +295,7 @@ def _repro(project: Project, name: str) -> None:
     if after is None or after["inputs"] is None:
         return
     # DVC itself may have written inputs: raw files that it fetched. They are older than what was packed from them.
-    if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= (
-        packed / INFO_FILE
-    ).stat().st_mtime_ns:
+    if (before is not None and before["inputs"] == after["inputs"]) or last_change(_inputs(project, name)) <= written.stat().st_mtime_ns:
         write_whole(mark, json.dumps(after))
         add_seen(project, name, hash_of_states([raw]), *digests(project, name))
         _packed_from(project, name).unlink(missing_ok=True)
@@ -336,7 +335,7 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
         ConfigError: `params.yaml` has no such dataset.
     """
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
-    away = {name: {packed_digest(project.packed(name)), dvc_digest(project, name)} for name in names if name not in here}
+    away = {name: {packed_digest(project, name), dvc_digest(project, name)} for name in names if name not in here}
     changed = {name: False for name, packed in away.items() if len(packed - {None}) == 2}
     if not here:
         return changed

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE
 from dml_core.errors import DataError, first_line
 from tasks.environment import Project
-from tasks.files import write_whole
+from tasks.files import hash_of_states, write_whole
 
 
 def locked_stages(project: Project) -> dict[str, Any]:
@@ -62,22 +63,38 @@ def digests(project: Project, name: str) -> tuple[str | None, str | None]:
     return raw_digest(project, name), dvc_digest(project, name)
 
 
-def packed_digest(folder: Path) -> str | None:
-    """Return the content hash that DVC records of these packed files, or None if one is missing."""
-    entries = []
-    with suppress(OSError):
-        for name in sorted((INFO_FILE, IMAGES_FILE, MANIFEST_FILE)):
-            with (folder / name).open("rb") as file:
-                entries.append({"md5": hashlib.file_digest(file, "md5").hexdigest(), "relpath": name})
-        return f"{hashlib.md5(json.dumps(entries).encode()).hexdigest()}.dir"
-    return None
+def packed_digest(project: Project, name: str) -> str | None:
+    """Return the content hash that DVC records of the present packed files, or None if one is missing.
+
+    It is kept below the state folder and computed again when a file's size, time of change or inode has changed.
+    """
+    folder, kept = project.packed(name), project.state / "prepare" / f"{name}.packed_md5"
+    entries, state = [], hash_of_states([folder])
+    with suppress(OSError, ValueError):  # missing or damaged
+        of_state, digest = kept.read_text(encoding="utf-8").split()
+        if of_state == state:
+            return digest
+    try:
+        for part in sorted((INFO_FILE, IMAGES_FILE, MANIFEST_FILE)):
+            with (folder / part).open("rb") as file:
+                entries.append({"md5": hashlib.file_digest(file, "md5").hexdigest(), "relpath": part})
+    except OSError:
+        return None
+    digest = f"{hashlib.md5(json.dumps(entries).encode()).hexdigest()}.dir"
+    write_whole(kept, f"{state} {digest}")
+    return digest
 
 
 def seen_hashes(project: Project, name: str) -> list[str]:
     """Return what `add_seen` has added on this machine, the latest last."""
     with suppress(OSError, ValueError, TypeError):  # missing or damaged
-        return list(json.loads(_seen(project, name).read_bytes()))
+        return list(map(str, json.loads(_seen(project, name).read_bytes())))
     return []
+
+
+def lack_states(seen: Sequence[str]) -> bool:
+    """Return whether what `seen_hashes` returned is of a version before December 2026: only DVC's hashes, in the order of the alphabet."""
+    return bool(seen) and all(known.endswith(".dir") for known in seen)
 
 
 def add_seen(project: Project, name: str, *hashes: str | None) -> None:

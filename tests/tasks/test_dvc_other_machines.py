@@ -1,11 +1,14 @@
 """What a machine does with the `dvc.lock` of another one: whose images are packed here, and what the user is told."""
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE
 from dml_core.errors import DataError
 from tasks import environment
 from tasks.data import changed_datasets, run_dvc, update_dataset
@@ -29,6 +32,26 @@ def test_a_lock_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
         assert or_pull(project, "birds") == ""
 
 
+def test_the_packed_images_of_a_clone_without_raw_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`images.arrow` has gigabytes, and each command asks."""
+    project, hashed, file_digest = environment.Project(tmp_path, tmp_path / "state", "", ""), list[str](), hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: hashed.append(Path(file.name).name) or file_digest(file, name))
+    packed = project.packed("birds")
+    packed.mkdir(parents=True)
+    assert packed_digest(project, "birds") is None
+    for part in (IMAGES_FILE, INFO_FILE, MANIFEST_FILE):
+        (packed / part).write_text("former")
+    first = packed_digest(project, "birds")
+    hashed.clear()
+    assert (packed_digest(project, "birds"), hashed) == (first, [])
+    (packed / IMAGES_FILE).write_text("changed")
+    second = packed_digest(project, "birds")
+    assert second not in (None, first)
+    assert IMAGES_FILE in hashed
+    (project.state / "prepare/birds.packed_md5").write_bytes(b"\xff")
+    assert packed_digest(project, "birds") == second
+
+
 @pytest.mark.slow
 def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed_here_nor_former_raw_files_replace_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -45,7 +68,7 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
         Image.new("RGB", (16, 16), (25 * number, 0, 0)).save(raw / "abcd"[number % 4] / f"{number}.png")
     monkeypatch.setenv("PYTHONPATH", str(root))
     run_dvc(project, "repro", "prepare@birds")
-    assert packed_digest(packed) == dvc_digest(project, "birds")
+    assert packed_digest(project, "birds") == dvc_digest(project, "birds")
     colleague = environment.Project(tmp_path / "colleague", tmp_path / "colleague/state", "", "")
     shutil.copytree(root, colleague.root)
     shutil.copytree(packed, tmp_path / "former")
@@ -54,7 +77,7 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
     run_dvc(colleague, "repro", "prepare@birds")
     monkeypatch.setenv("PYTHONPATH", str(root))
     texts = {"former": lock.read_text(), "new": (colleague.root / "dvc.lock").read_text()}
-    new, whole = digests(colleague, "birds"), {"train": 5, "test": 4}
+    former, new, whole = digests(project, "birds"), digests(colleague, "birds"), {"train": 5, "test": 4}
 
     def pack(folder: Path) -> None:
         shutil.rmtree(packed)
@@ -86,7 +109,7 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
     away.rename(raw)
     shutil.copy(colleague.root / "birds/a/new.png", raw / "a")
     assert update_dataset(project, "birds").counts == whole
-    assert (digests(project, "birds"), packed_digest(packed)) == (new, new[1])
+    assert (digests(project, "birds"), packed_digest(project, "birds")) == (new, new[1])
     assert caplog.records == []
 
     monkeypatch.setattr("tasks.data.run_dvc", lambda *_: lock.write_text(texts["new"]))  # it would pack the present images
@@ -99,6 +122,15 @@ def test_the_images_of_dvc_lock_are_used_and_neither_former_ones_that_are_packed
             "birds: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock"
         ]
         caplog.clear()
+
+    seen = project.state / "prepare/birds.seen.json"
+    latest = seen.read_text()
+    seen.write_text(json.dumps(sorted([*former, *new])))  # as before December 2026
+    is_refused(other)
+    lock.write_text(texts["former"])
+    update_dataset(project, "birds")
+    assert caplog.records == [], "this machine had that lock"
+    seen.write_text(latest)
 
     is_replaced(texts["former"])  # a colleague has undone the change: this machine had that lock, too
     (raw / "notes.txt").write_text("a change on this machine")
