@@ -4,6 +4,9 @@ On the machine of its flow a copy, `state/verify/<time>`, is locked, and removed
 bucket, below the same path.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -12,6 +15,7 @@ from tasks.locks import running_since
 from tasks.storage import Store
 
 FOLDER, LOCK = "verify", ".lock"  # in the state folder, and in each copy
+DAY_SECONDS = 86_400
 
 
 @cache
@@ -22,7 +26,14 @@ def datasets_of(store: Store) -> Store:
     return Store(store.address.rsplit("/", 2)[0], copy.parents[1] / "cache") if is_copy else store
 
 
-def ended_copies(state: Path) -> list[Path]:
-    """Return the copies that verifications left on a node, unless a worker uses them."""
-    copies = [path for path in sorted((state / FOLDER).glob("*")) if path.is_dir() and not (path / LOCK).exists()]
-    return [copy for copy in copies if running_since(copy / "state/cache/.locks") == inf]
+def ended_copies(state: Path) -> Iterator[Path]:
+    """Yield the copies that verifications left on a node, each tested when it is asked for.
+
+    Those used within the last day are none: a verification that goes on may have no job on this node for hours.
+    """
+    for copy in sorted(path for path in (state / FOLDER).glob("*") if path.is_dir()):
+        locks = copy / "state/cache/.locks"  # to which each job adds a file that it removes
+        with suppress(FileNotFoundError):  # another worker removes it
+            used = max(copy.stat().st_mtime, locks.stat().st_mtime if locks.is_dir() else 0)
+            if used < time.time() - DAY_SECONDS and not (copy / LOCK).exists() and running_since(locks) == inf:
+                yield copy

@@ -159,10 +159,14 @@ def test_a_verification_shares_the_project_s_dataset_and_the_next_job_on_a_node_
     assert {path.parent.name for path in copy.glob("state/cache/*/x")} == {"train"}
     assert {key.partition("/")[0] for key in Store(address, tmp_path).list_objects()} == {"train"}
 
+    work.WORK["train"](replace(job, cache=str(state / "cache"), train_key="train/y"), CPU, lambda message: None, 0, None)
+    assert copy.exists(), "its next job may begin"
     (state / "verify/of-the-flow").mkdir()
     (state / "verify/of-the-flow/.lock").touch()
     used = running(state / "verify/used/state/cache/.locks")
-    work.WORK["train"](replace(job, cache=str(state / "cache"), train_key="train/y"), CPU, lambda message: None, 0, None)
+    for path in state.glob("verify/**"):
+        os.utime(path, (0, 0))
+    work.WORK["train"](replace(job, cache=str(state / "cache"), train_key="train/z"), CPU, lambda message: None, 0, None)
     assert {path.name for path in (state / "verify").iterdir()} == {"of-the-flow", "used"}
     used.release()
 
