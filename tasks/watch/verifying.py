@@ -17,6 +17,7 @@ from dml_core.config import refuse_repeats
 from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from tasks.data import changed_datasets, read_dataset, unchanged_dataset, update_dataset
+from tasks.dvc_lock import or_pull
 from tasks.environment import Project
 from tasks.git import code_commit
 from tasks.plans.times import placement_here
@@ -243,8 +244,9 @@ class _Verifier:
                 if not (changed := changed_datasets(self.project, self.params, [dataset])):
                     return None
                 if not changed[dataset]:
-                    reason = f"{dataset} is not as it was packed: raw or packed files or settings differ; run: dml reproduce"
-                    return Verdict.DRIFTED, reason
+                    what = f"{dataset} is not as it was packed: raw or packed files or settings differ"
+                    has_raw = (self.project.root / self.params.datasets[dataset].raw).exists()
+                    return Verdict.DRIFTED, f"{what}; run: dml reproduce{'' if has_raw else or_pull(self.project, dataset)}"
                 who = users(self.project, dataset)
             self.say(f"preparing {dataset}")
             update_dataset(self.project, dataset)

@@ -388,6 +388,12 @@ def test_a_dataset_whose_code_alone_differs_is_packed_again_unless_a_flow_uses_o
     monkeypatch.setattr(verifying, "changed_datasets", lambda project, params, names: dict.fromkeys(names, False))
     assert (row := verified(accepted)).verdict is Verdict.DRIFTED
     assert row.reason == "own is not as it was packed: raw or packed files or settings differ; run: dml reproduce"
+    monkeypatch.setattr(verifying, "or_pull", lambda project, name: f"; or pull {name}")
+    assert verified(accepted).reason == row.reason
+    (accepted.root / "data/raw/own").rename(accepted.root / "data/raw/away")
+    found = verified(accepted).reason
+    (accepted.root / "data/raw/away").rename(accepted.root / "data/raw/own")
+    assert found == f"{row.reason}; or pull own"
 
 
 def test_rounding_errors_of_another_library_or_processor_are_within_the_band_and_named(
