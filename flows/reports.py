@@ -205,6 +205,11 @@ def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> P
     return project.state / "reports" / first.dataset / f"{row_name(of_variants)[:40]}-{of_seeds}-{identity}"
 
 
+def last_upload(project: Project, comparison: str) -> Path:
+    """Return the file that names the report folder that MLflow has of a comparison: that of the last command, of all its runs or a part."""
+    return project.state / "reports" / ".written" / f"{hashlib.sha256(comparison.encode()).hexdigest()[:16]}.folder"
+
+
 def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends) -> Report:
     """Write the report of the standing comparison's runs on one dataset: files, MLflow.
 
@@ -234,5 +239,6 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         settings={variant: settings for (_, variant), settings in today.settings.items()},
         is_one_protocol=today.is_one_protocol,
     )
+    write_whole(last_upload(project, spec.comparison), summary.folder or "")
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (backends.tracker.publish(summary) is None)
     return Report.of_standing(outcomes, failures, page, folder / REPORT_FILE, num_undelivered)

@@ -1,8 +1,8 @@
 """Reports of the standing comparison that need not be written again: nothing has changed that they depend on, and they are still there.
 
-Writing them takes seconds, mostly of MLflow's client. They depend on the scores, the parameters, the commit, this program's code and the
-local database of MLflow. A file with the same size, time of change and inode counts as unchanged. Another tracking server can change
-unnoticed, so for it reports are always written.
+Writing them takes seconds, mostly of MLflow's client. They depend on the scores, the parameters, the commit, this program's code, the
+local database of MLflow and which report it has. A file with the same size, time of change and inode counts as unchanged. Another
+tracking server can change unnoticed, so for it reports are always written.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.backends import Backends
 from flows.outcomes import Outcome
-from flows.reports import Report
+from flows.reports import Report, last_upload
 from tasks.environment import Project
 from tasks.files import hash_of_states
 from tasks.runs.specs import Params
@@ -63,4 +63,6 @@ def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], params: Params, b
     text = json.dumps([scores, backends.tags, project.tracking_uri, params.model_dump_json()])
     logs = [path for suffix in ("-wal", "-journal") if (path := database.with_name(f"{database.name}{suffix}")).exists()]
     results = [result_path(project, STANDING)] if any(not outcome.spec.overrides for outcome in outcomes) else []
-    return hash_of_states([database, *logs, *results, *(page.parent for page in pages), *PACKAGES], text)
+    comparisons = dict.fromkeys(outcome.spec.comparison for outcome in outcomes)
+    uploads = [path for comparison in comparisons if (path := last_upload(project, comparison)).exists()]
+    return hash_of_states([database, *logs, *uploads, *results, *(page.parent for page in pages), *PACKAGES], text)

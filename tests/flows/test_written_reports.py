@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flows.outcomes import Failure, Outcome
-from flows.reports import Report
+from flows.reports import Report, report_standing
 from flows.reuse import written_reports
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION
@@ -121,6 +122,25 @@ def test_compiled_code_counts_as_unchanged(backends: Any) -> None:
     (backends.files[1].parent / "__pycache__").mkdir()
     (backends.files[1].parent / "__pycache__/a.pyc").write_text("compiled")
     assert up_to_date(backends) is not None
+
+
+def test_the_report_of_all_runs_replaces_that_of_a_part_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of both are on this machine, and MLflow's database is the same with either."""
+    monkeypatch.setattr(written_reports, "PACKAGES", [])
+    made: Any = Backends(tmp_path)
+    made.tracker, uploaded = SimpleNamespace(publish=lambda summary: uploaded.append(summary.folder) or "run"), list[str]()
+    settings = ("comparison.protocol.num_epochs=3",)
+    params = load_params(ROOT / "params.yaml", settings)
+    whole = [outcome(spec, 0.5) for spec in comparison_runs(params, "synthetic", ["softmax", "softtriple"], (0,), settings)]
+
+    def report(outcomes: list[Outcome]) -> None:
+        if written_reports.written_reports(outcomes, params, made) is None:
+            written_reports.record_reports([report_standing(outcomes, (), params, made)], outcomes, params, made)
+
+    for outcomes in (whole, whole, whole[:1], whole[:1], whole, whole):
+        report(outcomes)
+    first, part, last = uploaded
+    assert first == last != part
 
 
 def test_a_replaced_file_is_found_though_size_and_time_are_the_same(backends: Any) -> None:
