@@ -12,7 +12,7 @@ import hashlib
 import logging
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -93,10 +93,10 @@ class Store:
         except OSError as error:
             raise StoreError(f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable place") from None
 
-    def push(self, key: str, folder: Path | None = None) -> None:
+    def push(self, key: str, folder: Path | None = None, sent: Callable[[int], None] = lambda _: None) -> None:
         """Make the files of `folder`, by default `folder(key)`, visible to all machines; those there with their hash are skipped.
 
-        An empty key is the whole store.
+        An empty key is the whole store. `sent` is called during the transfer, for each file once at least.
         """
         if not self.is_remote:
             return
@@ -104,13 +104,14 @@ class Store:
         for path in visible_files(folder := folder or self.folder(key)):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
-                self._upload(f"{key}/{name}".removeprefix("/"), path, sha256)
+                self._upload(f"{key}/{name}".removeprefix("/"), path, sha256, sent)
+            sent(0)
 
-    def _upload(self, key: str, path: Path, sha256: str) -> None:
+    def _upload(self, key: str, path: Path, sha256: str, sent: Callable[[int], None]) -> None:
         """Upload one file with its hash; a small one in one request, whose answer has the ETag under which it will be listed."""
         metadata = {"sha256": sha256}
         if path.stat().st_size >= MULTIPART_BYTES:
-            self._call("upload_file", key, Filename=str(path), ExtraArgs={"Metadata": metadata}, Config=_transfers())
+            self._call("upload_file", key, Filename=str(path), ExtraArgs={"Metadata": metadata}, Callback=sent, Config=_transfers())
             return
         with path.open("rb") as file:
             etag = self._call("put_object", key, Body=file, Metadata=metadata)["ETag"]

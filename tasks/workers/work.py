@@ -40,7 +40,7 @@ from tasks.workers import stopping
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
 
-LOCK_SECONDS, TOGETHER_SECONDS = 0.5, 60.0  # between looks at what another run fetches, and exchanges of workers that wait for a download
+LOCK_SECONDS, TOGETHER_SECONDS = 0.5, 60.0  # between looks at what another run fetches, and exchanges of workers that wait for a transfer
 StopWanted = Callable[[], bool]
 Work = Callable[[Job, torch.device, Report, int, StopWanted | None], dict[str, object]]
 
@@ -91,9 +91,7 @@ def train(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     with stopping.training():
         system = fit(training, dataset, job.spec.seed, folder, device, num_loaders, reported, _identity(job), *epoch_scorers, saving)
     scored.close()
-    with patient():
-        if rank() == 0:
-            store.push(job.train_key)
+    _while_others_wait(lambda: store.push(job.train_key, sent=_sent), rank() == 0, device)
     return {"taken_up": taken_up, "num_parameters": sum(value.numel() for value in system.model.state_dict().values())}
 
 
@@ -115,10 +113,8 @@ def embed(job: Job, device: torch.device, report: Report, local_rank: int = 0, s
     if rank() == 0 and job.spec.evaluation.epoch != "last":
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
-    with patient():
-        if local_rank == 0:
-            store.push(job.embed_key)
-        wait_for_all()  # rank 0 says when the job is done: then the shards of all machines are in the store
+    # Rank 0 says when the job is done: then the shards of all machines are in the store.
+    _while_others_wait(lambda: store.push(job.embed_key, sent=_sent), local_rank == 0, device)
     return {}
 
 
@@ -191,15 +187,24 @@ def _dataset(job: Job, store: Store, local_rank: int, device: torch.device) -> t
         finally:
             lock.release()
 
-    with patient(), ThreadPoolExecutor(1) as pool:  # a collective waits for half an hour, a download takes as long as it does
-        fetching = [pool.submit(fetch)] if local_rank == 0 else []
-        while sum_over_workers(torch.tensor(len(wait(fetching, TOGETHER_SECONDS).not_done), device=device)):
-            pass
-        with failing_together():
-            for fetched in fetching:
-                fetched.result()
+    _while_others_wait(fetch, local_rank == 0, device)
     images = None if cache_gb is None else RemoteImages(store.address, store.cache, job.dataset_key, cache_gb)
     return folder, images
+
+
+def _sent(_: int) -> None:
+    beat(patience=True)
+
+
+def _while_others_wait(transfer: Callable[[], None], is_mine: bool, device: torch.device) -> None:
+    """Make a transfer in the workers whose it is. It takes as long as it does: a collective, in which others would wait, half an hour."""
+    with patient(), ThreadPoolExecutor(1) as pool:
+        transfers = [pool.submit(transfer)] if is_mine else []
+        while sum_over_workers(torch.tensor(len(wait(transfers, TOGETHER_SECONDS).not_done), device=device)):
+            pass
+        with failing_together():
+            for own in transfers:
+                own.result()
 
 
 def _using_cache(work: Work) -> Work:

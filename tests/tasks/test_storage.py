@@ -336,8 +336,9 @@ def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address:
     here.folder("train/x").mkdir(parents=True)
     large = here.folder("train/x") / "weights.pt"
     large.write_bytes(os.urandom(11 << 20))
-    operations = requests_of(here)
-    here.push("train/x")
+    operations, sent = requests_of(here), list[int]()
+    here.push("train/x", sent=sent.append)
+    assert (len(sent) > 3, sum(sent)) == (True, 11 << 20), "each part shows that an upload makes progress"
     assert operations == {"ListObjectsV2": 1, "CreateMultipartUpload": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}
     operations.clear()
     here.push("train/x")

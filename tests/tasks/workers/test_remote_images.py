@@ -171,11 +171,23 @@ def test_a_verification_shares_the_project_s_dataset_and_the_next_job_on_a_node_
     used.release()
 
 
-def test_only_one_worker_of_a_machine_pushes_its_embeddings(job: Job, tmp_path: Path) -> None:
+def test_only_one_worker_of_a_machine_pushes_its_embeddings_which_may_take_longer_than_workers_may_be_silent(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.train(job, CPU, lambda message: None)
-    for local_rank, is_pushed in ((1, False), (0, True)):
+    beats, pushed, push = list[bool](), list[int](), Store.push
+
+    def counted(*given: Any, **named: Any) -> None:
+        before = len(beats)
+        push(*given, **named)
+        pushed.append(len(beats) - before)
+
+    monkeypatch.setattr(pulse, "_listeners", [beats.append])
+    monkeypatch.setattr(Store, "push", counted)
+    for local_rank in (1, 0):
         work.embed(job, CPU, lambda message: None, local_rank)
-        assert bool(Store(job.store, tmp_path).list_objects("embed/x")) == is_pushed
+        files = Store(job.store, tmp_path).list_objects("embed/x")
+        assert (bool(files), pushed) == ((False, []) if local_rank else (True, [len(files)]))
 
 
 def test_runs_that_start_together_push_their_dataset_once(packed: Path, tmp_path: Path, s3_bucket: str) -> None:
