@@ -43,7 +43,7 @@ def copy_objects(
         StoreError: the bucket cannot be read, or an object's name leads out of the folder.
     """
     source = Store(address, folder)
-    there = source.list_objects()
+    there = source.list_objects(is_first=True)
     for name in there:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")

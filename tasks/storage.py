@@ -84,8 +84,7 @@ class Store:
         """
         if self.is_remote:
             self._call("put_object", ".writable", "first", Body=b"")
-            self._call("delete_object", ".writable", "first")
-            return
+            return self._call("delete_object", ".writable", "first")
         try:
             Path(self.address).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.address):
@@ -219,10 +218,12 @@ class Store:
         with self._one_line(operation):
             return getattr(self._client(waits), operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
-    def list_objects(self, key: str = "") -> dict[str, str]:
-        """Return name -> ETag of every object below `key`. Folder markers, whose names end in "/", are skipped."""
+    def list_objects(self, key: str = "", is_first: bool = False) -> dict[str, str]:
+        """Return name -> ETag of every object below `key`, also as a command's first request. Folder markers ("NAME/") are skipped."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         with self._one_line("list_objects_v2"):
+            if is_first:
+                self._client("first").list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
             pages = self._client("soon").get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             entries = [entry for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
             return {entry["Key"].removeprefix(prefix): entry["ETag"] for entry in entries}

@@ -137,7 +137,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 def _in_bucket(address: str) -> Images:
     store = Store(address, Path())  # its client is created on first use, so that this store can be sent to other machines
-    etags = Store(address, Path()).list_objects()
+    etags = Store(address, Path()).list_objects(is_first=True)
     names = _image_names(sorted(etags), address)
     return Images(names, _parents(names, address), None, address, lambda place: store.read(names[place]), lambda place: etags[names[place]])
 

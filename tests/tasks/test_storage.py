@@ -18,6 +18,7 @@ import pytest
 import tasks.storage
 from dml_core.errors import DataError, StoreError
 from tasks.mirror import copy_objects
+from tasks.models.sources import find_images
 from tasks.runs.records import StepRecord, describe_folder, visible_files
 from tasks.storage import Store, make_bucket, push_objects
 
@@ -395,7 +396,8 @@ def test_a_server_that_accepts_and_stays_silent_is_one_line_after_a_bounded_time
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         store, began = Store("s3://bucket", tmp_path), time.monotonic()
-        for ask in (store.check_writable, partial(make_bucket, "b", login)):
+        mirrored = partial(copy_objects, "s3://b/x", tmp_path)
+        for ask in (store.check_writable, partial(make_bucket, "b", login), partial(find_images, "s3://b/x"), mirrored):
             with pytest.raises(StoreError, match=r"failed \(Read timeout on endpoint URL[^\n]*\); check the bucket"):
                 ask()
         assert time.monotonic() - began < 45, "five attempts of 15 seconds are 75"
