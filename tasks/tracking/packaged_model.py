@@ -66,7 +66,7 @@ class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defi
 def _image_bytes(image: Any) -> bytes:
     """Return the bytes of an image. A text is base64 and never a path: a client of a server would read the server's files."""
     if isinstance(image, str):
-        return base64.b64decode(image, validate=True)
+        return base64.b64decode("".join(image.split()), validate=True)  # programs break its lines
     if not isinstance(image, bytes | bytearray):
         raise TypeError(f"column {COLUMN}: expected the bytes of an image file, or these in base64, found {type(image).__name__}")
     return bytes(image)

@@ -1397,6 +1397,9 @@ for kind, body in asked:
     numpy.testing.assert_allclose(answer.json()["predictions"], rows[:1], atol=1e-5)
     answer = client.post("/invocations", content=body % {str(tmp_path / "0.jpg")!r}, headers={{"Content-Type": kind}})
     assert answer.status_code != 200, "a client has read a file of the server"
+lines = base64.encodebytes(images[0]).decode().replace("\\n", "\\\\n")  # as `base64` writes them
+answer = client.post("/invocations", content=asked[0][1] % lines, headers={{"Content-Type": "application/json"}})
+numpy.testing.assert_allclose(answer.json()["predictions"], rows[:1], atol=1e-5)
 open({str(weights)!r}, "r+b").write(b"damaged")  # weights are verified by hash before they are loaded
 mlflow.pyfunc.load_model("models:/{model.model_id}", suppress_warnings=True)
 """
