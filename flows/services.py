@@ -18,7 +18,7 @@ from dml_core.errors import ConfigError, DataError, TrainingError
 from flows.backends import Backends
 from tasks.data import read_dataset, update_dataset
 from tasks.dvc_lock import dvc_digest
-from tasks.environment import Project, prefect_server, ray_cluster
+from tasks.environment import Project, prefect_server, ray_address, ray_cluster
 from tasks.locks import FileLock
 from tasks.runs.costs import Meter
 from tasks.runs.finished import Code
@@ -136,7 +136,7 @@ class Services(Backends):
         self.display.plan(num_runs, num_to_train)
         if not num_to_train:
             return
-        ray = "connecting to the Ray cluster" if ray_cluster() else f"starting Ray on this machine{self.starts.about(RAY)}"
+        ray = "connecting to the Ray cluster" if ray_address() != "local" else f"starting Ray on this machine{self.starts.about(RAY)}"
         then = "" if self._is_announced else f"; {ray}"
         self._is_announced = True
         self.display.say(f"{num_to_train} of {counted(num_runs, 'run')} to train{then}")

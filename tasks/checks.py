@@ -28,7 +28,7 @@ from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
 from tasks.data import has_new_raw_files, is_by_hand, read_packed
 from tasks.dvc_lock import or_pull
-from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
+from tasks.environment import Project, answers, finished_records, prefect_server, ray_address, ray_cluster, shown
 from tasks.runs.identity import train_step
 from tasks.runs.specs import Params, RunSpec, ScaleSpec
 from tasks.storage import enable_s3_weights, open_store
@@ -249,12 +249,12 @@ def check_places(project: Project, scale: ScaleSpec) -> list[str]:
 
     Raises:
         StoreError: the store is not writable.
-        ConfigError: Prefect or Ray is set to an address that does not answer.
+        ConfigError: Prefect or Ray is set to an address that does not answer, or Ray to one of Ray Client.
     """
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()
-    servers = [("PREFECT_API_URL", "Prefect's server", prefect_server()), ("RAY_ADDRESS", "the Ray cluster", ray_cluster())]
+    servers = [("PREFECT_API_URL", "Prefect's server", prefect_server()), ("RAY_ADDRESS", "the Ray cluster", ray_address())]
     for variable, what, address in servers:
         if address is not None and not answers(address, is_asked=what == "Prefect's server"):
             remedy = f"start it, or unset {variable} to use one on this machine"

@@ -317,10 +317,11 @@ def _pool(project: Project) -> Finding:
 
 
 def _ray(project: Project) -> Finding:
-    address = ray_cluster()
-    if address is None:
+    if (address := ray_cluster()) is None:
         return Finding("ray", "", "ok", f"{_version('ray')}, each flow starts it on this machine")
     where = shown(address)
+    if address.startswith("ray://"):
+        return Finding("ray", where, "wrong", "an address of Ray Client", "set it to HEAD:6379, on a machine that is a node of the cluster")
     if not answers(address):
         return Finding("ray", where, "wrong", "does not answer", "start it, or unset RAY_ADDRESS to use one on this machine")
     try:
@@ -331,8 +332,7 @@ def _ray(project: Project) -> Finding:
         return Finding("ray", where, "wrong", f"no answer in {RAY_SECONDS} s", "see the head node's log")
     printed = f"{client.stdout}{client.stderr}"
     if client.returncode == 0:
-        loopback = address.startswith(("127.", "localhost"))
-        if os.environ.get("RAY_AUTH_MODE") == "disabled" and not loopback:
+        if os.environ.get("RAY_AUTH_MODE") == "disabled" and not address.startswith(("127.", "localhost")):
             return Finding("ray", where, "wrong", "accepts jobs without authentication", "set RAY_AUTH_MODE=token and a token on all nodes")
         return Finding("ray", where, "ok", printed.strip().splitlines()[-1])
     if "ersion mismatch" in printed:

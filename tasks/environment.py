@@ -120,17 +120,22 @@ def _tracking(address: str) -> str:
 
 
 def ray_cluster() -> str | None:
-    """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`.
+    """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return None if address in ("", "local") else address
+
+
+def ray_address() -> str:
+    """Return the address that Ray connects to: the cluster's or `local`.
 
     Raises:
         ConfigError: it is Ray Client's, which lacks what placement and training need.
     """
-    address = os.environ.get("RAY_ADDRESS", "")
+    address = ray_cluster() or "local"
     if address.startswith("ray://"):
-        raise ConfigError(
-            f"RAY_ADDRESS: '{shown(address)}' is for Ray Client; set it to HEAD:6379, on a machine that is a node of the cluster"
-        )
-    return None if address in ("", "local") else address
+        remedy = "set it to HEAD:6379, on a machine that is a node of the cluster"
+        raise ConfigError(f"RAY_ADDRESS: '{shown(address)}' is for Ray Client; {remedy}")
+    return address
 
 
 def num_cores() -> int:

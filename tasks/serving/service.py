@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.trained import TrainedModel
-from tasks.environment import num_cores, ray_cluster
+from tasks.environment import num_cores, ray_address, ray_cluster
 from tasks.serving import limits
 from tasks.serving.application import Health, make_app
 from tasks.serving.guard import Guard, PatientProtocol
@@ -97,7 +97,7 @@ def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replic
         return
     from tasks.serving.ray_replicas import start_replicas, stop_replicas  # takes seconds to import
 
-    address = ray_cluster() or "local"
+    address = ray_address()
     try:
         yield start_replicas(folder, model, index, num_replicas, max_batch, address)
     finally:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from dml_core.errors import first_line
-from tasks.environment import answers, num_cores, ray_cluster, shown, without_secrets
+from tasks.environment import answers, num_cores, ray_address, ray_cluster, shown, without_secrets
 from tasks.processes import kill_children, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.jobs import InfrastructureError
@@ -40,13 +40,14 @@ def connect(attempts: int = 2) -> None:
     Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
     Raises:
+        ConfigError: the address is Ray Client's.
         InfrastructureError: it does not start or answer.
     """
     import ray
 
     if ray.is_initialized():
         return None
-    address = ray_cluster() or "local"
+    address = ray_address()
     over = time.monotonic() + WAIT_SECONDS
     while not answers(address):
         if time.monotonic() < over:

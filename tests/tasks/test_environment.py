@@ -23,7 +23,8 @@ from ray._private.utils import validate_socket_filepath
 
 from dml_core.data.readers.shared.packages import cache_folder
 from dml_core.errors import ConfigError, StoreError
-from tasks import environment
+from tasks import doctor, environment
+from tasks.checks import check_places
 from tasks.environment import (
     PLACES,
     Project,
@@ -44,6 +45,8 @@ from tasks.environment import (
     without_secrets,
 )
 from tasks.files import write_whole
+from tasks.runs.specs import ScaleSpec
+from tasks.workers.connection import connect
 from tests.conftest import ROOT
 from tests.damage import DAMAGE
 
@@ -419,8 +422,12 @@ def test_a_ray_on_this_machine_is_bound_to_the_loopback(address: str | None, tmp
 def test_the_address_of_ray_client_is_refused_before_a_run(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs failed one after the other: Ray's client has no calls for the resources of the nodes."""
     monkeypatch.setenv("RAY_ADDRESS", "ray://me:secret@head:10001")
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'ray://head:10001' is for Ray Client; set it to HEAD:6379, on a machine that"):
-        open_project()
+    project = open_project()  # of commands that use no Ray
+    for use in (connect, lambda: check_places(project, ScaleSpec())):
+        with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'ray://head:10001' is for Ray Client; set it to HEAD:6379, on a machine that"):
+            use()
+    finding = doctor._ray(project)
+    assert (finding.where, finding.status, finding.result) == ("ray://head:10001", "wrong", "an address of Ray Client")
 
 
 STEPS = """
