@@ -17,8 +17,9 @@ def main() -> None:
 
     class ForItsUser(server.DomainDispatcherApplication):  # type: ignore[misc]
         def __call__(self, request: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-            login = request.get("HTTP_AUTHORIZATION", "") + request["QUERY_STRING"]  # in the query of a signed address
-            if user in login or (request["REQUEST_METHOD"], request["PATH_INFO"]) == running:
+            header, query = request.get("HTTP_AUTHORIZATION", ""), f"{request['QUERY_STRING']}&"  # which signed addresses have
+            is_known = f"Credential={user}/" in header or f"Credential={user}%2F" in query or f"AWSAccessKeyId={user}&" in query
+            if is_known or (request["REQUEST_METHOD"], request["PATH_INFO"]) == running:
                 answer: Iterable[bytes] = super().__call__(request, start_response)
                 return answer
             start_response("403 Forbidden", [("Content-Type", "text/plain"), ("Connection", "close")])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 import requests
+from botocore.config import Config
 from moto import server
 from werkzeug.serving import make_server
 
@@ -29,19 +30,23 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_it_answers_those_who_know_its_user(address: str) -> None:
-    client = boto3.client("s3", endpoint_url=address, aws_access_key_id="known", aws_secret_access_key="x", region_name="us-east-1")
+    login = {"endpoint_url": address, "aws_access_key_id": "known", "aws_secret_access_key": "x", "region_name": "us-east-1"}
+    client = boto3.client("s3", **login)
     client.create_bucket(Bucket="dml")
     client.put_object(Bucket="dml", Key="a", Body=b"bytes")
-    signed = client.generate_presigned_url("get_object", {"Bucket": "dml", "Key": "a"})
-    assert requests.get(signed, timeout=60).content == b"bytes"
+    for version in ("s3", "s3v4"):
+        signing = boto3.client("s3", config=Config(signature_version=version), **login)
+        signed = signing.generate_presigned_url("get_object", {"Bucket": "dml", "Key": "a"})
+        assert requests.get(signed, timeout=60).content == b"bytes"
     assert requests.get(f"{address}/moto-api/", timeout=60).ok, "the stack asks it whether it runs"
 
-    refused = {"Authorization": "AWS4-HMAC-SHA256 Credential=dml/20261130/us-east-1/s3/aws4_request"}
+    refused = {"Authorization": "AWS4-HMAC-SHA256 Credential=dml/20261130/known/s3/aws4_request"}
     for method, path in (
         ("GET", "dml/a"),
         ("PUT", "dml/a"),
         ("DELETE", "dml/a"),
         ("GET", ""),
+        ("GET", "dml/a?known"),
         ("POST", "moto-api/reset"),
         ("POST", "moto-api/"),
     ):
