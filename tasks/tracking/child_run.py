@@ -37,6 +37,7 @@ from dml_core.training.config import TrainingConfig
 from tasks.runs.comparable import Facts, settings_identity
 from tasks.runs.costs import FACT, costs_of, total_cost
 from tasks.runs.records import RunReport, StepRecord
+from tasks.runs.surroundings import SURROUNDINGS
 from tasks.tracking.connection import EXPERIMENT_PREFIX
 from tasks.tracking.tags import Tag
 
@@ -174,7 +175,7 @@ def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, An
 def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
     """Return the tags of a published run: the report's, facts of its steps, what it may be compared with, and its description."""
     facts = {f"{record.step}.{name}": value for record in (report.checkpoint, report.embeddings) for name, value in record.facts.items()}
-    facts = {name: value for name, value in facts.items() if not name.endswith(f".{FACT}")}  # metrics: `cost_metrics`
+    facts = {name: value for name, value in facts.items() if not name.endswith((f".{FACT}", f".{SURROUNDINGS}"))}  # metrics: `cost_metrics`
     epoch = str(report.parameters["evaluation"].get("epoch", "last"))
     fields = report.tags | facts | {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
     digest, settings = report.dataset.digest, report.parameters

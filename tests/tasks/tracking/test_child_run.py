@@ -4,12 +4,14 @@ import socket
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from mlflow.utils.validation import _validate_metric_name
 
 from dml_core.training.history import Progress
+from tasks.runs.surroundings import SURROUNDINGS
 from tasks.tracking import child_run
 from tasks.tracking.live import LiveCurves
 from tests.conftest import small_training
@@ -101,3 +103,16 @@ def test_a_run_says_what_it_is_and_an_oracle_what_that_means() -> None:
     assert child_run.describe_run("d", "a", 2, "link", "oracle", scores_only=False) == child_run.ORACLE_NOTE + text
     of_trial = child_run.describe_run("d", "a", 2, "link", "last", scores_only=True)
     assert text.replace(", `steps/` (checkpoint and embeddings)", "") == of_trial != text, "a search's run has no such files"
+
+
+def test_tags_have_the_facts_of_steps_that_are_no_tables() -> None:
+    facts = {"device": "cpu", SURROUNDINGS: {"python": "3.12", "packages": {}}}
+    report: Any = SimpleNamespace(
+        checkpoint=SimpleNamespace(step="train", identity="x", facts=facts),
+        embeddings=SimpleNamespace(step="embed", facts={}),
+        parameters={"training": small_training().model_dump(mode="json"), "evaluation": {}},
+        dataset=SimpleNamespace(name="d", digest="x", folder="/d"),
+        **{"tags": {}, "dvc_digest": None, "variant": "v", "seed": 0, "scores_only": False},
+    )
+    tags = child_run.published_tags(report, "link")
+    assert [name for name in tags if name.startswith("dml.train.")] == ["dml.train.device"]
