@@ -81,7 +81,7 @@ def embeds_on_its_own_machine(rank: int, job: Job, folder: Path, environment: di
     os.environ.update(environment)
     push = Store.push
     if rank == 1:
-        Store.push = lambda store, key: (time.sleep(1), push(store, key))
+        Store.push = lambda *given, **named: (time.sleep(1), push(*given, **named))
     work.embed(replace(job, cache=str(folder / f"machine-{rank}")), CPU, lambda message: None)
     if rank == 0:  # the flow goes on when rank 0 has ended the job
         embeddings, _ = load_embeddings(Store(job.store, folder / "driver").pull(job.embed_key), "test")
