@@ -247,15 +247,15 @@ class Walk(RuleBasedStateMachine):
         """Run `dml gc --delete`: shown and waiting results are kept; nothing is deleted while a file is damaged."""
         state = self.project.state
         unreadable = files_set_aside(state / "tables") + files_set_aside(state / "outbox")
-        before = {step.key for step in gc._stored(Path(self.project.store))}
+        before = {step.key for step in gc._stored(self.store)}
         try:
             gc.delete(self.project, gc.find_unused(self.project, -1.0)[0])
         except StoreError as error:
             assert unreadable or "damaged" in str(error)  # noqa: PT017
-            assert {step.key for step in gc._stored(Path(self.project.store))} == before
+            assert {step.key for step in gc._stored(self.store)} == before
         else:
             assert not unreadable
-            there = {step.key for step in gc._stored(Path(self.project.store))}
+            there = {step.key for step in gc._stored(self.store)}
             for scored in {*self.measured.values(), *self.waiting.values()}:
                 assert f"evaluate/{scored}" in there or f"evaluate/{scored}" not in before
 

@@ -580,7 +580,7 @@ def test_a_node_with_other_code_or_libraries_embeds_nothing(
     assert embed_images(model, images, tmp_path / "out", spread=spread).num_rows == 240
     here = embed.source_digests
     for name, value, difference in (
-        ("versions", lambda: {"torch": "1.0"}, f"torch {torch.__version__.partition('+')[0]}.*, dml embed 1.0: run make .venv/.done"),
+        ("versions", lambda: {"torch": "1.0"}, f"torch {torch.__version__.partition('+')[0]}.*, dml embed 1.0: install the same"),
         ("source_digests", lambda of: here(of) | {"dml_core/models/backbones/small.py": "edited"}, "other code than dml embed.*small.py"),
     ):
         with monkeypatch.context() as patch:
