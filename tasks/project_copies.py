@@ -29,7 +29,7 @@ def datasets_of(store: Store) -> Store:
 def ended_copies(state: Path) -> Iterator[Path]:
     """Yield the copies that verifications left on a node, each tested when it is asked for.
 
-    Those used within the last day are none: a verification that goes on may have no job on this node for hours.
+    Copies that were used within the last day are left out: a running verification may have no job on this node for hours.
     """
     for copy in sorted(path for path in (state / FOLDER).glob("*") if path.is_dir()):
         locks = copy / "state/cache/.locks"  # to which each job adds a file that it removes

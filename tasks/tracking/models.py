@@ -159,7 +159,7 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
 
 
 def drawn_image(image: bytes) -> bytes:
-    """Return a PNG of a grey gradient in the size of an image: a model's example input, which must have nothing of the dataset."""
+    """Return a PNG of a grey gradient in the size of an image: a model's example input, which must not contain data of the dataset."""
     height, width = decode_upright(image).shape[1:]
     file = io.BytesIO()
     Image.linear_gradient("L").resize((width, height)).save(file, "PNG")

@@ -681,7 +681,7 @@ def test_runs_of_another_folder_are_replaced_with_one_warning(
         Tracker(tracker.uri, tmp_path, tracker._store).publish(run)
     own_again = other(tracker, report, "own-again", "softtriple", 0, 0.8)
     Tracker(tracker.uri, tmp_path, tracker._store).publish(own_again)
-    assert len(caplog.messages) == 3, "theirs, and own seeds 0 and 1, each by a process of its own"
+    assert len(caplog.messages) == 3, "one of the other project; seeds 0 and 1 of this one, from separate processes"
     assert all(f"runs of '{COMPARISON}' that were published from another folder are replaced" in line for line in caplog.messages)
 
 

@@ -147,7 +147,7 @@ def test_a_dataset_may_take_longer_to_fetch_than_workers_may_be_silent_and_what_
 def test_a_verification_shares_the_project_s_dataset_and_the_next_job_on_a_node_removes_its_other_files(
     job: Job, packed: Path, tmp_path: Path
 ) -> None:
-    """Each night left a whole dataset on each node, in a cache with a limit of its own."""
+    """Otherwise each night leaves a whole dataset on each node, in a separate cache with a separate limit."""
     name, state = "20261130T040000Z-1", tmp_path / "state"
     copy, address = state / "verify" / name, f"{job.store}/verify/{name}"
     services: Any = SimpleNamespace(store=Store(address, copy / "state/cache"), scale=job.scale)
