@@ -139,22 +139,34 @@ def ray_address() -> str:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use: a job of a scheduler or a container may have fewer than the machine."""
+    """Return the number of cores that this process may use: a container or a job of a scheduler may have fewer than the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of cgroups of version 2, and of version 1
-        with suppress(OSError, ValueError):  # "max 100000" without a limit; -1 in version 1
-            quota, period = map(int, " ".join(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8") for name in names).split())
-            allowed = min(allowed, max(1, quota // period)) if quota > 0 else allowed
-    return allowed
+    quotas = _limits("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"])
+    limits = [max(1, quota // period) for quota, period in quotas if quota > 0]  # -1 in version 1 without a limit
+    granted = os.environ.get("SLURM_CPUS_ON_NODE", "")  # Slurm's default binds no job to its cores
+    return min([allowed, *limits, *([int(granted)] if granted.isdecimal() else [])])
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or the smaller limit of the container that this process is in."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups of version 2, and of version 1
-        with suppress(OSError, ValueError):  # "max" without a limit
-            limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")))
-    return min(limits)
+    """Return the memory of this machine, or the smaller limit of the container, the job or the service that this process is in."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for (limit,) in _limits("memory", ["memory.max"], ["memory.limit_in_bytes"]))])
+
+
+def _limits(controller: str, names: list[str], former_names: list[str]) -> list[list[int]]:
+    """Return the numbers in these files of this process's cgroup and of those around it, of version 2 (`names`) and of version 1."""
+    groups = {"": "/", controller: "/"}
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)  # version 2 names no controllers
+            groups |= dict.fromkeys(controllers.split(","), group)
+    limits = []
+    for folder, group, files in (("", groups[""], names), (controller, groups[controller], former_names)):
+        own = Path("/sys/fs/cgroup", folder, group.strip("/"))
+        for place in (own, *own.parents):
+            with suppress(OSError, ValueError):  # "max" without a limit
+                limits.append([int(number) for name in files for number in (place / name).read_text(encoding="utf-8").split()])
+    return [numbers for numbers in limits if numbers]
 
 
 def prefect_server() -> str | None:

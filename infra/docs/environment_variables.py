@@ -36,6 +36,7 @@ OF_THE_USER = {
     "HOME": "Your folder; default that of the password file, or, for a container's user who is not in it, `home` in the state folder.",
     "XDG_CACHE_HOME": "Folder of caches, downloaded packages (`dml-repro`) too; default `~/.cache`.",
     "ONEDNN_MAX_CPU_ISA": "Instruction sets that oneDNN may use; recorded by `dml verify`, because it changes results.",
+    "SLURM_CPUS_ON_NODE": "Set by Slurm in a job: the most cores that a Ray on this machine has.",
 }
 DEFAULTS = "`dml` sets these for itself and all its processes before it imports a library. A value that you have set is kept."
 NOTHING_IS_SENT = "No usage statistics are sent."

@@ -258,6 +258,47 @@ def test_a_container_s_limit_is_its_memory(files: dict[str, str], limit: int | N
     assert memory_bytes() == (limit or machine)
 
 
+JOB = "system.slice/slurmstepd.scope/job_7"  # with a limit, around its steps without one
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        (
+            f"0::/{JOB}/step_batch/user/task_0\n",
+            {f"{JOB}/memory.max": "1073741824", f"{JOB}/cpu.max": "200000 100000", f"{JOB}/step_batch/memory.max": "max"},
+        ),
+        (
+            f"9:cpu,cpuacct:/{JOB}/step_batch\n4:memory:/{JOB}/step_batch\n0::/\n",
+            {
+                f"memory/{JOB}/memory.limit_in_bytes": "1073741824",
+                f"memory/{JOB}/step_batch/memory.limit_in_bytes": "9223372036854771712",
+                f"cpu/{JOB}/cpu.cfs_quota_us": "200000",
+                f"cpu/{JOB}/cpu.cfs_period_us": "100000",
+            },
+        ),
+    ],
+)
+def test_the_limits_of_a_job_or_a_service_count(groups: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job of 1 GB on a node of 500 GB `dml plan` said that a training of 100 GB fits."""
+    texts = {Path("/proc/self/cgroup"): groups} | {Path("/sys/fs/cgroup", name): text for name, text in files.items()}
+
+    def read_text(path: Path, encoding: str) -> str:
+        if path not in texts:
+            raise FileNotFoundError(path)
+        return texts[path]
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert (memory_bytes(), num_cores()) == (1 << 30, 2)
+
+
+def test_a_job_of_slurm_that_is_bound_to_no_cores_uses_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert num_cores() == 1
+
+
 def test_a_home_in_a_folder_s_name_is_replaced(inside: Path) -> None:
     os.environ |= {"HOME": str(inside), "DML_STORE": "~/runs", "DML_STATE": "~/of runs"}
     assert (find_project().store, find_project().state) == (str(inside / "runs"), inside / "of runs")
