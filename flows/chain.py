@@ -350,7 +350,7 @@ def publish(
     embeddings: EmbeddingRecord,
     scores: ScoreRecord,
     services: Services,
-    older_code: tuple[str, ...] = (),
+    older_code: tuple[str, ...],
 ) -> str | None:
     """Publish the run to MLflow unless it is there; return its MLflow run id, or None if it waits in the outbox. Always runs, adds once."""
     services.check_going_on()

@@ -172,7 +172,7 @@ def _prepare_all(
     with services.meter.phase("prepare"):
         to_train = runs_to_train(runs, _prepared_before(runs, services), services)
         prepare_machine(to_train, services.scale, services.display.say)
-        here = [name for name, specs in by_dataset.items() if specs[0].is_smoke or _is_at_hand(services.project, params, name)]
+        here = [name for name, specs in by_dataset.items() if specs[0].is_smoke or is_at_hand(services.project, params, name)]
         prepared = prepare_each([name for name in by_dataset if name not in here])
         num_to_train = sum(spec.dataset not in errors for spec in to_train)
         services.workers.expect(num_to_train)
@@ -192,14 +192,6 @@ def _prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, D
         with suppress(DataError):
             prepared[dataset] = read_dataset(services.project, dataset)
     return prepared
-
-
-def _is_at_hand(project: Project, params: Params, name: str) -> bool:
-    """Return whether a dataset is at hand (`is_at_hand`); a damaged one is not, since it may have to be fetched."""
-    try:
-        return is_at_hand(project, params, name)
-    except DataError:
-        return False
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:

@@ -7,6 +7,7 @@ is checked before the first one starts.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -193,13 +194,13 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
 
 
 def is_at_hand(project: Project, params: Params, name: str) -> bool:
-    """Return whether a dataset is prepared, has raw files on this machine, or is drawn; if not, it is fetched, which can fail.
-
-    Raises:
-        DataError: as `prepared_folder`.
-    """
+    """Return whether a dataset is intact, has raw files on this machine, or is drawn; if not, it is fetched, which can fail."""
     spec = params.datasets[name]
-    return spec.reader == DRAWN or _has_files(project.root / spec.raw) or prepared_folder(project, params, name) is not None
+    if spec.reader == DRAWN or _has_files(project.root / spec.raw):
+        return True
+    with suppress(DataError):
+        return is_prepared(project, params, name)
+    return False
 
 
 def prepare_machine(to_train: Sequence[RunSpec], scale: ScaleSpec, say: Callable[[str], None]) -> None:

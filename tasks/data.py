@@ -26,7 +26,7 @@ from dml_core.data.registry import fetch, parse_dataset, published_dataset
 from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
-from tasks.dvc_lock import add_seen, digests, dvc_digest, lack_states, locked_stages, packed_digest, raw_digest, seen_hashes
+from tasks.dvc_lock import add_seen, digests, dvc_digest, locked_stages, packed_digest, raw_digest, seen_hashes
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
@@ -213,7 +213,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
                     _check_raw_files(project, name, spec)
                 with warning_of_moved_classes(project, name):  # DVC's output, with that of its stage, is not shown
                     _repro(project, name)
-                if recorded[1] not in {None, dvc_digest(project, name), *(seen if lack_states(seen) else seen[-1:])}:
+                if recorded[1] not in {None, dvc_digest(project, name), *seen[-1:]}:
                     logger.warning("%s: dvc.lock recorded other packed images; it now records these: see git diff dvc.lock", name)
     verify_files(project.packed(name))
     return read_dataset(project, name)
@@ -225,9 +225,8 @@ def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
     Raises:
         DataError: they have not, as after `git pull`: packing them would undo another machine's update.
     """
-    raw, mark, seen = project.root / spec.raw, _mark(project, name), seen_hashes(project, name)
-    is_older = lack_states(seen) and raw.exists() and mark.exists() and _last_change(raw) <= mark.stat().st_mtime_ns
-    if not is_by_hand(spec) or not (is_older or hash_of_states([raw]) in seen):
+    raw = project.root / spec.raw
+    if not is_by_hand(spec) or hash_of_states([raw]) not in seen_hashes(project, name):
         return  # the stage `fetch` may change them, or they have changed, or are not here
     raise DataError(
         f"{name}: dvc.lock records other images than those in {raw}, which is as it was packed here: bring the new ones there, or move it "

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,11 +89,6 @@ def seen_hashes(project: Project, name: str) -> list[str]:
     with suppress(OSError, ValueError, TypeError):  # missing or damaged
         return list(map(str, json.loads(_seen(project, name).read_bytes())))
     return []
-
-
-def lack_states(seen: Sequence[str]) -> bool:
-    """Return whether what `seen_hashes` returned is of a version before December 2026: only DVC's hashes, in the order of the alphabet."""
-    return bool(seen) and all(known.endswith(".dir") for known in seen)
 
 
 def add_seen(project: Project, name: str, *hashes: str | None) -> None:

@@ -27,7 +27,7 @@ from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
 from tasks.plans.plan import LocalState
 from tasks.plans.results import runs_today
-from tasks.project_copies import FOLDER, ended_copies
+from tasks.project_copies import DAY_SECONDS, FOLDER, ended_copies
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import forget_provenance, run_identities, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in
@@ -44,7 +44,6 @@ from tasks.tracking.outbox import OUTBOX, REPORT
 
 TRAINING_ROWS = "tuning"  # searches' copies of training images, in this folder of the state
 STEP_BEFORE = {"embed": "train", "evaluate": "embed"}
-DAY_SECONDS = 86400.0
 Content = TypeVar("Content")
 
 

@@ -457,7 +457,7 @@ def standing_runs(
     runs = {name: comparison_runs(params, name, chosen(name), of_runs, overrides) for name in datasets or comparison.default_datasets}
     every = [spec for specs in runs.values() for spec in specs]
     for setting in overrides:
-        if (why := _why_unread(params, every, setting, datasets, seeds, whole)) is not None:
+        if (why := _why_unread(every, setting, datasets, seeds, whole)) is not None:
             raise ConfigError(f"--set {setting} has no effect: {why}")
     for name, specs in runs.items():
         for setting in overrides:
@@ -469,7 +469,7 @@ def standing_runs(
 
 
 def _why_unread(
-    params: Params, runs: Sequence[RunSpec], setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None, whole: bool
+    runs: Sequence[RunSpec], setting: str, datasets: Sequence[str] | None, seeds: Sequence[int] | None, whole: bool
 ) -> str | None:
     """Return why no run reads a `--set`, for settings that are not of training; None if one does."""
     reasons = {
