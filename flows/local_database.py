@@ -28,9 +28,6 @@ def set_aside_if_damaged(home: Path) -> None:
     """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>`, with a warning, if it is damaged or a newer Prefect's.
 
     Its write-ahead log is renamed with it, and is read with it under its new name.
-
-    Raises:
-        StoreError: it cannot be renamed.
     """
     path = home / "prefect.db"
     if any(os.environ.get(name) for name in DATABASE_VARIABLES) or not path.exists():

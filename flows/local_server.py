@@ -44,11 +44,7 @@ class LocalServer:
         atexit.register(self.stop)
 
     def wait(self) -> None:
-        """Wait until it answers.
-
-        Raises:
-            TrainingError: it ended, or did not answer in time.
-        """
+        """Wait until it answers."""
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)) as connection:
                 connection.request("GET", "/api/health")

@@ -50,11 +50,7 @@ class Outcome:
         digest: str,
         older_code: tuple[str, ...] = (),
     ) -> "Outcome":
-        """Return the outcome of a run from its steps' records, with the numbers from the file whose hash was recorded.
-
-        Raises:
-            StoreError: that file has changed since.
-        """
+        """Return the outcome of a run from its steps' records, with the numbers from the file whose hash was recorded."""
         trained, embedded, scored = records
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])

@@ -150,9 +150,6 @@ def _prepare_all(
 
     Args:
         unprepared: receives the error of each dataset that cannot be prepared, if others can; None to raise it.
-
-    Raises:
-        ConfigError, DataError: weights or a dataset are missing, or as `_prepare`.
     """
     by_dataset = {name: [spec for spec in runs if spec.dataset == name] for name in dict.fromkeys(spec.dataset for spec in runs)}
     errors: dict[str, DataError] = {}
@@ -195,12 +192,7 @@ def _prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, D
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
-    """Update the dataset of these runs, or draw it, then check the runs against it before any worker starts.
-
-    Raises:
-        ConfigError: settings do not fit the dataset.
-        DataError: it cannot be prepared.
-    """
+    """Update the dataset of these runs, or draw it, then check the runs against it before any worker starts."""
     spec = runs[0]
     if spec.is_smoke:
         services.display.say(f"generating a few images in the layout of {spec.column}")

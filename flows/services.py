@@ -47,10 +47,6 @@ class Services(Backends):
         force: run every step, done or not.
         fail_fast: start no further steps after a run fails.
         code: "keep" to reuse finished steps that other code made; outcomes list the names of the changed files.
-
-    Raises:
-        StoreError: the store cannot be written, or a newer version of the program wrote the state.
-        ConfigError: the server's limit on workers is below the number a run needs.
     """
 
     def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
@@ -80,11 +76,7 @@ class Services(Backends):
         return is_first
 
     def use_dataset(self, name: str) -> DatasetRecord:
-        """Update a dataset through DVC, and return its record; until the end of the flow no other images replace it.
-
-        Raises:
-            DataError: as `update_dataset`.
-        """
+        """Update a dataset through DVC, and return its record; until the end of the flow no other images replace it."""
         update_dataset(self.project, name)
         with suppress(DataError):  # as of a conflict, in a stage of DVC
             self.dvc_digests[name] = dvc_digest(self.project, name)
@@ -92,11 +84,7 @@ class Services(Backends):
         return read_dataset(self.project, name)
 
     def check_going_on(self) -> None:
-        """Raise an error if another run's failure stops the flow.
-
-        Raises:
-            TrainingError: the flow is stopping.
-        """
+        """Raise an error if another run's failure stops the flow."""
         if self.stopping.is_set():
             raise TrainingError("not run: another run failed before it")
 
@@ -158,9 +146,6 @@ def slots(num_workers: int, check_going_on: Callable[[], None]) -> Iterator[None
     """Hold slots of the server's limit; without a server this flow is the only one.
 
     A server that does not answer when they are released takes them back when their lease ends; the body's result is not lost.
-
-    Raises:
-        TrainingError: the flow is stopping (`check_going_on`).
     """
     if prefect_server() is None:
         yield
@@ -191,11 +176,7 @@ def if_server_answers(otherwise: str) -> Iterator[None]:
 
 
 def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:
-    """Create the server's limit on workers if it has none; an administrator's limit is kept, and said if it allows fewer runs at a time.
-
-    Raises:
-        ConfigError: the limit is below the number one run needs, so that no run could ever start.
-    """
+    """Create the server's limit on workers if it has none; an administrator's limit is kept, and said if it allows fewer runs at a time."""
     with get_client(sync_client=True) as client:
         try:
             limit = client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).limit

@@ -78,11 +78,7 @@ def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> P
 
 
 def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | None) -> None:
-    """Check the settings of one dataset's runs against each other, the files they name and, if it is prepared, its packed folder.
-
-    Raises:
-        ConfigError: a setting does not fit; the error names the first one and its run.
-    """
+    """Check the settings of one dataset's runs against each other, the files they name and, if it is prepared, its packed folder."""
     for run in _one_of_each_variant(runs):
         with located(run.where):
             _check_weights(run.training)
@@ -97,9 +93,6 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
 
     Imports torch and the libraries of the losses and networks. `before_first` is called before anything is built, so only if a run has to
     be trained.
-
-    Raises:
-        ConfigError: a loss has wrong options, parts do not fit each other, or weights are missing that no run can download.
     """
     to_build = [
         run
@@ -119,12 +112,7 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
 
 
 def read_sizes(packed: Path, run: RunSpec) -> Sizes:
-    """Return the sizes of a prepared dataset for a run, by its validation split and the role that it is scored on.
-
-    Raises:
-        ConfigError: fewer than two classes remain for training.
-        DataError: the dataset is not prepared, damaged, or without training images.
-    """
+    """Return the sizes of a prepared dataset for a run, by its validation split and the role that it is scored on."""
     info, validation, role = read_info(packed), run.training.validation, run.evaluation.role
     if (train := info.roles.get("train")) is None:
         raise DataError(f"dataset '{run.dataset}' has no training images; give some classes the role train, then prepare it again")
@@ -144,11 +132,7 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
 
 def class_names(packed: Path, comparison: str) -> list[str]:
-    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=").
-
-    Raises:
-        DataError: its manifest is damaged.
-    """
+    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=")."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -207,10 +191,6 @@ def prepare_machine(to_train: Sequence[RunSpec], scale: ScaleSpec, say: Callable
     """Check that this machine has the GPU that runs need, fetch their weights, and build each network once with them.
 
     On a cluster its workers do so, except for the scoring, which is always done here.
-
-    Raises:
-        ConfigError: there is no GPU, or `scale.device` excludes it; or weights are missing, cannot be downloaded, are damaged, or are those
-            of another network.
     """
     for run in to_train:
         if run.evaluation.device == "cuda" and not num_gpus():
@@ -247,10 +227,6 @@ def check_places(project: Project, scale: ScaleSpec) -> list[str]:
 
     Returns:
         Warnings that stop nothing, one line each.
-
-    Raises:
-        StoreError: the store is not writable.
-        ConfigError: Prefect or Ray is set to an address that does not answer, or Ray to one of Ray Client.
     """
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load

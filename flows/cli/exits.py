@@ -186,12 +186,7 @@ def _make_streams_safe() -> None:
 
 
 def _flush_output() -> None:
-    """Flush standard output.
-
-    Raises:
-        BrokenPipeError: its reader has closed it.
-        StoreError: it cannot be written.
-    """
+    """Flush standard output."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -47,11 +47,7 @@ def list_tables(
 
 
 def _of_paper(paper: str | None) -> list[str]:
-    """Return every table of one paper, or of all.
-
-    Raises:
-        ConfigError: there is no such paper.
-    """
+    """Return every table of one paper, or of all."""
     from dml_core.config import unknown_name
     from tasks.runs.tuned import STANDING
     from tasks.tables.file import paper_tables, table_names

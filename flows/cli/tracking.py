@@ -151,12 +151,7 @@ def ui(
 
 
 def _comparison_link(project: "Project", dataset: str | None) -> str:
-    """Return the link, relative to MLflow's address, to a dataset's comparison, by default the first with results; else to all experiments.
-
-    Raises:
-        ConfigError: the comparison has no such dataset.
-        TrackingError: MLflow cannot be used, or has no comparison on the named dataset.
-    """
+    """Return the link below MLflow's address to a dataset's comparison, by default the first with results, else to all experiments."""
     experiments = standing_comparisons(project.tracking_uri)
     if not experiments and dataset is None:
         return f"#/experiments?{page_query()}"

@@ -88,9 +88,6 @@ def plan_run(
         code: "keep" to accept a step made by other code, if the present code has made none.
         force: run every step, finished or not.
         known: identity -> record of a step whose files were compared before, or anything else for a step that runs already.
-
-    Raises:
-        NewerFormatError: a newer version of the program wrote a record.
     """
 
     def plan(name: str, of: StepIdentity, *read: PlannedStep) -> PlannedStep:
@@ -130,9 +127,6 @@ def plan_runs(
     """Yield the steps of each run in order (`plan_run`), while those of the next runs are compared; what several runs share, once.
 
     Close it after an error, or the process does not end before all runs are compared.
-
-    Raises:
-        NewerFormatError: as `plan_run`.
     """
     compared, turns = dict(known), dict[str, Lock]()
 

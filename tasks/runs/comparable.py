@@ -118,11 +118,7 @@ UNKNOWN = Today()
 
 
 def present_digest(project: Project, dataset: str) -> str | None:
-    """Return the digest of a dataset as prepared here; None if it is not prepared.
-
-    Raises:
-        DataError: the prepared data are damaged.
-    """
+    """Return the digest of a dataset as prepared here; None if it is not prepared."""
     folder = project.packed(dataset)
     return read_info(folder).fingerprint if os.path.lexists(folder / INFO_FILE) else None
 

@@ -30,11 +30,7 @@ class SourceCode:
 
 
 def read_source(source: str, package: str = "") -> SourceCode:
-    """Parse Python code of a module in `package`, from which its relative imports start.
-
-    Raises:
-        SyntaxError: the source is not Python.
-    """
+    """Parse Python code of a module in `package`, from which its relative imports start."""
     tree = ast.parse(source)
     return SourceCode(repr(_form(tree)), tuple(_imports(tree, package)))
 

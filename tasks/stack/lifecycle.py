@@ -93,12 +93,7 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
 
 
 def restart(project: Project, report: Callable[[str], None]) -> Stack:
-    """End all processes of a stack with the user's own S3 server and start them with today's code and settings; databases and records stay.
-
-    Raises:
-        ConfigError: no stack of this project was started, or it has the stack's S3 server; or as `up`.
-        StackError: a process does not end; or as `up`.
-    """
+    """End a stack with the user's own S3 server, and start it with today's code and settings; databases and records stay."""
     with alone(project.state / ".stack.lock"):
         stack = _started(project)
         if S3 in stack.file.services:
@@ -139,11 +134,7 @@ def status(project: Project) -> list[Status]:
 
 
 def down(project: Project) -> int:
-    """End all processes of the stack, remove its files except the logs, and return the number of processes killed.
-
-    Raises:
-        StackError: a process does not end.
-    """
+    """End all processes of the stack, remove its files except the logs, and return the number of processes killed."""
     folder, run = project.state / "stack", run_folder(project.state)
     with alone(project.state / ".stack.lock"):
         (project.state / STACK_ENV).unlink(missing_ok=True)
@@ -270,11 +261,7 @@ def _config(stack: Stack) -> str:
 
 
 def _start(supervisor: Any, stack: Stack, name: str) -> bool:
-    """Start a service unless it runs; return whether it was started.
-
-    Raises:
-        StackError: its program cannot be run, or another one has its port.
-    """
+    """Start a service unless it runs; return whether it was started."""
     from supervisor.xmlrpc import Faults
 
     if supervisor.getProcessInfo(name)["statename"] in RUNNING:
@@ -298,11 +285,7 @@ def _check_ports(stack: Stack, name: str) -> None:
 
 
 def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
-    """Wait until a service answers.
-
-    Raises:
-        StackError: supervisor has given it up, another program has its port, or the time is over.
-    """
+    """Wait until a service answers; an error if supervisor has given it up, or the time is over."""
     while not _answers(stack, name, (process := supervisor.getProcessInfo(name))["pid"]):
         if process["statename"] == "FATAL" or (process["statename"] == "EXITED" and not stack.file.services[name].restart):
             _check_ports(stack, name)
@@ -316,9 +299,6 @@ def _set_up(stack: Stack, name: str, report: Callable[[str], None]) -> None:
     """Set up a service that answers: the bucket of the S3 server; its own commands, again after a change of `_setup_mark` or `PASSED`.
 
     Settings that are not given leave what earlier ones have set up, as a later `up` from another shell may lack them.
-
-    Raises:
-        StackError: a command fails or takes too long; the next `up` runs all again.
     """
     if name == S3:
         _make_bucket(stack)

@@ -119,9 +119,6 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
     """Return the project's stack; choose ports, secrets and the S3 server on first use.
 
     `own_s3` is the address of the user's own S3 server, which replaces the stack's; None means that of the first `up`.
-
-    Raises:
-        ConfigError: the file is wrong, PostgreSQL is not installed, or another S3 server was chosen before.
     """
     reach_own_servers()
     path = project.root / "infra" / "stack.yaml"
@@ -198,11 +195,7 @@ def _filled(value: Any, known: dict[str, Any]) -> Any:
 
 
 def _chosen_before(path: Path) -> dict[str, Any]:
-    """Return what the first `up` chose; empty before it.
-
-    Raises:
-        ConfigError: the file is damaged, another user's, or of a stack on another machine, which works in the same folder.
-    """
+    """Return what the first `up` chose; empty before it."""
     try:
         if not path.is_file():
             return {}
@@ -221,11 +214,7 @@ def _chosen_before(path: Path) -> dict[str, Any]:
 
 
 def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
-    """Return ports, secrets and the S3 server from their file, which is created if missing.
-
-    Raises:
-        ConfigError: another S3 server was chosen before, or the user's own has no address, or its login is not in the environment.
-    """
+    """Return ports, secrets and the S3 server from their file, which is created if missing."""
     if own_s3 is not None and not re.fullmatch(r"https?://[^/@\s]+/?", own_s3):
         raise ConfigError(f"--s3 {shown(own_s3)}: expected an address as http://host:9000; its login is in AWS_ACCESS_KEY_ID")
     own_s3 = own_s3 and own_s3.rstrip("/")  # which would have other records
@@ -266,11 +255,7 @@ def free_ports(host: str) -> Iterator[int]:
 
 
 def _postgresql(version: str) -> Path:
-    """Return the folder of PostgreSQL's programs: Debian's if it has at least this version, else that of `postgres` on the path.
-
-    Raises:
-        ConfigError: PostgreSQL is not installed.
-    """
+    """Return the folder of PostgreSQL's programs: Debian's if it has at least this version, else that of `postgres` on the path."""
     folders = {int(path.parts[-3]): path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres") if path.parts[-3].isdigit()}
     new_enough = [number for number in folders if number >= int(version)]
     if new_enough:
