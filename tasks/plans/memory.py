@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.data.views.samplers import first_batch_size
+from dml_core.errors import ConfigError
 from dml_core.losses.class_shards import ClassShard
+from dml_core.losses.contract import Loss
 from dml_core.losses.registry import build_loss
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
@@ -40,8 +42,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     batch = min(batch, config.embed_at_once or batch)
     try:
         network, activations = _network(config.without_weights().model, size, batch, num_classes)
-        with torch.device("meta"):
-            loss = build_loss(config.loss.name, config.loss.options, num_classes, network.head.output_dim)
+        loss = _loss(config, num_classes, network.head.output_dim)
     except (NotImplementedError, RuntimeError):
         return None
     is_half = config.precision == "bfloat16" or (config.precision == "auto" and device == "cuda")
@@ -56,6 +57,15 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     if config.shard_classes:  # files have all classes, a device those of its worker; the first worker has the most
         loss.shard_classes(ClassShard(tuple(shard_sizes(num_classes, num_workers)), 0))
     return Memory(batch, *_sizes(system, config), activations, trained, network.head.output_dim)
+
+
+def _loss(config: TrainingConfig, num_classes: int, embedding_dim: int) -> Loss:
+    """Return the loss, without values unless it needs some to be built, as those of pytorch-metric-learning do."""
+    try:
+        with torch.device("meta"):
+            return build_loss(config.loss.name, config.loss.options, num_classes, embedding_dim)
+    except (ConfigError, NotImplementedError, RuntimeError):
+        return build_loss(config.loss.name, config.loss.options, num_classes, embedding_dim)
 
 
 def _sizes(system: nn.Module, config: TrainingConfig) -> tuple[int, int, int]:

@@ -12,6 +12,8 @@ from dml_core.training.config import CrossBatchConfig, TrainingConfig
 from dml_core.training.loop import build_system
 from dml_core.training.optimisation.optimisers import build_optimiser
 from tasks.plans.memory import activation_bytes, kept_storages, num_states, training_memory
+from tasks.tables.file import STANDING, load_table, table_names
+from tasks.tables.runs import runs_of
 
 SIZE = 32
 CONFIG: dict[str, Any] = {
@@ -162,3 +164,15 @@ def test_half_precision_is_near_what_autocast_keeps_on_the_cpu(name: str) -> Non
 
 def test_images_of_any_size_tell_nothing() -> None:
     assert training_memory(config(), 0, 100, 10, "cpu", num_workers=1) is None
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if name != STANDING])
+def test_the_losses_of_every_table_have_a_memory(name: str) -> None:
+    """Also pytorch-metric-learning's, which torch's meta device cannot build. The network is a small one."""
+    runs = [run for runs in runs_of(name, load_table(name)).values() for run in runs]
+    trained = [run.training for run in runs if run.training.num_epochs]
+    small = [one.model_copy(update={"model": config().model.model_copy(update={"head": one.model.head})}) for one in trained]
+    for training in {one.loss.model_dump_json(): one for one in small}.values():
+        memory = training_memory(training, SIZE, num_images=1000, num_classes=100, device="cpu", num_workers=1)
+        assert memory is not None
+        assert memory.total > 0
