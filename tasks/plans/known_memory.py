@@ -7,17 +7,16 @@ memory is computed again.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import dml_core
 from dml_core.errors import StoreError
 from dml_core.files import json_sha256
 from tasks.files import hash_of_states
+from tasks.runs.surroundings import versions
 from tasks.sealed import read_or_set_aside, write_sealed
 
 MEMORY_FILE = "training_memory.json"
-LIBRARIES = ("torch", "torchvision", "timm", "pytorch-metric-learning")  # that build networks and losses
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,8 @@ class Memory:
     Attributes:
         num_images: number of images whose activations are held at a time.
         weights: network, loss and cross-batch memory, and their moving average if any.
-        gradients: those of the trained parameters.
-        optimiser: state of the optimiser.
         activations: those of the network; the loss's, N x C for a classifier, are not counted.
         trained: bytes of a finished training on disk: its checkpoint (weights and optimiser), and in MLflow a copy of it and the network.
-        embedding_dim: dimensions of the network's output.
     """
 
     num_images: int
@@ -61,7 +57,6 @@ class KnownMemory:
         self._path = state / MEMORY_FILE
         self._code = _code()
         self._trainings: dict[str, dict[str, int]] = {}
-        self._failed: set[str] = set()
         self._is_new = False
         try:
             file = read_or_set_aside(self._path, _File)
@@ -73,14 +68,12 @@ class KnownMemory:
     def of(self, settings: object, compute: Callable[[], Memory | None]) -> Memory | None:
         """Return the memory of a training with these settings, which JSON can write; a failure is not kept."""
         key = json_sha256(settings)
-        if key not in self._trainings and key not in self._failed:
-            memory = compute()
-            if memory is None:
-                self._failed.add(key)
-            else:
-                self._trainings[key] = asdict(memory)
-                self._is_new = True
-        return Memory(**self._trainings[key]) if key in self._trainings else None
+        if key not in self._trainings:
+            if (memory := compute()) is None:
+                return None
+            self._trainings[key] = asdict(memory)
+            self._is_new = True
+        return Memory(**self._trainings[key])
 
     def save(self) -> None:
         """Write what was computed, if it can be written."""
@@ -92,11 +85,4 @@ class KnownMemory:
 def _code() -> str | None:
     """Return a hash of the state of all files that compute memory and of the libraries' versions; None if a file cannot be read."""
     files = hash_of_states([Path(dml_core.__file__).parent, Path(__file__).parent])
-    return None if files is None else json_sha256([files, [_version(name) for name in LIBRARIES]])
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return None if files is None else json_sha256([files, versions()])

@@ -25,7 +25,6 @@ class Need:
     """A missing requirement.
 
     Attributes:
-        what: its name, in a word or two.
         do: what the user has to do, or what a run does automatically.
         stops: True if a run cannot start without it; otherwise a run downloads it when it starts.
     """
@@ -91,22 +90,28 @@ def check_tables(
     damaged: dict[str, DataError] = {}
     if chosen.missing and not choice.prepared_only:
         problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or run the pipeline on drawn images: --smoke)"))
-    checked: list[RunSpec] = []
     for name in dict.fromkeys(str(runs[0].table) for runs in chosen.runs):
         try:
             check_metrics(name, load_table(name))
         except ConfigError as error:
             problems.append(error)
+    checked: list[RunSpec] = []
     for runs in chosen.runs:
         if choice.prepared_only and not is_prepared_or_damaged(project, params, runs[0].dataset):
             continue
         checked += runs
+        packed = None
         try:
-            packed = _checked_folder(project, params, runs, choice, damaged)
-            if runs[0].dataset not in damaged:
-                if not choice.smoke:
-                    check_searched(project, params, runs)
-                check_parts(runs, packed, before_first)
+            if not choice.smoke:
+                try:
+                    packed = check_before(project, params, runs)
+                except DataError as error:
+                    if not choice.prepared_only:
+                        raise
+                    damaged[runs[0].dataset] = error
+                    continue
+                check_searched(project, params, runs)
+            check_parts(runs, packed, before_first)
         except (ConfigError, DataError) as error:
             problems.append(error)
     if damaged.keys() >= {spec.dataset for spec in checked}:
@@ -120,31 +125,11 @@ def check_tables(
     return checked
 
 
-def _checked_folder(
-    project: Project, params: Params, runs: Sequence[RunSpec], choice: Choice, damaged: dict[str, DataError]
-) -> Path | None:
-    """Return the folder of a dataset as `check_before` does, None for a smoke run; of `prepared_only` runs, add a damaged one to `damaged`.
-
-    Raises:
-        ConfigError, DataError: as `check_before`.
-    """
-    try:
-        return None if choice.smoke else check_before(project, params, runs)
-    except DataError as error:
-        if not choice.prepared_only:
-            raise
-        damaged[runs[0].dataset] = error
-        return None
-
-
 def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) -> None:
     """Check that tuned settings of a table's runs on one dataset were not searched on its test classes (`tuned_on` in the table's file).
 
-    Only datasets of one reader that are both prepared can be checked: another reader's classes may have the same names.
-
-    Raises:
-        ConfigError: a training class of the search's dataset is a test class of the runs'.
-        DataError: a prepared dataset is damaged.
+    Only datasets of one reader that are both prepared can be checked: another reader's classes may have the same names. Raises ConfigError,
+    or DataError if one is damaged.
     """
     table = load_table(str(runs[0].table))
     tuned = next((run for run in runs if run.variant == TUNED and table.tuned_on(str(run.column)) != run.column), None)

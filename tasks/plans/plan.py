@@ -26,12 +26,7 @@ Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the 
 
 
 class LocalState:
-    """Prepared datasets, finished steps and measured rates of a project on this machine.
-
-    Args:
-        project: its data and state are read; its environment is set.
-        params: the project's parameters.
-    """
+    """Prepared datasets, finished steps and measured rates of a project, whose environment is set, on this machine."""
 
     def __init__(self, project: Project, params: Params) -> None:
         self.project = project
@@ -74,14 +69,12 @@ class PlannedRun:
     Attributes:
         spec: the run, on the project's dataset.
         dataset: its name in the table's columns.
-        identities: train, embed, evaluate -> identity of the step.
         steps: train, embed, evaluate -> whether the step will run, is reused or is shared.
         estimate: time of the training and embedding still to do.
     """
 
     spec: RunSpec
     dataset: str
-    identities: dict[str, str]
     steps: dict[str, Will]
     estimate: Estimate
 
@@ -93,13 +86,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The plan of a table.
-
-    Attributes:
-        left_out: reasons why some rows have no run, one line each.
-        needs: missing requirements.
-        estimate: time of all its runs, with as many at a time as the parameters allow.
-    """
+    """The plan of a table: its `estimate` is the time of all runs, with as many at a time as the parameters allow."""
 
     name: str
     runs: tuple[PlannedRun, ...]
@@ -111,12 +98,9 @@ class TablePlan:
 def plan_tables(
     local: LocalState, names: Sequence[str], choice: Choice, alone: bool = False, reuse_imported: bool = True
 ) -> list[TablePlan]:
-    """Plan tables that are requested together; with `alone`, each as if it were the only one.
+    """Plan tables that are requested together; with `alone`, each as if it were the only one. Raises as `runs_of_tables`.
 
     `reuse_imported`: False for the seeds of `--seeds auto`, which are all measured here.
-
-    Raises:
-        ConfigError: see `runs_of_tables`.
     """
     requested, left_out = runs_of_tables(names, choice)
     planned: set[str] = set()  # identities of the steps so far
@@ -149,4 +133,4 @@ def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, p
     planned.update(() if is_imported else identities.values())
     timed: tuple[TimedStep, ...] = ("train", "embed")
     times = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]
-    return PlannedRun(spec, dataset, identities, steps, total(times))
+    return PlannedRun(spec, dataset, steps, total(times))

@@ -41,12 +41,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class TableState:
-    """Progress of a table.
-
-    Attributes:
-        own_data: progress on the paper's own datasets; stand_in: on datasets used instead of them.
-        plan: plan of the table with one seed.
-    """
+    """Progress of a table on the paper's own datasets and on those used instead of them, and its plan with one seed."""
 
     name: str
     table: TableFile
@@ -82,7 +77,7 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     places = list(dict.fromkeys((str(run.spec.row), run.dataset) for run in plan.runs))
     failed = {(run.row, run.dataset) for run in result.failed} - measured.keys()
     specs = dict[tuple[object, ...], RunSpec | None]()
-    today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run, specs)] for place in places}
+    today = {place: [run for run in measured.get(place, ()) if _is_todays(local, plan.name, table, run, specs)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:
         here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
@@ -93,13 +88,11 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     return TableState(plan.name, table, counted(is_stand_in=False), counted(is_stand_in=True), plan)
 
 
-def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun, specs: dict[tuple[object, ...], RunSpec | None]) -> bool:
+def _is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun, specs: dict[tuple[object, ...], RunSpec | None]) -> bool:
     """Return whether the current code and settings, on the dataset on this machine, would give the measured run.
 
     The code of an imported run does not count, as when it is reused, nor its data where the dataset is not prepared on this machine.
-
-    Args:
-        specs: the present runs of the table's lines, which differ only in their seeds; those that are missing are added.
+    `specs` has the present runs of the table's lines, which differ only in their seeds; those that are missing are added.
     """
     record = local.dataset(run.dataset, table)
     if run.is_imported:

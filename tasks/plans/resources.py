@@ -40,8 +40,7 @@ class Resources:
         disk_free: free bytes on the project's disk.
         memory: that of the run that takes most; None if no run trains or none can be computed.
         memory_of: that run, in words.
-        memory_here: bytes that it could use on this machine's device; None if unknown, as on a cluster.
-        device: "cpu" or "cuda".
+        memory_here: bytes that it could use on this machine's device ("cpu" or "cuda"); None if unknown, as on a cluster.
     """
 
     disk: tuple[DiskNeed, ...]
@@ -131,14 +130,8 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     """Return the disk space that an unprepared dataset needs: its archive, unpacked, packed and in DVC's cache.
 
     Packing keeps the files' bytes, and archives do not shrink JPEGs. DVC keeps a copy of the packed data in its cache; a file system that
-    can share blocks (not ext4) stores both once.
-
-    Args:
-        reader: the dataset's reader.
-        raw: its raw folder; None if params.yaml does not name one.
-
-    Returns:
-        None unless the reader is that of a published dataset with archives.
+    can share blocks (not ext4) stores both once. None unless the reader is that of a published dataset with archives; `raw` is its raw
+    folder, None if params.yaml does not name one.
     """
     kind = published_dataset(reader)
     if kind is None or not kind.archives:

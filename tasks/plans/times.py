@@ -47,7 +47,6 @@ class Rate(Record):
 
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
-        device, num_workers: hardware and number of workers that it ran on.
         runs_per_gpu: number of runs that shared its GPU.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
@@ -73,13 +72,7 @@ class Rate(Record):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated duration.
-
-    Attributes:
-        seconds: None if no measurement applies.
-        basis: what the estimate is based on, in words.
-        cost: what these seconds are estimated to use; None if no measurement applies.
-    """
+    """An estimated duration and what it uses, both None if no measurement applies; `basis` is what it is based on, in words."""
 
     seconds: float | None
     basis: str
@@ -110,11 +103,7 @@ def _num_passed(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
 
 
 def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any]) -> None:
-    """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped."""
     cost = Cost.model_validate(facts[FACT])
     seconds = cost.wall_seconds - cost.lost_seconds
     if num_images(step, spec, dataset.counts) < FEWEST_IMAGES or seconds <= 0:
@@ -139,11 +128,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
 
 
 def read_rates(state: Path) -> list[Rate]:
-    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them.
-
-    Raises:
-        NewerFormatError: a newer version of the program wrote one.
-    """
+    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them."""
     path = state / RATES_FILE
     rates: dict[object, Rate] = {}
     num_damaged = 0

@@ -159,8 +159,9 @@ def test_runs_with_former_settings_are_replaced_by_those_with_the_present(projec
 
 def of_today(project: Project, seed: int, score: float) -> MeasuredRun:
     """Return a run as `measured`, made by today's code."""
-    (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(seed,)))
-    identity = plan.runs[0].identities["evaluate"]
+    (spec,) = runs_of_tables([TABLE], Choice((ROW,), ("cub200",), seeds=(seed,)))[0][TABLE, "cub200"]
+    record = look(project).dataset("cub200", load_table(TABLE))
+    identity = step_identities(spec, record)["evaluate"]
     return measured(project, seed, score, identity=identity, figures=f"evaluate/{identity}")
 
 
@@ -317,8 +318,7 @@ def test_the_verbs_print_what_they_did(project: Project, theirs: Path, tmp_path:
 
 def test_runs_of_other_code_are_marked_so_whichever_project_measured_them(project: Project) -> None:
     runs = [measured(project, seed, 0.5) for seed in range(4)]
-    (plan,) = plan_tables(look(project), [TABLE], Choice((ROW,), ("cub200",), seeds=(0, 1, 2, 3)))
-    today = {run.spec.seed: run.identities["evaluate"] for run in plan.runs}
+    today = {seed: of_today(project, seed, 0.5).identity for seed in range(4)}
     given = [run.model_copy(update={"identity": today[run.seed], "figures": f"evaluate/{today[run.seed]}"}) for run in runs[:2]]
     unknown = runs[2].model_copy(update={"training": runs[2].training | {"no_longer": 1}})
     for some, words in (

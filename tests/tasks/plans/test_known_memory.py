@@ -71,7 +71,7 @@ def changed_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changed_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_memory, "version", lambda name: "99")
+    monkeypatch.setattr(known_memory, "versions", lambda: {"torch": "99"})
 
 
 def unreadable_file(monkeypatch: pytest.MonkeyPatch) -> None:
