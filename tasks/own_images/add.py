@@ -22,6 +22,7 @@ from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors, writing
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.trained_on import trained_on
+from dml_core.overrides import nested
 from tasks.data import write_findings
 from tasks.environment import Project
 from tasks.locks import alone
@@ -62,11 +63,6 @@ def add_images(
         reader: "folder" or "manifest"; None detects it from `path`.
         progress: called with (images checked, total images).
         backbone: pretrained backbone to fine-tune; None keeps the protocol's network.
-
-    Raises:
-        ConfigError: the name or place cannot be used, or `params.yaml` is invalid already.
-        DataError: the images cannot be trained on; the message names the first, and of several a file that lists all.
-        StoreError: `params.yaml` cannot be written.
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
@@ -98,11 +94,7 @@ def views_of(params: Params, name: str) -> list[TransformConfig]:
 
 
 def check_new_name(name: str, params: Params) -> None:
-    """Check that a new dataset can have this name.
-
-    Raises:
-        ConfigError: the name is invalid or taken.
-    """
+    """Check that a new dataset can have this name."""
     try:
         check_name(name)
         is_text = read_value(name, name) == yaml.safe_load(name) == name  # `1e5` is a number in YAML 1.2, and `3_000` in 1.1 and for DVC
@@ -124,8 +116,7 @@ def as_linked(path: Path) -> Path:
 def as_raw(project: Project, raw: Path) -> str:
     """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one.
 
-    Raises:
-        ConfigError: it is the user's home folder, or contains it, as of a list there: DVC reads every file of a raw folder.
+    The user's home folder, or one that contains it, is refused, also of a list there: DVC reads every file of a raw folder.
     """
     if Path.home().resolve().is_relative_to(raw.resolve()):
         raise ConfigError(
@@ -136,11 +127,7 @@ def as_raw(project: Project, raw: Path) -> str:
 
 
 def _check_images(project: Project, name: str, spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
-    """Return the report on images that can be trained on.
-
-    Raises:
-        DataError: they cannot; the message names the first one, and of several a file that lists all.
-    """
+    """Return the report on images that can be trained on; else a DataError names the first that cannot, and a file that lists several."""
     from dml_core.data.check import check_dataset
 
     report = check_dataset(spec.reader, raw, spec.options, progress)
@@ -166,10 +153,6 @@ def write_dataset(
     """Write a dataset's block, and with a report its settings in the comparison, into `params.yaml`, all or nothing; no other byte changes.
 
     Returns the change as a unified diff.
-
-    Raises:
-        ConfigError: name or place was taken meanwhile, a mapping is written in braces, or the result would not be a valid `params.yaml`.
-        StoreError: `params.yaml` cannot be written.
     """
     path = project.params_file
     with alone(project.state / "params.lock"):
@@ -186,10 +169,7 @@ def write_dataset(
         after = before
         for keys, block in blocks.items():
             after = with_entry(after, keys, [f"{name}:{'' if block else ' {}'}", *_lines(block)])
-            added: dict[str, Any] = {name: block}
-            for key in reversed(keys):
-                added = {key: added}
-            expected = merge(expected, added)
+            expected = merge(expected, nested({".".join((*keys, name)): block}))
         with write_errors(f"{path}:", "nothing was changed"), writing(path.resolve()) as file:  # a link stays one
             file.write(after.encode())
             file.flush()

@@ -9,11 +9,8 @@ def with_entry(text: str, keys: tuple[str, ...], entry: list[str]) -> str:
     """Return the file's text with an entry added at the end of a mapping.
 
     Args:
-        keys: keys that lead from the top to the mapping, which exists.
+        keys: keys that lead from the top to the mapping, which exists; one that is empty or written in braces is refused.
         entry: the entry's lines without the mapping's indentation.
-
-    Raises:
-        ConfigError: the mapping is empty or written in braces, so no line can be added.
     """
     mapping = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), keys)
     if mapping.flow_style or not mapping.value:

@@ -29,15 +29,11 @@ _EMBEDDING_DIM = 128
 
 
 def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """Return a dataset's settings in the comparison, without those that equal `protocol` (`comparison.protocol` as written in the file).
-
-    Raises:
-        ConfigError: a setting of the protocol is invalid.
-    """
-    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
-    fitted = _sampler(protocol, report)
+    """Return a dataset's settings in the comparison, without those that equal `protocol` (`comparison.protocol` as written in the file)."""
+    planned, kept = parse(SamplerConfig, protocol.get("sampler", {}), "sampler"), _kept_for_training(protocol, report)
+    fitted = _sampler(planned, kept)
     sampler = {key: value for key, value in fitted.items() if value != getattr(planned, key)}
-    num_batches = -(-_kept_for_training(protocol, report).num_images // fitted["batch_size"])
+    num_batches = -(-kept.num_images // fitted["batch_size"])
     num_epochs = min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches))
     more_epochs = num_epochs if num_epochs > protocol["num_epochs"] else None
     settings = {"transform": _transform(protocol, report), "sampler": sampler, "num_epochs": more_epochs}
@@ -47,12 +43,7 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
 def pretrained_backbone(name: str, weights: Path | None) -> BackboneConfig:
     """Return a backbone with its ImageNet weights, or with those of a file, after building it once. Imports torch.
 
-    Args:
-        name: a backbone's name, or `timm:<model>`.
-        weights: a state dict saved by torch, with the backbone's names; None for the published weights, which are downloaded if needed.
-
-    Raises:
-        ConfigError: the backbone is unknown, or the weights are missing, damaged or of another network.
+    `weights` is a state dict saved by torch, with the backbone's names; None for the published weights, which are downloaded if needed.
     """
     from dml_core.models.backbones.registry import build_backbone
 
@@ -68,16 +59,13 @@ def pretrained_backbone(name: str, weights: Path | None) -> BackboneConfig:
 
 
 def fine_tuning_settings(protocol: dict[str, Any], report: "CheckReport", backbone: BackboneConfig) -> dict[str, Any]:
-    """Return a dataset's settings in the comparison, with the sampler of `protocol` (`comparison.protocol` as written in the file).
-
-    Raises:
-        ConfigError: a setting of the protocol is invalid, or nothing is known of the images that the backbone was trained on.
-    """
+    """Return a dataset's settings in the comparison, with the sampler of `protocol` (`comparison.protocol` as written in the file)."""
     images = trained_on(backbone.name)
     if images is None:
         raise ConfigError(f"--backbone {backbone.name}: the images that it was trained on are not known; write its settings by hand")
-    sampler = _sampler(protocol, report)
-    num_batches = -(-_kept_for_training(protocol, report).num_images // sampler["batch_size"])
+    kept = _kept_for_training(protocol, report)
+    sampler = _sampler(parse(SamplerConfig, protocol.get("sampler", {}), "sampler"), kept)
+    num_batches = -(-kept.num_images // sampler["batch_size"])
     return {
         "model": {
             "backbone": backbone.model_dump(exclude_defaults=True),
@@ -97,14 +85,8 @@ def fine_tuning_settings(protocol: dict[str, Any], report: "CheckReport", backbo
     }
 
 
-def _sampler(protocol: dict[str, Any], report: "CheckReport") -> dict[str, int]:
-    """Return batches of about the protocol's size, with no more classes and images per class than the dataset has.
-
-    Raises:
-        ConfigError: a setting of the protocol is invalid.
-    """
-    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
-    kept = _kept_for_training(protocol, report)
+def _sampler(planned: SamplerConfig, kept: Counts) -> dict[str, int]:
+    """Return batches of about the planned size, with no more classes and images per class than the dataset has."""
     num_images, num_classes = kept.num_images, kept.num_classes
     balanced = planned.num_classes_per_batch * planned.num_samples_per_class
     samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))

@@ -30,7 +30,6 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        trials: all, by number.
         winner: best of the trials that were scored on most pairs.
         confirmation: winner and own settings on fresh pairs; None if the own settings are the winner, or one cannot be trained there.
         space: final search space, with its ranges extended.
@@ -58,11 +57,9 @@ def search(
         guesses: settings to try first, beginning with the row's own.
         num_trials: number of settings to try, including guesses but not extensions of ranges.
         draw: name and seed of the search.
-        fits: returns whether settings can be run.
         score: scores trials on a range of pairs and returns them with these scores added, or with the reason for their failure.
 
-    Raises:
-        TrainingError: the row's own settings cannot be trained on the first pair, or no remaining trial on a later one.
+    Raises TrainingError if the row's own settings cannot be trained on the first pair, or no remaining trial on a later one.
     """
     trials, space = _first_rung(space, guesses, num_trials, draw, fits, score)
     num_pairs, best = 1, _best(trials)

@@ -47,13 +47,10 @@ class Search:
     """A search of the settings of one row on one dataset.
 
     Attributes:
-        table, row: those of the settings; column: the dataset's name in the table.
-        dataset: the dataset's name in the project.
+        column: the dataset's name in the table; dataset: its name in the project.
         training: the row's own settings, without those of validation, kept epochs and scores during training.
-        space: search space.
-        evaluation: how a fold is scored.
-        metric: the score to maximise.
-        folds: number of disjoint parts of the training classes; seed: seed of the search.
+        evaluation: how a fold is scored; metric: the score to maximise.
+        folds: number of disjoint parts of the training classes.
         num_classes: number of training classes; None before the dataset is prepared.
     """
 
@@ -102,9 +99,6 @@ class Search:
 
         Pair 0 holds out the first fold, pair 1 the second, and so on; after the last fold the classes are split into new folds. Every pair
         has a different seed, which no comparison uses.
-
-        Raises:
-            ConfigError: the settings do not fit each other.
         """
         trial = Trial(row=self.row, number=number, pair=pair)
         training = lay_over(self.training, params) if number else self.training
@@ -129,11 +123,7 @@ class Search:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def on(self, packed: Path) -> "Search":
-        """Return the search on a prepared dataset, after checking that it fits.
-
-        Raises:
-            ConfigError: the dataset has too few training classes for the folds.
-        """
+        """Return the search on a prepared dataset, after checking that this has enough training classes for the folds."""
         num_classes = read_info(packed).roles.get("train", Counts(0, 0)).num_classes
         with located(f"{self.table}/{self.row} on {self.dataset}"):
             check_folds(self.folds, num_classes)
@@ -172,11 +162,7 @@ def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
 def checked_searches(
     project: Project, rows: Sequence[str], datasets: Sequence[str], folds: int, seed: int, metric: str, parallel: int | None
 ) -> tuple[ProjectParams, list[Search]]:
-    """Return the parameters and the searches of rows, checked as far as possible before anything starts.
-
-    Raises:
-        ConfigError, DataError: the first problem.
-    """
+    """Return the parameters and the searches of rows, checked as far as possible before anything starts."""
     refuse_repeats("row", rows)
     refuse_repeats("--dataset", datasets)
     params = load_params(project.params_file)
@@ -203,9 +189,6 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
     Args:
         name: `<paper>/<table>/<row>`, or `project/standing/<variant>`.
         datasets: names in the table's columns.
-
-    Raises:
-        ConfigError: unknown table, row, dataset or metric; too large a seed; a row that is not run or has nothing to search.
     """
     if seed > LAST_SEED:
         raise ConfigError(f"--seed {seed}: not a seed of a search; use 0 to {LAST_SEED}")
@@ -265,11 +248,7 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
 
 
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
-    """Check that the runs of a search fit a prepared dataset.
-
-    Raises:
-        ConfigError: the first setting that does not fit.
-    """
+    """Check that the runs of a search fit a prepared dataset."""
     runs = [search.spec(0, search.own, pair) for pair in range(search.folds)]
     check_settings(runs, params.scale, packed)
     check_parts(runs, packed)
@@ -284,10 +263,7 @@ def tuned_file(
     tags: dict[str, str],
     requested_trials: int,
 ) -> TunedFile:
-    """Return the file of a search (`TunedFile`).
-
-    `name` is its identity, `whole` the dataset that is searched on, `dataset` has its training rows, `tags` the commit of the code.
-    """
+    """Return the file of a search: `name` is its identity, `whole` the dataset that is searched on, and `dataset` has its training rows."""
     winner = result.winner
     return TunedFile(
         table=search.table,

@@ -64,11 +64,7 @@ def row_space(training: TrainingConfig, of_table: Mapping[str, Search], of_row: 
 
 
 def own_value(training: TrainingConfig, path: str) -> Any:
-    """Return the row's own value at a path; a setting missing in an optimiser group is that of the optimiser.
-
-    Raises:
-        ConfigError: the row has no value there.
-    """
+    """Return the row's own value at a path; a setting missing in an optimiser group is that of the optimiser."""
     value = _values(training).get(_source(training, path))
     if value is None:
         raise ConfigError("the row has no value at which the search can start; set one, or remove it from the search")
@@ -125,11 +121,7 @@ def _loss_config(training: TrainingConfig) -> "LossConfig":
 
 
 def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
-    """Return a row's settings with the searched ones replaced.
-
-    Raises:
-        ConfigError: they do not fit each other.
-    """
+    """Return a row's settings with the searched ones replaced; ConfigError if they do not fit each other."""
     changed = parse_overridden(TrainingConfig, "a trial's settings", training.model_dump(mode="json"), nested(params))
     parse_loss_options(changed.loss.name, changed.loss.options, "a trial's loss")
     return changed
