@@ -28,9 +28,7 @@ ONE_FLOW = {
 class LocalServer:
     """A server in a separate process, which ends with this one. Its port is bound before it starts, so that no other can take it.
 
-    Attributes:
-        url: address of its API.
-        login: "user:password", without which it answers neither other users of this machine nor pages in a browser.
+    Without `login`, "user:password", it answers neither other users of this machine nor pages in a browser.
     """
 
     def __init__(self) -> None:

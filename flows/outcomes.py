@@ -70,12 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed.
-
-    Attributes:
-        reason: the reason, as one line.
-        unforeseen: the error, if it is a fault of this program.
-    """
+    """A run that failed, and why, as one line; `unforeseen` is the error if it is a fault of this program."""
 
     spec: RunSpec
     reason: str

@@ -37,7 +37,6 @@ class Report:
         title: name of the table, or title of the comparison in MLflow.
         key: its name on Prefect's pages.
         page: Markdown with the results, and with the failed runs; for a smoke run, the rows that ran.
-        path: path of the page.
         outcomes, failures: its runs; a run shared by two tables is in both.
         num_undelivered: records that wait in the outbox because MLflow did not accept them.
         best: of the standing comparison, the best of its runs (`tasks.runs.best`); None if none has a validation score.
@@ -239,6 +238,6 @@ def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], pa
         settings={variant: settings for (_, variant), settings in today.settings.items()},
         is_one_protocol=today.is_one_protocol,
     )
-    write_whole(last_upload(project, spec.comparison), summary.folder or "")
+    write_whole(last_upload(project, spec.comparison), str(folder))
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (backends.tracker.publish(summary) is None)
     return Report.of_standing(outcomes, failures, page, folder / REPORT_FILE, num_undelivered)

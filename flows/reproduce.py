@@ -152,7 +152,7 @@ def _prepare_all(
         unprepared: receives the error of each dataset that cannot be prepared, if others can; None to raise it.
     """
     by_dataset = {name: [spec for spec in runs if spec.dataset == name] for name in dict.fromkeys(spec.dataset for spec in runs)}
-    errors: dict[str, DataError] = {}
+    errors: dict[str, DataError] = {} if unprepared is None else unprepared
 
     def prepare_each(names: Collection[str]) -> dict[str, DatasetRecord]:
         records = {}
@@ -177,8 +177,6 @@ def _prepare_all(
         prepared |= prepare_each(here)
     for line in search_notes(params, runs, prepared):
         services.display.say(f"note: {line}")
-    if unprepared is not None:
-        unprepared |= errors
     return prepared
 
 

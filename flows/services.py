@@ -41,13 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Services(Backends):
-    """Resources shared by the steps of a flow; created once per flow and closed at its end.
-
-    Args:
-        force: run every step, done or not.
-        fail_fast: start no further steps after a run fails.
-        code: "keep" to reuse finished steps that other code made; outcomes list the names of the changed files.
-    """
+    """Resources shared by the steps of a flow; created once per flow and closed at its end. `flows.request` describes its options."""
 
     def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
         _log_to_prefect()

@@ -123,18 +123,14 @@ def tune(
                     raise dataset
                 tuned.append(_tune(search, dataset, num_trials, params, services))
             except (ConfigError, DataError, TrainingError) as error:
-                if len(searches) == 1 or _ends_all(error) or services.stopping.is_set():
+                ends_all = isinstance(error, InfrastructureError) and not isinstance(error, LostWorkersError)
+                if len(searches) == 1 or ends_all or services.stopping.is_set():
                     raise
                 failed[search.title] = error
                 services.display.say(f"{search.title}: FAILED: {first_line(error)}")
     if failed:
         raise SearchesFailedError(failed, tuned)
     return tuned
-
-
-def _ends_all(error: DmlError) -> bool:
-    """Return whether no other search can be made either; `InfrastructureError` has the rule."""
-    return isinstance(error, InfrastructureError) and not isinstance(error, LostWorkersError)
 
 
 def _prepared(searches: Sequence[Search], services: Services) -> dict[str, DatasetRecord | DataError]:

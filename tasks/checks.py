@@ -59,8 +59,7 @@ class Sizes:
 def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> Path | None:
     """Check the runs of one dataset as far as possible without starting anything or loading torch.
 
-    Returns:
-        The dataset's folder, or None if it has to be prepared first.
+    Return the dataset's folder, or None if it has to be prepared first.
 
     Raises:
         ConfigError: settings do not fit each other.
@@ -223,11 +222,7 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
 
 
 def check_places(project: Project, scale: ScaleSpec) -> list[str]:
-    """Check that the store is writable and that the configured servers accept connections, and Prefect's answers.
-
-    Returns:
-        Warnings that stop nothing, one line each.
-    """
+    """Check that the store is writable, that the configured servers accept connections, and that Prefect's answers; return warnings."""
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()

@@ -26,7 +26,7 @@ from dml_core.data.registry import fetch, parse_dataset, published_dataset
 from dml_core.data.store.info import INFO_FILE, DatasetInfo, read_info, verify_files
 from dml_core.errors import ConfigError, DataError
 from dml_core.files import write_errors
-from tasks.dvc_lock import add_seen, digests, dvc_digest, locked_stages, packed_digest, raw_digest, seen_hashes
+from tasks.dvc_lock import add_seen, digests, dvc_digest, locked_stages, packed_digest, seen_hashes
 from tasks.environment import Project
 from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
@@ -128,7 +128,7 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
             prepare(spec.reader, raw, project.packed(name), spec.options, progress, check)
         write_whole(_packed_from(project, name), str(before))
         if "DVC_STAGE" in os.environ:  # `dvc.lock` has the hash of the raw files already
-            add_seen(project, name, before, raw_digest(project, name), packed_digest(project, name))
+            add_seen(project, name, before, digests(project, name)[0], packed_digest(project, name))
     return read_dataset(project, name)
 
 

@@ -53,11 +53,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: name of what was checked.
-        where: its place or address, without secrets.
+        where: place or address of what was checked, without secrets.
         status: "note" marks a remark that stops nothing.
-        result: what was found, versions included.
-        remedy: what to do about it, or empty.
+        remedy: what to do about the result, or empty.
     """
 
     what: str
@@ -147,7 +145,6 @@ def _parameters(project: Project) -> Finding:
 
 
 def _git(project: Project) -> Finding:
-    """Report a checkout that git refuses."""
     where = str(project.root)
     if command := trust_command(project.root):
         return Finding("git", where, "note", "refuses this checkout, as another user owns it: results name no commit", command)

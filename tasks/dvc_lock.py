@@ -34,11 +34,6 @@ def dvc_digest(project: Project, name: str) -> str | None:
     return _output_digest(project, f"prepare@{name}")
 
 
-def raw_digest(project: Project, name: str) -> str | None:
-    """Return the content hash of a dataset's raw files, or None if DVC has not run."""
-    return _output_digest(project, f"fetch@{name}")
-
-
 def _output_digest(project: Project, stage: str) -> str | None:
     outs = locked_stages(project).get(stage, {}).get("outs", [])
     if outs and "md5" not in outs[0]:
@@ -54,8 +49,8 @@ def or_pull(project: Project, name: str) -> str:
 
 
 def digests(project: Project, name: str) -> tuple[str | None, str | None]:
-    """Return `raw_digest` and `dvc_digest` of a dataset."""
-    return raw_digest(project, name), dvc_digest(project, name)
+    """Return the content hash of a dataset's raw files, None if DVC has not run, and `dvc_digest`."""
+    return _output_digest(project, f"fetch@{name}"), dvc_digest(project, name)
 
 
 def packed_digest(project: Project, name: str) -> str | None:

@@ -206,7 +206,6 @@ class Store:
             raise StoreError(f"store {self.address}: {operation} failed ({reason}); {remedy}") from None
 
     def _call(self, operation: str, key: str, waits: str = "long", **arguments: Any) -> Any:
-        """Call a method of a client for one object."""
         with self._one_line(operation):
             return getattr(self._client(waits), operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 

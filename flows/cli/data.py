@@ -24,6 +24,7 @@ from tasks.dvc_lock import or_pull
 from tasks.environment import Project
 from tasks.own_images.add import add_images, views_of
 from tasks.own_images.published import add_published
+from tasks.own_images.settings import pretrained_backbone
 from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
 from tasks.wording import counted
 
@@ -100,8 +101,6 @@ def data_add(
         raise typer.BadParameter(why, param_hint="--part")
     pretrained = None
     if backbone is not None:
-        from tasks.own_images.settings import pretrained_backbone
-
         pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress, pretrained)

@@ -186,7 +186,6 @@ def _make_streams_safe() -> None:
 
 
 def _flush_output() -> None:
-    """Flush standard output."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

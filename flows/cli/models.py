@@ -73,7 +73,6 @@ def list_(
 
 
 def _print_registry(uri: str, dataset: str | None) -> None:
-    """Print the versions in the registry."""
     from tasks.tracking.versions import registered_versions
 
     versions = registered_versions(uri, dataset)

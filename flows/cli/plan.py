@@ -29,7 +29,6 @@ Variants = Annotated[
     typer.Option("--variant", "-v", metavar="VARIANT", help="Variant, for example as_released. Default: each row's first."),
 ]
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
-NOTHING = {True: "nothing can be run", False: "nothing can be run: no row matches on these datasets"}  # whether reasons are printed
 
 
 @app.command(epilog=examples("dml plan softtriple/table1 --row softtriple --seeds 5", "dml plan 'softtriple/*' --json"))
@@ -104,11 +103,11 @@ def _print_plans(plans: Sequence["TablePlan"], estimate: "Estimate", prices: "Pr
         for why in plan.left_out:
             print_lines(f"{plan.name}: omitted: {why}")
     num_to_train = sum(run.trains for run in runs)
-    print_lines(
-        f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}"
-        if runs
-        else NOTHING[any(plan.left_out for plan in plans)]
-    )
+    if runs:
+        print_lines(f"{counted(len(runs), 'run')}, {num_to_train} to train: {time_of(estimate)}")
+    else:
+        reason = "" if any(plan.left_out for plan in plans) else ": no row matches on these datasets"
+        print_lines(f"nothing can be run{reason}")
     if estimate.cost is not None and num_to_train:
         print_lines(_cost_line(estimate.cost, prices))
 

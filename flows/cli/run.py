@@ -11,13 +11,13 @@ from flows.cli.app import app, examples
 from flows.cli.columns import print_page
 from flows.cli.options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 from flows.cli.session import PrefectStart, open_project, print_lines, say
+from tasks.environment import Project, shown
 from tasks.wording import counted
 
 if TYPE_CHECKING:
     from flows.outcomes import Outcome
     from flows.reports import Report
     from flows.request import Request
-    from tasks.environment import Project
     from tasks.runs.specs import Params, RunSpec
 
 MANY_RUNS = 200  # the files of so many finished runs take a minute or more to compare
@@ -124,7 +124,7 @@ def run(
     _print_outcome(outcome, project)
 
 
-def _run(request: "Request", project: "Project", params: "Params", runs: Sequence["RunSpec"], prefect: PrefectStart) -> None:
+def _run(request: "Request", project: Project, params: "Params", runs: Sequence["RunSpec"], prefect: PrefectStart) -> None:
     """Print the reports of runs: at once if all are finished, else after the flow, even if runs failed."""
     from flows.reuse.reused import reused_reports
 
@@ -145,8 +145,7 @@ def _run(request: "Request", project: "Project", params: "Params", runs: Sequenc
     _print_reports(reports, project)
 
 
-def _print_outcome(outcome: "Outcome", project: "Project") -> None:
-    """Print a run's steps, scores and places."""
+def _print_outcome(outcome: "Outcome", project: Project) -> None:
     from tasks.runs.finished import made_by_older_code
 
     for step, did_run in outcome.ran.items():
@@ -159,7 +158,7 @@ def _print_outcome(outcome: "Outcome", project: "Project") -> None:
     _print_mlflow(project, num_waiting=int(not outcome.delivered))
 
 
-def _check(verb: str, project: "Project", request: "Request", prefect: PrefectStart) -> "tuple[Params, list[RunSpec]]":
+def _check(verb: str, project: Project, request: "Request", prefect: PrefectStart) -> "tuple[Params, list[RunSpec]]":
     """Return the parameters and the runs, checked; print what follows. Prefect starts while the losses and networks are checked."""
     from flows.request import requested_runs
     from tasks.checks import check_places
@@ -171,7 +170,7 @@ def _check(verb: str, project: "Project", request: "Request", prefect: PrefectSt
     return params, runs
 
 
-def _print_reports(reports: Sequence["Report"], project: "Project") -> None:
+def _print_reports(reports: Sequence["Report"], project: Project) -> None:
     """Print the report of a single table, or one line for each of several; of the standing comparison, the report of each dataset."""
     for report in reports:
         if len(reports) > 1 and not report.best_line:
@@ -194,9 +193,7 @@ def _print_places(outcome: "Outcome") -> None:
     print_lines(f"  scores and figures: {outcome.figures}")
 
 
-def _print_mlflow(project: "Project", num_waiting: int) -> None:
-    from tasks.environment import shown
-
+def _print_mlflow(project: Project, num_waiting: int) -> None:
     if num_waiting:
         print_lines(f"{counted(num_waiting, 'record')} wait{'s' if num_waiting == 1 else ''} for MLflow; to deliver: dml sync")
     uri = shown(project.tracking_uri)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from flows.cli.app import FirstByDefault, examples, new_group
 from flows.cli.columns import Column, print_table
@@ -61,7 +62,6 @@ def _of_paper(paper: str | None) -> list[str]:
 
 
 def _entry(state: "TableState") -> dict[str, Any]:
-    """Return a table's state for programs."""
     rows = state.table.rows.values()
     return {
         "name": state.name,
@@ -120,8 +120,6 @@ def show(
 ) -> None:
     """Show a table's printed values and those measured so far."""
     project = open_project()
-    from rich.text import Text
-
     from tasks.plans.results import load_result
     from tasks.reports.table_text import STAND_IN, TERMINAL, UNRESOLVED, claim_lines, conclusion_lines, count_lines, lines, remark_lines
     from tasks.runs.specs import load_params

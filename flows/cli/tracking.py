@@ -8,7 +8,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -20,7 +20,7 @@ from flows.cli.app import app, examples
 from flows.cli.columns import Column, print_table
 from flows.cli.options import SameOverrides
 from flows.cli.session import open_project, print_lines, say
-from tasks.environment import shown
+from tasks.environment import Project, shown
 from tasks.runs.comparable import commonest, present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
@@ -36,9 +36,6 @@ from tasks.tracking.published import (
 )
 from tasks.tracking.tags import Tag
 from tasks.wording import counted, reproduce_command
-
-if TYPE_CHECKING:
-    from tasks.environment import Project
 
 
 @app.command(epilog=examples("dml compare synthetic", "dml compare synthetic | less -S"))
@@ -150,7 +147,7 @@ def ui(
     os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])
 
 
-def _comparison_link(project: "Project", dataset: str | None) -> str:
+def _comparison_link(project: Project, dataset: str | None) -> str:
     """Return the link below MLflow's address to a dataset's comparison, by default the first with results, else to all experiments."""
     experiments = standing_comparisons(project.tracking_uri)
     if not experiments and dataset is None:

@@ -14,10 +14,10 @@ from flows.cli.columns import Column, print_table
 from flows.cli.exit_codes import BUG
 from flows.cli.options import AsJson, check_file
 from flows.cli.session import open_project, print_lines, say
+from tasks.environment import Project
 from tasks.wording import counted
 
 if TYPE_CHECKING:
-    from tasks.environment import Project
     from tasks.watch.records import Receipt
     from tasks.watch.verifying import Verified
 
@@ -127,7 +127,7 @@ def write_receipt(
     print_lines(f"{output}: {rows}, {counted(len(receipt.evidence), 'run')}, by {receipt.who}{signed}")
 
 
-def _receipt(project: "Project", path: Path | None, signers: Path | None, names: Sequence[str]) -> "Receipt | None":
+def _receipt(project: Project, path: Path | None, signers: Path | None, names: Sequence[str]) -> "Receipt | None":
     """Read the receipt to verify, and print who made it."""
     if path is None:
         if signers is not None:

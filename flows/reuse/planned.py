@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,16 +72,18 @@ class RunSteps:
         return run.has_scores(read_scores(scores, store.checked(scores)).metrics)
 
 
-def plan_run(
-    spec: RunSpec,
-    dataset: DatasetRecord,
+def plan_runs(
+    runs: Sequence[RunSpec],
+    prepared: Mapping[str, DatasetRecord],
     state: Path,
     store: Store,
     code: Code = "strict",
     force: bool = False,
     known: Mapping[str, Any] = {},
-) -> RunSteps:
-    """Find the finished steps of a run.
+) -> Generator[RunSteps]:
+    """Yield the steps of each run in order, while the files of the next runs are compared; what several runs share, once.
+
+    Close it after an error, or the process does not end before all runs are compared.
 
     Args:
         store: store of the steps' files, which are compared with their hashes.
@@ -89,12 +91,13 @@ def plan_run(
         force: run every step, finished or not.
         known: identity -> record of a step whose files were compared before, or anything else for a step that runs already.
     """
+    compared, turns = dict(known), dict[str, Lock]()
 
-    def plan(name: str, of: StepIdentity, *read: PlannedStep) -> PlannedStep:
-        if force:
+    def plan_step(spec: RunSpec, name: str, of: StepIdentity, *read: PlannedStep) -> PlannedStep:
+        if force or spec.is_smoke:
             return PlannedStep(of)
-        if of.identity in known:
-            record = known[of.identity]
+        if of.identity in compared:
+            record = compared[of.identity]
             return PlannedStep(of, record if isinstance(record, StepRecord) else None)
         inputs = [step.record for step in read if step.record is not None]
         if len(inputs) < len(read):
@@ -110,35 +113,18 @@ def plan_run(
                 return PlannedStep(replace(of, identity=identity), record, files)
         return PlannedStep(of)
 
-    trained = plan("train", train_step(spec, dataset))
-    embedded = plan("embed", embed_step(spec, trained.of.identity), trained)
-    return RunSteps(spec, trained, embedded, plan("evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded))
-
-
-def plan_runs(
-    runs: Sequence[RunSpec],
-    prepared: Mapping[str, DatasetRecord],
-    state: Path,
-    store: Store,
-    code: Code = "strict",
-    force: bool = False,
-    known: Mapping[str, Any] = {},
-) -> Generator[RunSteps]:
-    """Yield the steps of each run in order (`plan_run`), while those of the next runs are compared; what several runs share, once.
-
-    Close it after an error, or the process does not end before all runs are compared.
-    """
-    compared, turns = dict(known), dict[str, Lock]()
-
-    def plan(inside: Context, spec: RunSpec) -> RunSteps:
-        dataset = prepared[spec.dataset]
-        with turns.setdefault(train_step(spec, dataset).identity, Lock()):
-            steps = inside.run(plan_run, spec, dataset, state, store, code, force or spec.is_smoke, compared)
-            compared.update({step.of.identity: step.record for step in steps.steps})
-            return steps
+    def plan_run(spec: RunSpec) -> RunSteps:
+        train = train_step(spec, prepared[spec.dataset])
+        with turns.setdefault(train.identity, Lock()):
+            trained = plan_step(spec, "train", train)
+            embedded = plan_step(spec, "embed", embed_step(spec, trained.of.identity), trained)
+            scored = plan_step(spec, "evaluate", evaluate_step(spec, embedded.of.identity), trained, embedded)
+            compared.update({step.of.identity: step.record for step in (trained, embedded, scored)})
+        return RunSteps(spec, trained, embedded, scored)
 
     with ThreadPoolExecutor(PLANNED_AT_ONCE) as pool:
-        yield from pool.map(plan, [copy_context() for _ in runs], runs)  # the contexts: of the flow, for its log
+        contexts = [copy_context() for _ in runs]  # of the flow, for its log
+        yield from pool.map(lambda inside, spec: inside.run(plan_run, spec), contexts, runs)
 
 
 def finished_record(
@@ -150,7 +136,6 @@ def finished_record(
     The folder of a finished step gets the current time.
 
     Args:
-        title: title of the run for the warning.
         inputs: records of the steps that it reads: it must have been made from their files. Without them, from any.
 
     Raises:

@@ -82,9 +82,6 @@ class StepMeter:
         before: cost and positions of attempts whose process was killed or failed.
         predicted_seconds: estimate of the working time.
         waits: the step begins with its workers' first message, and waits for free ones until then.
-
-    Attributes:
-        is_waiting: whether the step waits for workers.
     """
 
     def __init__(self, kind: str, before: "_Journal | None", predicted_seconds: float | None, waits: bool = False) -> None:
@@ -140,7 +137,9 @@ class StepMeter:
                 "predicted_seconds": self._predicted,
                 "work_seconds": [*self._workers.values()][-1].work_seconds if self._workers else self.elapsed,
             }
-            return _Journal(cost=_rounded(cost.model_copy(update=fields)), positions=tuple(self._positions))
+            cost = cost.model_copy(update=fields)
+            rounded = {name: round(value, 3) for name, value in cost if isinstance(value, float)}
+            return _Journal(cost=cost.model_copy(update=rounded), positions=tuple(self._positions))
 
 
 def journal_file(state: Path, step: str, identity: str) -> Path:
@@ -188,10 +187,7 @@ class Meter:
     ) -> Iterator[StepMeter]:
         """Measure a step; its cost so far stays in the journal until its record is stored.
 
-        Args:
-            predicted_seconds: estimate of its working time.
-            is_forced: drop the cost of earlier attempts, because nothing of them is used.
-            waits: the step waits for free workers first.
+        If it `is_forced`, the cost of earlier attempts is dropped, because nothing of them is used.
         """
         path = journal_file(self._state, kind, identity)
         before = None
@@ -328,7 +324,3 @@ def _text(path: Path) -> str:
     with suppress(OSError):
         return path.read_text()
     return ""
-
-
-def _rounded(cost: Cost) -> Cost:
-    return cost.model_copy(update={name: round(value, 3) for name, value in cost if isinstance(value, float)})

@@ -347,9 +347,7 @@ def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> No
 
     On held-out classes the best trained run is chosen, also if the test classes are scored.
 
-    Args:
-        trainings: label of the runs -> their training settings.
-        role: role that they are scored on.
+    `trainings` has label of the runs -> their training settings; `role` is the one that they are scored on.
     """
     labels = {
         training.validation: label
@@ -696,7 +694,6 @@ def _check_scored(training: TrainingConfig, evaluation: EvaluationConfig, datase
 
 
 def _path_of(setting: str) -> str:
-    """Return the dotted path of a `--set`."""
     return setting.partition("=")[0].strip()
 
 

@@ -64,9 +64,7 @@ class Stack:
     """A project's stack.
 
     Attributes:
-        folder: its folder in the state folder.
         run: a folder with a short path, for sockets and for what another user must reach.
-        root: the project's folder.
         file: `infra/stack.yaml` with its placeholders filled in, and without the S3 server if the user's own is used.
         ports: as chosen by the first `up`.
         environment: variables of all its processes.

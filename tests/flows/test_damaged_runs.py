@@ -40,7 +40,7 @@ from dml_core.training.history import Progress
 from flows.chain import STEPS_AT_ONCE, submit_chains
 from flows.local_database import copy_empty_database
 from flows.outcomes import Outcome
-from flows.reuse.planned import RunSteps, plan_run, plan_runs
+from flows.reuse.planned import RunSteps, plan_runs
 from flows.reuse.step_cache import SealedJSON, forget_failure
 from flows.services import WORKERS_LIMIT, Services, ensure_limit, slots
 from tasks.environment import Project
@@ -550,7 +550,7 @@ def test_records_from_before_their_inputs_were_kept_are_reused(place: Place) -> 
 def test_a_run_is_published_again_if_a_step_runs_or_its_scores_are_others(place: Place) -> None:
     def planned() -> RunSteps:
         with records_in(place.state / "kept"):
-            return plan_run(SPEC, place.dataset, place.state, place.store)
+            return next(plan_runs([SPEC], {SPEC.dataset: place.dataset}, place.state, place.store))
 
     def published(recall: float, variant: str = SPEC.label) -> CurrentRuns:
         return {(place.evaluate_id, variant): PublishedRun("its id", {"recall_at_1": recall, "epoch/loss": 1.0})}
