@@ -36,12 +36,9 @@ class FinishedRun:
     """A run with its scores.
 
     Attributes:
-        spec: its specification.
-        identity: identity of its scores.
+        identity: that of its scores.
         is_current: whether the current code would make the same run.
-        metrics: content of `metrics.json`.
-        scores: folder of the scores and figures.
-        embeddings: key of the embeddings in the store.
+        scores: folder of the scores and figures; embeddings: key in the store.
     """
 
     spec: RunSpec
@@ -57,12 +54,9 @@ class SelectedRuns:
     """The finished runs of a run's page or of a comparison.
 
     Attributes:
-        title: title of the comparison, as in MLflow and reports.
-        dataset: its record.
         is_comparison: True for several variants, False for one run.
         runs: every finished run of every selected variant, in the order of `params.yaml`.
-        seed: seed of the runs whose pictures are shown.
-        missing: variants without a run with that seed.
+        seed: that of the runs whose pictures are shown; missing: variants without a run with it.
     """
 
     title: str
@@ -86,12 +80,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
 
     `params` have the overrides applied. The seed is that of the runs whose pictures are shown; by default the first of `comparison.seeds`
-    for a comparison, and the best (`tasks.runs.best`) for a run named without a seed.
-
-    Raises:
-        ConfigError: a name is not in params.yaml.
-        DataError: the prepared dataset is damaged.
-        NotRunError: no run matches, or the dataset is not prepared; the command in the message prepares it, too.
+    for a comparison, and the best (`tasks.runs.best`) for a run named without a seed. Raises NotRunError if no run matches, or the dataset
+    is not prepared; the command in the message prepares it, too.
     """
     name = parse_run_name(named.strip("/"))
     if name is None:
@@ -139,11 +129,7 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
 
 
 def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[EmbeddedImages, EmbeddedImages]:
-    """Return queries and gallery of a run: one object if the queries are also the gallery.
-
-    Raises:
-        StoreError: the embeddings are missing, or of another dataset.
-    """
+    """Return queries and gallery of a run: one object if the queries are also the gallery."""
     folder = open_store(project).pull(run.embeddings)
     if not (folder / MANIFEST_FILE).is_file():
         raise StoreError(f"{folder}: the embeddings of {run.spec.title} are missing; rerun dml reproduce to compute them again")

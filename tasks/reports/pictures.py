@@ -53,9 +53,6 @@ class Picture(Encoded):
         return self.file.startswith(f"{MEASUREMENTS}/")
 
 
-_ENCODED = dict[str, Encoded]
-
-
 class PictureCache:
     """The encoded pictures of a page as last written, by a hash of all that they depend on. Thread-safe.
 
@@ -68,7 +65,7 @@ class PictureCache:
         self._before: dict[str, Encoded] = {}
         self._now: dict[str, Encoded] = {}
         try:
-            self._before = read_or_set_aside(path, _ENCODED) or {} if path is not None else {}
+            self._before = read_or_set_aside(path, dict[str, Encoded]) or {} if path is not None else {}
         except StoreError:
             self._path = None
 

@@ -34,10 +34,7 @@ class Shot:
     """A picture with its caption.
 
     Attributes:
-        place: in the album.
-        name: name of its class.
-        number: index in its role.
-        file: name in the raw dataset.
+        place: in the album; name: that of its class; number: index in its role; file: name in the raw dataset.
         similarity: to the query; None for the query itself.
         is_right: whether it is of the query's class.
     """
@@ -56,8 +53,7 @@ class Images:
 
     Attributes:
         queries, gallery: one object if the queries are also the gallery.
-        selectable: (L,) the queries that can be selected.
-        album: album of all of them and their neighbours.
+        selectable: (L,) the queries that can be selected; album: all of them and their neighbours.
     """
 
     queries: EmbeddedImages
@@ -77,9 +73,7 @@ class EvaluatedRun:
 
     Attributes:
         images: those of all pages; the run's own embeddings of them, which may be large, are not kept.
-        method: method of the map.
-        points: (P, 2), or None if there are too few.
-        drawn: (P,) the queries that the points show.
+        points: (P, 2) on the map, or None if there are too few; drawn: (P,) the queries that they show.
     """
 
     run: FinishedRun
@@ -140,12 +134,7 @@ class EvaluatedRun:
 
 
 def evaluate_finished(run: FinishedRun, queries: EmbeddedImages, gallery: EmbeddedImages, images: Images, method: Method) -> EvaluatedRun:
-    """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries.
-
-    Raises:
-        EvaluationError: the embeddings cannot be scored, or are of other classes than those of all pages.
-        StoreError: the scores do not match the embeddings.
-    """
+    """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries."""
     if gallery.dataset.class_names != images.gallery.dataset.class_names:  # variants that hold out different classes
         raise EvaluationError(f"{run.spec.title}: scored on other classes than the first run; look at each run alone, as DATASET/VARIANT")
     config = run.spec.evaluation

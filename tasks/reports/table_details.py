@@ -32,15 +32,12 @@ class Details:
     """The runs of one line on one dataset, represented by the one with the lowest seed.
 
     Attributes:
-        run: that run.
         comparison, label: the comparison's title in MLflow, and the runs' label there.
         protocol_variant: the protocol's variant with which it is compared: the line's, or the one that tuned settings change.
         from_protocol: differences from the protocol's training; None if the protocol does not have the variant.
         changed: differences from the run that the current file has in its place, if they may change its scores.
         tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
-        settings: all settings, by dotted name.
-        pictures: pictures of that run.
-        unavailable: reason why they cannot be shown.
+        unavailable: reason why that run's pictures cannot be shown.
     """
 
     run: MeasuredRun
@@ -104,16 +101,13 @@ def _details(
 ) -> Details:
     run, row = runs[0], table.rows[runs[0].row]
     variant = row.variants[0] if run.variant == TUNED else run.variant
-    is_standing = name == STANDING  # whose runs are labelled by the variants of params.yaml
-    title = (
-        comparison_title(run.project_dataset, run.evaluation.get("role", "test"))
-        if is_standing
-        else table_comparison(name, run.project_dataset)
-    )
+    title, label = table_comparison(name, run.project_dataset), run.label
+    if name == STANDING:  # whose runs are labelled by the variants of params.yaml
+        title, label = comparison_title(run.project_dataset, run.evaluation.get("role", "test")), row.label
     return Details(
         run=run,
         comparison=title,
-        label=row.label if is_standing else run.label,
+        label=label,
         protocol_variant=variant,
         from_protocol=_from_protocol(name, row, variant, run),
         changed=_changed(params, name, table, run),

@@ -47,13 +47,7 @@ SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
 
 @dataclass(frozen=True)
 class TablePage:
-    """The files written for a table.
-
-    Attributes:
-        markdown: the table as text.
-        note: description and results, in a few lines of Markdown.
-        html: path of the page.
-    """
+    """The page of a table, with the table as text; `note` is its description with the results, in a few lines."""
 
     markdown: str
     note: str
@@ -70,10 +64,7 @@ def write_site(
 ) -> list[TablePage]:
     """Write the pages of these tables (`<paper>/<file>`), and the index of all tables; `prices` turn costs into money.
 
-    The folder is by default the project's `results/site`.
-
-    Raises:
-        ConfigError: the named folder has other files of these names, or an index of something else.
+    The folder is by default the project's `results/site`; a named one must not have other files of these names, or another index.
     """
     lock = project.state / SITE_LOCK
     if folder is not None:
@@ -141,7 +132,6 @@ class IndexEntry:
     """A table in the index.
 
     Attributes:
-        name, title: as in the tables' folder and in the table's file.
         table: content of its page; None without a page, or if another version wrote it.
         has_page: whether there is a page to link to.
         needs: datasets of the paper that the user provides (`dml data add`).

@@ -14,7 +14,6 @@ from tasks.sealed import DamagedError, read_sealed
 
 ALARMS_FILE = "alarms.json"
 NO_VERDICT = "no reference"  # of a row
-VERIFICATION = dict[str, Any]  # `tasks.watch.records.Verification`
 
 
 class Alarm(Record):
@@ -22,10 +21,7 @@ class Alarm(Record):
 
     Attributes:
         cause: `<table or dataset> <row> <verdict>`, to read only: rows of tables contain spaces. A cause raises one alarm until it is over.
-        since: begin of the verification that found it.
-        commit: commit of that verification.
-        text: what is wrong, in one sentence.
-        remedy: what to do.
+        since: begin of the verification that found it; commit: that verification's.
         ended: begin of the verification that found it over; None while it lasts.
         event: id of the event that is still to be sent; None when Prefect's server has it.
     """
@@ -45,11 +41,7 @@ ALARMS = dict[str, Alarm]
 
 
 def read_alarms(state: Path) -> dict[str, Alarm]:
-    """Return cause -> alarm, of alarms that last or whose end is still to be sent.
-
-    Raises:
-        DamagedError, NewerFormatError, StoreError: as `read_sealed`.
-    """
+    """Return cause -> alarm, of alarms that last or whose end is still to be sent; raises as `read_sealed`."""
     try:
         return read_sealed(state / ALARMS_FILE, ALARMS) or {}
     except DamagedError as error:
@@ -77,5 +69,5 @@ def last_verification(project: Project) -> datetime | None:
 def _has_verdict(path: Path) -> bool:
     """Return whether a verification compared a row, or could not: not one in which no row was trained, as on a cluster without room."""
     with suppress(StoreError):
-        return any(row["verdict"] != NO_VERDICT for row in (read_sealed(path, VERIFICATION) or {}).get("rows", ()))
+        return any(row["verdict"] != NO_VERDICT for row in (read_sealed(path, dict[str, Any]) or {}).get("rows", ()))
     return False

@@ -41,14 +41,7 @@ POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column'
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of the runs on a published value, with the fields of a `ShownCell`.
-
-    Attributes:
-        verdict: compatible, above, below or undecided.
-        says: the verdict in words.
-        low, high: ends of the prediction interval of one run; None for fewer than MIN_SEEDS seeds.
-        is_equal: whether the mean equals the published value within the tolerance.
-    """
+    """Verdict of the runs on a published value, with the fields of a `ShownCell`."""
 
     verdict: Judgement
     says: str
@@ -72,8 +65,7 @@ def judge(
 
     Args:
         values: one per seed, at least one.
-        published: the published value p.
-        tolerance: tolerance of the equivalence test, above 0.
+        tolerance: that of the equivalence test, above 0.
         num_queries: number of queries of which the values are the share found; None for other scores.
         whole: score if all queries are found: 1, or 100 for per cent.
         rounding: half of the published value's last decimal place, which widens the prediction interval.

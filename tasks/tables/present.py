@@ -25,8 +25,7 @@ def table_today(project: Project, params: Params, name: str, table: TableFile, r
     Settings on a dataset that is not prepared are those on the content of most of its runs, which `select` uses then.
     """
     contents = occurrences((run.dataset, run.digest) for run in result.runs)
-    present = {dataset: _digest(project, params, name, table, dataset) for dataset in contents}
-    digests = {dataset: digest for dataset, digest in present.items() if digest is not None}
+    digests = {dataset: digest for dataset in contents if (digest := _digest(project, params, name, table, dataset)) is not None}
     settings = {}
     for run in {(run.dataset, run.label): run for run in result.runs}.values():
         spec = spec_today(params, name, table, run)

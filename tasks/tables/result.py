@@ -79,12 +79,10 @@ class MeasuredRun(TableRun):
         identity: identity of its evaluation at the time of the measurement.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
-        training, evaluation: all settings; measurements: their options by name, empty for runs made before they were recorded.
-        seconds: duration of its training, if known.
+        training, evaluation: all settings; measurements: their options by name.
+        seconds: duration of its training; digest: that of the dataset's content; costs: step -> what it cost; commit: git commit of its
+            flow. All as far as recorded.
         older_code: source files that differ from those that made it, if it was kept nevertheless.
-        digest: digest of the dataset's content; None for runs measured before it was recorded.
-        costs: step -> what it cost; empty for runs made before costs were recorded.
-        commit: git commit of its flow; None for runs made before it was recorded.
         is_imported: whether another project measured it (`dml tables import`); its files are not in this project's store.
     """
 
@@ -143,14 +141,7 @@ def facts_of(spec: RunSpec, digest: str | None) -> Facts:
 
 
 class TableResult(Record):
-    """Results of a table so far.
-
-    Attributes:
-        name: `<paper>/<file>`.
-        runs: one for each place.
-        failed: runs whose last attempt failed.
-        made: git commit (with "-dirty" if files were changed) of the last run.
-    """
+    """Results of a table so far, one run for each place; `made` is the git commit of the last (with "-dirty" if files were changed)."""
 
     name: str
     runs: tuple[MeasuredRun, ...] = ()
@@ -198,13 +189,7 @@ def imported_runs(project: Project, result: TableResult) -> dict[Facts, Measured
 
 
 def read_result(project: Project, name: str) -> TableResult:
-    """Read the results of a table; empty if there are none. `tasks.plans.results.load_result` repairs a damaged file.
-
-    Raises:
-        DamagedError: the file is damaged, or belongs to another table.
-        NewerFormatError: a newer version of the program wrote it.
-        StoreError: it cannot be read.
-    """
+    """Read the results of a table; empty if there are none. Raises as `read_sealed`; `tasks.plans.results.load_result` repairs the file."""
     path = result_path(project, name)
     result = read_sealed(path, TableResult)
     if result is not None and result.name != name:
@@ -213,9 +198,5 @@ def read_result(project: Project, name: str) -> TableResult:
 
 
 def save_result(project: Project, result: TableResult) -> None:
-    """Write a result, replacing the previous one.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Write a result, replacing the previous one."""
     write_sealed(result_path(project, result.name), result)

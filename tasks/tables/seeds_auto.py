@@ -21,15 +21,7 @@ DEFAULT_POINTS = 1.0
 
 @dataclass(frozen=True)
 class Resolve:
-    """Requested precision of differences.
-
-    Attributes:
-        points: largest half-width of an interval, in percentage points.
-        most: largest number of seeds of a system.
-
-    Raises:
-        ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
-    """
+    """Requested precision of differences: the largest half-width of an interval in percentage points, with at most so many seeds."""
 
     points: float = DEFAULT_POINTS
     most: int = MOST_SEEDS
@@ -55,8 +47,7 @@ def widest(scores: "Scores", points: float, reference: str | None = None, num_qu
     """Return the widest of all systems' differences to the reference; None if nothing can be compared.
 
     Args:
-        scores: system -> seed -> score, in per cent.
-        points: requested half-width.
+        scores: in per cent.
         reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
         num_queries: number of queries of which the scores are the share found; None for other scores.
     """

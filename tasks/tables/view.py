@@ -44,11 +44,8 @@ Systems = dict[tuple[str, str | None], str]  # (dataset, settings) -> the first 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
     """Return a table with its measurements: every mean is over runs that differ only in the seed, on the present data.
 
-    Args:
-        name: `<paper>/<file>`.
-        waiting: (row, dataset) -> what it waits for, if more is known than that it was not run.
-        today: present datasets and settings (`tasks.tables.present`). Runs with others are omitted and named; runs with former settings
-            are shown and named if their line has no run with the present ones.
+    `waiting` is (row, dataset) -> what it waits for, if more is known than that it was not run. Runs with other datasets or settings than
+    those of `today` are omitted and named; runs with former settings are shown and named if their line has no run with the present ones.
     """
     result, left_out = comparable(result, today)
     protocol = paper_protocol(name)
@@ -293,16 +290,14 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun], s
             epoch=epoch,
             seeds=tuple(sorted({run.seed for run in of_line})),
             cells=tuple(_cell(table, row, index, value, of_line, same_as) for index, value in enumerate(printed)),
-            runs=tuple(map(_shown_run, of_line)),
+            runs=tuple(
+                ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=is_of_other_code(run)) for run in of_line
+            ),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
             system=system,
         )
         lines.append(line)
     return tuple(lines)
-
-
-def _shown_run(run: MeasuredRun) -> ShownRun:
-    return ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=is_of_other_code(run))
 
 
 def _cell(
