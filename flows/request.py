@@ -220,13 +220,13 @@ def _without_imported(project: Project, runs: list[RunSpec], say: Callable[[str]
     """Return the runs that were not imported with the present data and settings, and report the others."""
     from tasks.plans.results import unmeasured_runs, use_imported
 
-    unmeasured = unmeasured_runs(project, runs)
-    use_imported(project, unmeasured.imported)
-    for name, imported in unmeasured.imported.items():
+    remaining, reused, notes = unmeasured_runs(project, runs)
+    use_imported(project, reused)
+    for name, imported in reused.items():
         say(f"{name}: {counted(len(imported), 'imported run')} reused; --force measures {'it' if len(imported) == 1 else 'them'} here")
-    for note in unmeasured.notes:
+    for note in notes:
         say(note)
-    return unmeasured.runs
+    return remaining
 
 
 def _standing(

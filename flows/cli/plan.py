@@ -88,7 +88,7 @@ def plan(
         return
     _print_plans(plans, estimate, priced)
     first_seeds = "--seeds auto: these are the first seeds; how many more are needed depends on their results"
-    notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs]).notes
+    notes = [first_seeds] if is_auto else unmeasured_runs(project, [run.spec for run in runs])[-1]
     of_needs = (f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}" for need in needs)
     for line in [*notes, *resources.lines(), *of_needs]:
         print_lines(line)

@@ -22,12 +22,7 @@ from tasks.tables.runs import Chosen, check_metrics, named_dataset, not_in_param
 
 @dataclass(frozen=True)
 class Need:
-    """A missing requirement.
-
-    Attributes:
-        do: what the user has to do, or what a run does automatically.
-        stops: True if a run cannot start without it; otherwise a run downloads it when it starts.
-    """
+    """A missing requirement, and what the user has to do; one that does not stop a run is downloaded when the run starts."""
 
     what: str
     do: str
@@ -81,10 +76,7 @@ def check_tables(
     """Check the chosen runs as far as possible before anything starts, and return them; `before_first` as in `check_parts`.
 
     Of `prepared_only` runs, those on a damaged dataset are returned unchecked if others are on sound ones: the flow reports them as failed.
-
-    Raises:
-        ConfigError: something is missing or does not fit, or nothing brings a metric; one line lists every problem.
-        DataError: the only problem is that the raw files of one dataset are missing, or that it is damaged.
+    Raises the only problem, or a ConfigError that lists all in one line.
     """
     problems: list[ConfigError | DataError] = []
     damaged: dict[str, DataError] = {}

@@ -67,8 +67,7 @@ class PlannedRun:
     """One run of a table.
 
     Attributes:
-        spec: the run, on the project's dataset.
-        dataset: its name in the table's columns.
+        spec: on the project's dataset; dataset: its name in the table's columns.
         steps: train, embed, evaluate -> whether the step will run, is reused or is shared.
         estimate: time of the training and embedding still to do.
     """

@@ -19,7 +19,6 @@ from tasks.tables.file import load_table
 from tasks.tables.runs import named_dataset
 from tasks.wording import counted
 
-ENOUGH_CLASSES = 100  # assumed if a dataset's number of classes is unknown
 GB = 1e9
 
 
@@ -168,7 +167,8 @@ def _num_classes(dataset: str, record: DatasetRecord) -> int:
     if record.folder:
         return read_info(Path(record.folder)).roles["train"].num_classes
     kind = published_dataset(dataset)
-    return ENOUGH_CLASSES if kind is None else kind.published["train"].num_classes
+    assert kind is not None  # only published counts are known of a dataset that is not prepared
+    return kind.published["train"].num_classes
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:

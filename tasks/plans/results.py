@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -177,11 +177,9 @@ def _replacing(project: Project, params: Params, table: TableFile, result: Table
     in_place = {run.place: run for run in result.runs}
     digests = table_today(project, params, result.name, table, result).digests
 
-    def is_present(run: MeasuredRun) -> bool:
-        return has_present_settings(params, result.name, table, run, digests.get(run.dataset, run.digest))
-
     def rank(run: MeasuredRun) -> tuple[bool, bool]:
-        return is_present(run), not is_of_other_code(run)
+        is_present = has_present_settings(params, result.name, table, run, digests.get(run.dataset, run.digest))
+        return is_present, not is_of_other_code(run)
 
     def replaces(run: MeasuredRun) -> bool:
         other = in_place.get(run.place)
@@ -206,25 +204,11 @@ def _keep_imported(project: Project, result: TableResult, runs: Sequence[Measure
     write_sealed(path, TableResult(name=result.name, runs=(*kept, *in_place.values())))
 
 
-@dataclass(frozen=True)
-class Unmeasured:
-    """Runs of tables that are still to be measured, without those that were imported.
+def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> tuple[list[RunSpec], dict[str, list[MeasuredRun]], list[str]]:
+    """Return those of the tables' runs that were not imported with the present data and settings, and table -> imported runs of the others.
 
-    Attributes:
-        runs: in their order.
-        imported: table -> those that were imported with the present data and settings.
-        notes: a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown.
-    """
-
-    runs: list[RunSpec]
-    imported: dict[str, list[MeasuredRun]]
-    notes: list[str]
-
-
-def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
-    """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
-
-    A damaged dataset counts as not prepared; whatever reads it names it.
+    The last are notes, a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown. A
+    damaged dataset counts as not prepared; whatever reads it names it.
     """
     results = {name: load_result(project, name) for name in {str(spec.table) for spec in runs}}
     imported = {name: imported_runs(project, result) for name, result in results.items()}
@@ -235,18 +219,15 @@ def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> Unmeasured:
     remaining, reused, unprepared = list[RunSpec](), defaultdict[str, list[MeasuredRun]](list), dict[str, None]()
     for spec in runs:
         of_table = imported[str(spec.table)]
-        if not of_table:
-            remaining.append(spec)
-            continue
-        facts = facts_of(spec, digests[spec.dataset])
-        if facts in of_table:
+        facts = facts_of(spec, digests[spec.dataset]) if of_table else None
+        if facts is not None and facts in of_table:
             reused[str(spec.table)].append(of_table[facts])
             continue
         remaining.append(spec)
-        if facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
+        if facts is not None and facts.digest is None and facts.dataset in {other.dataset for other in of_table}:
             unprepared[spec.dataset] = None
     notes = [f"note: imported runs on {name} are reused only if it is prepared: dml data prepare {name}" for name in unprepared]
-    return Unmeasured(remaining, dict(reused), notes)
+    return remaining, dict(reused), notes
 
 
 def use_imported(project: Project, imported: Mapping[str, Sequence[MeasuredRun]]) -> None:
@@ -339,7 +320,6 @@ def _choices(table: TableFile, seeds: set[int]) -> Iterator[Choice]:
     """Yield the choices of one row and dataset that lead to every run of a table."""
     for (row, entry), dataset in product(table.rows.items(), table.datasets):
         plain = Choice((row,), (dataset,), seeds=tuple(sorted(seeds)))
-        yield plain
         yield from (replace(plain, variant=variant) for variant in (*entry.variants, TUNED))
         yield replace(plain, track="common")
         yield replace(plain, epochs=EPOCHS)

@@ -50,8 +50,7 @@ class Rate(Record):
         runs_per_gpu: number of runs that shared its GPU.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
-        cores: processors that it kept busy, on average; None if it was not recorded.
-        watts: power of processors and GPUs, on average; None if it cannot be read here.
+        cores, watts: processors that it kept busy and their power with that of GPUs, on average; None if not recorded.
     """
 
     step: TimedStep

@@ -33,7 +33,6 @@ class Trial:
 
     Attributes:
         number: 0 has the row's own settings.
-        params: dotted path -> value, for every searched path.
         scores: on pairs 0, 1, ... of fold and seed.
         reason: why the settings cannot be trained; None if they can.
     """

@@ -204,9 +204,8 @@ def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], fol
         check_known(f"dataset of {table_name}", dataset, table.datasets)
         if table.tuned_on(dataset) != dataset:
             raise ConfigError(f"{table_name}: tuned runs on {dataset} have the settings found on {table.tuned_on(dataset)}; tune there")
-    own = [dataset for dataset in table.datasets if table.tuned_on(dataset) == dataset]
     has_row = [dataset for dataset in table.datasets if belongs(table, table.rows[row], dataset)]
-    columns = datasets or [dataset for dataset in own if dataset in has_row]
+    columns = datasets or [dataset for dataset in has_row if table.tuned_on(dataset) == dataset]
     if not columns:
         commands = dict.fromkeys(tune_command(table_name, row, table.tuned_on(dataset)) for dataset in has_row)
         raise ConfigError(f"{name}: tuned runs on {', '.join(has_row)} have the settings found elsewhere; run: {'; '.join(commands)}")

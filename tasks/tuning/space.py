@@ -32,9 +32,8 @@ def row_space(training: TrainingConfig, of_table: Mapping[str, Search], of_row: 
             row, are skipped.
         of_row: ranges of the row; they replace those of the table and of the loss.
 
-    Raises:
-        ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range of the
-            table or row is invalid. Ends that a loss declares may be invalid with the row's other options: such settings are not proposed.
+    A range of the table or row is refused if the row has no value there, or cannot run at an end. Ends that a loss declares may be invalid
+    with the row's other options: such settings are not proposed.
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
