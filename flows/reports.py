@@ -98,22 +98,18 @@ def _report_tables(
     runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, backends: Backends
 ) -> list[Report]:
     """Write the results and pages of tables, all together, so that the index of all tables is written once."""
-    names = list(dict.fromkeys(str(spec.table) for spec in runs))
-    ran = {name: tuple(outcome for outcome in outcomes if outcome.spec.table == name) for name in names}
-    failed = {name: tuple(failure for failure in failures if failure.spec.table == name) for name in names}
-    num_waiting = {name: sum(not outcome.delivered for outcome in ran[name]) for name in names}
-    if runs[0].is_smoke:
-        pages = {name: _with_failures(smoke_page(name, ran[name]), failed[name]) for name in names}
-    else:
-        pages = {}
-        for name, written in zip(names, write_site(backends.project, params, names), strict=True):
-            pages[name] = written.markdown  # with the failures
-            num_waiting[name] += _publish_table(name, written, ran[name], params, backends)
+    names, is_smoke = list(dict.fromkeys(str(spec.table) for spec in runs)), runs[0].is_smoke
+    site = {} if is_smoke else dict(zip(names, write_site(backends.project, params, names), strict=True))
     reports = []
     for name in names:
-        path = backends.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
-        write_whole(path, pages[name])
-        reports.append(Report(name, artifact_key("table", name), pages[name], path, ran[name], failed[name], num_waiting[name]))
+        ran = tuple(outcome for outcome in outcomes if outcome.spec.table == name)
+        failed = tuple(failure for failure in failures if failure.spec.table == name)
+        page = _with_failures(smoke_page(name, ran), failed) if is_smoke else site[name].markdown  # with the failures
+        num_waiting = sum(not outcome.delivered for outcome in ran)
+        num_waiting += 0 if is_smoke else _publish_table(name, site[name], ran, params, backends)
+        path = backends.project.state / "reports" / "tables" / f"{name}{'-smoke' if is_smoke else ''}.md"
+        write_whole(path, page)
+        reports.append(Report(name, artifact_key("table", name), page, path, ran, failed, num_waiting))
     return reports
 
 

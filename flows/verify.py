@@ -16,7 +16,6 @@ from tasks.watch.summary import as_markdown, first_sentence
 from tasks.watch.verifying import VerifyRequest
 from tasks.watch.verifying import verify as verify_now
 
-REQUEST = TypeAdapter(VerifyRequest)
 logger = logging.getLogger(__name__)
 
 
@@ -24,16 +23,13 @@ class NotReproducedError(DmlError):
     """Rows drifted, failed or vanished: the flow run fails, and is not started again."""
 
 
-def flow_run_name(request: VerifyRequest) -> str:
+def _flow_run_name() -> str:
     """Return the name of a flow run on Prefect's pages: what it verifies."""
+    request = TypeAdapter(VerifyRequest).validate_python(runtime.flow_run.parameters.get("request") or {})
     what = ", ".join(request.names) or "everything accepted"
     share = f", {request.share:.0%} of the rows" if request.share < 1 else ""
     budget = f", within {request.budget_minutes:g} min" if request.budget_minutes else ""
     return f"verify {what}{share}{budget}"
-
-
-def _flow_run_name() -> str:
-    return flow_run_name(REQUEST.validate_python(runtime.flow_run.parameters.get("request") or {}))
 
 
 @flow(name="verify", flow_run_name=_flow_run_name)

@@ -126,8 +126,7 @@ def _fetch(source: Store, etags: Mapping[str, str], folder: Path, progress: Prog
             for _ in pool.map(fetch, etags):
                 pass
         except BaseException:
-            is_ending.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            is_ending.set()  # `map` itself cancels those that have not begun
             raise
         finally:
             with changing:

@@ -346,8 +346,6 @@ def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> No
     """Check that runs of one comparison are scored on the same images, and hold out the same classes if they hold out any.
 
     On held-out classes the best trained run is chosen, also if the test classes are scored.
-
-    `trainings` has label of the runs -> their training settings; `role` is the one that they are scored on.
     """
     labels = {
         training.validation: label

@@ -160,7 +160,7 @@ def run_folder(state: Path) -> Path:
     """Return a folder with a short path for sockets, and for what PostgreSQL's user must reach: that of the first `up`, whatever TMPDIR is.
 
     Raises:
-        ConfigError: another user has made it, whose supervisor the stack would be controlled by; or as `_chosen_before`.
+        ConfigError: another user has made it, whose supervisor the stack would be controlled by.
     """
     chosen, name = state / "stack" / CHOSEN, f"dml-stack-{_short_digest(str(state))}"
     folder = Path(_chosen_before(chosen).get("run") or f"{tempfile.gettempdir()}/{name}")
