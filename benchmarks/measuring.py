@@ -26,6 +26,7 @@ from dml_core.training.parallel.workers import TrainingSystem
 ROOT = Path(__file__).parents[1]
 CODE = ("dml_core", "tasks", "flows")
 COPIED = (*CODE, "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
+PREFECT_FILE = "state/prefect/prefect.db"  # in a copied project
 SERVICES = ("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 
@@ -130,7 +131,12 @@ def gaussian_classes(
 
 
 def copy_project(project: Path) -> None:
-    """Copy this repository's code and parameters to a new project, a git repository, since DVC watches the code."""
+    """Copy this repository's code and parameters to a new project, a git repository, since DVC watches the code.
+
+    It has an empty database of Prefect, which keeps the flows of all commands in the project (`environment_of`).
+    """
+    from flows.local_database import copy_empty_database
+
     for name in COPIED:
         target = project / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,13 +145,16 @@ def copy_project(project: Path) -> None:
         else:
             shutil.copy(ROOT / name, target)
     subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    (project / PREFECT_FILE).parent.mkdir(parents=True, exist_ok=True)
+    copy_empty_database((project / PREFECT_FILE).parent)
 
 
 def environment_of(project: Path) -> dict[str, str]:
     """Return the environment of commands in a copied project: its code, this Python's programs, and no servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SERVICES)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return kept | {"PATH": path, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"}
+    database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{project.absolute() / PREFECT_FILE}"}
+    return kept | database | {"PATH": path, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"}
 
 
 def address_in(lines: IO[str]) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import psutil
 import yaml
-from measuring import copy_project, encoded, environment_of, markdown_table
+from measuring import PREFECT_FILE, copy_project, encoded, environment_of, markdown_table
 
 from dml_core.data.drawing.layouts import WRITERS, Picture
 from dml_core.data.readers.shared.contract import OfficialDataset
@@ -282,7 +282,7 @@ def folder_bytes(folder: Path) -> int:
 
 def step_seconds(project: Path, name: str) -> dict[str, float]:
     """Return the seconds of each step in the last flow run from Prefect's records; training time is its own, without the wait for Ray."""
-    with contextlib.closing(sqlite3.connect(project / "state/prefect/prefect.db")) as database:
+    with contextlib.closing(sqlite3.connect(project / PREFECT_FILE)) as database:
         rows = database.execute(
             "select name, julianday(end_time) - julianday(start_time) from task_run"
             " where flow_run_id = (select id from flow_run order by start_time desc limit 1) and state_name = 'Completed'"

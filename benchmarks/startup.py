@@ -35,7 +35,7 @@ from typing import Any
 import requests
 import torch
 import yaml
-from measuring import ROOT, address_in, copy_project, environment_of
+from measuring import PREFECT_FILE, ROOT, address_in, copy_project, environment_of
 
 from dml_core.config import merge, read_yaml
 from dml_core.data.prepare import prepare
@@ -219,7 +219,7 @@ def read_bars(project: Path, began: float) -> Iterator[Bar]:
 
     Prefect's times of a training and an embedding include the wait for free workers; the workers' own seconds are in the steps' records.
     """
-    with closing(sqlite3.connect(project / "state/prefect/prefect.db")) as database:
+    with closing(sqlite3.connect(project / PREFECT_FILE)) as database:
         rows = database.execute("SELECT name, start_time, end_time FROM task_run WHERE state_name = 'Completed'").fetchall()
     times = {name: tuple(datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp() - began for when in when_) for name, *when_ in rows}
     packed = read_dataset(Project(project, project / "state", "", ""), "synthetic")

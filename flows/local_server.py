@@ -1,20 +1,24 @@
 """The Prefect server of one flow, on a machine where no server is named.
 
 Prefect would start it by itself, but only after the flow's process has loaded the whole server, and its database is created by running all
-of Prefect's migrations. Here it is the command's first process, so that it loads on one core while the flow's libraries load on another,
-and a new project gets a copy of this user's empty database (`flows.local_database`).
+of Prefect's migrations. Here it is the command's first process, so that it loads on one core while the flow's libraries load on another.
+It has a temporary folder with a copy of this user's empty database (`flows.local_database`).
 """
 
 import atexit
 import http.client
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dml_core.errors import TrainingError
+from flows.local_database import copy_empty_database, keep_created_database
 
 START_SECONDS, END_SECONDS = 300, 5  # on a busy machine; a server that has ended is noticed at once
 ONE_FLOW = {
@@ -63,11 +67,22 @@ class LocalServer:
 
 def serve(listening: int) -> None:
     """Serve Prefect's API on a socket that already listens; requests that came before the start are answered then."""
-    import uvicorn
-    from prefect.server.api.server import create_app
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # after the server's own handler: the folder is removed
+    of_ray = Path(os.environ.get("RAY_TMPDIR") or "/none")  # is removed also if this process is killed
+    with TemporaryDirectory(prefix="dml-prefect-", dir=of_ray if of_ray.is_dir() else None, ignore_cleanup_errors=True) as folder:
+        os.environ["PREFECT_HOME"] = folder
+        is_copied = copy_empty_database(Path(folder))
+        import uvicorn
+        from prefect.server.api.server import create_app
 
-    with socket.socket(fileno=listening) as server_socket:
-        uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on")).run(sockets=[server_socket])
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                if not is_copied:
+                    keep_created_database(Path(folder))
+
+        with socket.socket(fileno=listening) as server_socket:
+            Server(uvicorn.Config(create_app(), log_level="error", lifespan="on")).run(sockets=[server_socket])
 
 
 if __name__ == "__main__":

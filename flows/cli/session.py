@@ -15,7 +15,6 @@ import dml_core
 import flows
 import tasks
 from dml_core.errors import ConfigError, printable
-from flows.local_database import copy_empty_database, keep_created_database, set_aside_if_damaged
 from flows.local_server import LocalServer
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, overridden, prefect_server, stack_environment
@@ -111,14 +110,10 @@ class PrefectStart:
     def __init__(self, project: Project) -> None:
         self._starts = StartTimes(project.state, say)
         self._server: LocalServer | None = None
-        self._is_copied = False
 
     def begin(self) -> None:
         """Start the server's process, once."""
         if self._server is None and prefect_server() is None:
-            home = Path(os.environ["PREFECT_HOME"])
-            set_aside_if_damaged(home)
-            self._is_copied = copy_empty_database(home)
             self._server = LocalServer()
 
     @contextmanager
@@ -139,8 +134,6 @@ class PrefectStart:
             gc.enable()
         if self._server is not None:
             atexit.register(watch_children(PREFECT_SERVER))  # called before the server is stopped
-            if not self._is_copied:
-                keep_created_database(Path(os.environ["PREFECT_HOME"]))
 
 
 def _name_to_prefect(server: LocalServer) -> None:

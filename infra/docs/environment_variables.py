@@ -20,7 +20,7 @@ OF_THE_USER = {
     "PREFECT_API_KEY": "Key for the Prefect server, instead of `PREFECT_API_AUTH_STRING`.",
     "PREFECT_HOME": "Prefect's folder; default `prefect` in the state folder.",
     "PREFECT_LOCAL_STORAGE_PATH": "Folder of the records of finished steps; default `storage` in `PREFECT_HOME`.",
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "Database of the Prefect server; if it is set, `dml` does not check the local one.",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "Database of the Prefect server; a server of one flow has a temporary one by default.",
     "PREFECT_API_DATABASE_CONNECTION_URL": "Older name of `PREFECT_SERVER_DATABASE_CONNECTION_URL`.",
     "RAY_ADDRESS": "Address of the Ray cluster; unset or `local`, each flow starts Ray on this machine.",
     "RAY_AUTH_MODE": "`token` (default) or `disabled`; the same on all nodes of a cluster.",

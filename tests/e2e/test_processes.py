@@ -157,12 +157,11 @@ def test_a_run_ends_the_same_after_every_loss(project: Project, tmp_path: Path) 
     assert "checkpoint.pt: the checkpoint is damaged" in printed
     assert "begins from the initial weights" in printed
     assert re.search(r"damaged; kept as \w+\.damaged-1; embed of .* runs again", printed)
-    assert "prefect.db.damaged-1 and replaced by a new one" in printed
     assert {line for line in printed.splitlines() if line.endswith(": ran")} == {f"{step}: ran" for step in ("train", "embed", "evaluate")}
 
 
 def damage_much(state: Path) -> None:
-    """Damage a checkpoint, a shard, the scores, Prefect's record of a step, and Prefect's database."""
+    """Damage a checkpoint, a shard, the scores, and Prefect's record of a step."""
     flip(next((state / "store/train").rglob("checkpoint.pt")))
     cut(next((state / "store/train").rglob("history.jsonl")))
     garble(next((state / "store/embed").rglob("test-00000*.npy")))
@@ -170,7 +169,6 @@ def damage_much(state: Path) -> None:
     scores.write_text(scores.read_text().replace("0.", "0.9", 1))
     (kept,) = [path for path in (state / "prefect/storage").iterdir() if "EmbeddingRecord" in path.read_text()]
     cut(kept)
-    garble(state / "prefect/prefect.db")
 
 
 def other_images_do_not_replace_those_of(run: Disturbed, project: Project) -> None:

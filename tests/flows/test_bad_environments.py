@@ -47,7 +47,7 @@ def _folders_for_files(root: Path) -> None:
     for path in [path for path in state.rglob("*") if path.is_file()]:
         path.unlink()
         path.mkdir()
-    for name in ("mlflow.db", "mlflow.lock", "prefect/prefect.db", "stack/env"):
+    for name in ("mlflow.db", "mlflow.lock", "stack/env"):
         (state / name).mkdir(parents=True, exist_ok=True)
 
 

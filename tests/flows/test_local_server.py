@@ -12,18 +12,19 @@ import pytest
 
 from dml_core.errors import TrainingError
 from flows import local_server
-from flows.local_database import copy_empty_database, keep_created_database
+from flows.local_database import copy_empty_database
 from flows.local_server import LocalServer
 from tasks.stack.prefect_api import login
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prefect's folder of a new project, of a user without a kept database."""
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files of a user without a kept database."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    (tmp_path / "prefect").mkdir()
-    return tmp_path / "prefect"
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
 
 
 def schema(path: Path) -> set[str]:
@@ -37,11 +38,14 @@ def revision(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_it_serves_on_this_machine_and_its_new_database_is_copied_to_the_next_project(home: Path) -> None:
-    assert not copy_empty_database(home)
+def test_it_serves_on_this_machine_and_its_new_database_is_copied_for_the_next_flow(temporary: Path) -> None:
+    other = temporary.with_name("other")
+    other.mkdir()
+    assert not copy_empty_database(other)
     server = LocalServer()
     server.wait()
-    keep_created_database(home)
+    (home,) = temporary.iterdir()
+    assert not (temporary.with_name("prefect") / "prefect.db").exists(), "machines that share the state folder would share it"
     address = urlsplit(server.url)
     with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)) as connection:
         for known, answer in (({}, 401), (login(server.login, None), 200)):
@@ -53,17 +57,15 @@ def test_it_serves_on_this_machine_and_its_new_database_is_copied_to_the_next_pr
         assert connection.getresponse().headers["Access-Control-Allow-Origin"] is None, "a page in a browser may not read what it answers"
     (process,) = [child for child in psutil.Process().children() if local_server.__name__ in child.cmdline()]
     assert {listening.laddr.ip for listening in process.net_connections() if listening.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
-    server.stop()
-    assert not process.is_running()
-
-    other = home.with_name("other")
-    other.mkdir()
     assert copy_empty_database(other)
     assert schema(other / "prefect.db") == schema(home / "prefect.db")
     assert revision(other / "prefect.db") == revision(home / "prefect.db")
+    server.stop()
+    assert not process.is_running()
+    assert not list(temporary.iterdir())
 
 
-def test_a_server_that_ends_at_once_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ends_at_once_is_one_line(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     server = LocalServer()
     with pytest.raises(TrainingError, match="did not start") as raised:
