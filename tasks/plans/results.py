@@ -74,9 +74,7 @@ def add_runs(
 ) -> None:
     """Add measured and failed runs to a table's result; other processes may add to it at the same time. Raises as `load_result`.
 
-    Args:
-        made: git commit of the flow.
-        reused: places of runs of which the flow ran no step: the same run in the result, if there is one, keeps its commit.
+    `made` is the flow's git commit. Of `reused` runs it ran no step: the same run in the result, if there is one, keeps its commit.
     """
     with alone(_lock(project)):
         result = _read_or_rebuild(project, name)

@@ -133,7 +133,6 @@ class IndexEntry:
 
     Attributes:
         table: content of its page; None without a page, or if another version wrote it.
-        has_page: whether there is a page to link to.
         needs: datasets of the paper that the user provides (`dml data add`).
     """
 

@@ -29,10 +29,9 @@ COUNTS = ("num_queries", "num_queries_without_positive", "num_query_classes")  #
 
 
 def runs_of_tables(names: Sequence[str], choice: Choice) -> tuple[dict[tuple[str, str], list[RunSpec]], dict[str, list[str]]]:
-    """Return the runs that several tables have, including those that this project cannot run.
+    """Return (table, dataset of its columns) -> runs that several tables have, including those that this project cannot run.
 
-    Returns:
-        (Table, dataset of its columns) -> runs, in the order of columns and rows; and table -> reasons why rows have no run, a line each.
+    They are in the order of columns and rows. Also returns table -> reasons why rows have no run, a line each.
     """
     refuse_repeats("table", names)
     if STANDING in names:

@@ -46,10 +46,8 @@ class Widest:
 def widest(scores: "Scores", points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
     """Return the widest of all systems' differences to the reference; None if nothing can be compared.
 
-    Args:
-        scores: in per cent.
-        reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
-        num_queries: number of queries of which the scores are the share found; None for other scores.
+    `scores` are in per cent, `num_queries` as in `judge`. Without a `reference` that was named beforehand it is the one with the highest
+    mean, and the intervals hold for every pair.
     """
     from dml_core.evaluation.statistics.comparing import differences
 

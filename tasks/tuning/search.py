@@ -186,9 +186,7 @@ def checked_searches(
 def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], folds: int, seed: int, metric: str) -> list[Search]:
     """Plan the searches of a row, one for each of its datasets or of the named ones. Imports torch and the row's loss.
 
-    Args:
-        name: `<paper>/<table>/<row>`, or `project/standing/<variant>`.
-        datasets: names in the table's columns.
+    `name` is `<paper>/<table>/<row>`, or `project/standing/<variant>`.
     """
     if seed > LAST_SEED:
         raise ConfigError(f"--seed {seed}: not a seed of a search; use 0 to {LAST_SEED}")
