@@ -47,7 +47,7 @@ def test_a_run_names_the_data_that_it_used_whatever_becomes_of_dvc_lock_meanwhil
             dvc_lock.write_text(text)
             dataset = services.use_dataset("birds")
             dvc_lock.write_text("<<<<<<< HEAD\n")
-            parts: list[Any] = [spec, dataset, None, None, SimpleNamespace(identity=""), services]
+            parts: list[Any] = [spec, dataset, None, None, SimpleNamespace(identity=""), services, ()]
             flows.chain.publish.fn(*parts)
     assert [report.dvc_digest for report in reports] == ["1a.dir", "1a.dir"]
 
