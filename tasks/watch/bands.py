@@ -23,19 +23,18 @@ from tasks.watch.records import Band, Evidence, Reference
 ALARMS_PER_MONTH = 0.1  # expected false alarms of nightly runs if scores are normal; below 1 if they are Student-t of 8 degrees
 NIGHTS_PER_MONTH = 30
 SCORES = ("map@r", "nmi")  # judged besides the first Recall@K, of those that a run has
-EPOCHS, FIRST_LOSS, LAST_LOSS = "epochs to target", "loss of the first epoch", "loss of the last epoch"
+NOT_METRICS = EPOCHS, FIRST_LOSS, LAST_LOSS = "epochs to target", "loss of the first epoch", "loss of the last epoch"
 MOST_JUDGED = 6
 WIDEST = 9.0  # standard deviations; a wider band would accept almost any run
 RELATIVE_FLOOR = 1e-6  # of the mean: deviation of scores that are equal in all accepted runs
 
 
 def shared_level(references: Iterable[Reference], rows: Iterable[str] = (), num_nights: int = NIGHTS_PER_MONTH) -> float:
-    """Return the level of the bands of all accepted rows and of `rows`, about to be accepted, which share a month's false alarms."""
-    return level_of(len({one.row for reference in references for one in reference.evidence}.union(rows)), num_nights)
+    """Return the probability with which one limit of one score may be exceeded by chance: all bands share a month's false alarms.
 
-
-def level_of(num_rows: int, num_nights: int = NIGHTS_PER_MONTH) -> float:
-    """Return the probability with which one limit of one score may be exceeded by chance, if `num_rows` runs are verified each night."""
+    There are bands of all accepted rows and of `rows`, about to be accepted, each verified every night.
+    """
+    num_rows = len({one.row for reference in references for one in reference.evidence}.union(rows))
     return ALARMS_PER_MONTH / (max(1, num_rows) * MOST_JUDGED * num_nights * 2)
 
 
@@ -63,7 +62,7 @@ def prediction_band(values: Sequence[float], level: float, floor: float = 0.0) -
 
 
 def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
-    """Return the band of each judged score of a row at a level (`level_of`); empty if its accepted runs, one per seed, are too few."""
+    """Return the band of each judged score of a row at a level (`shared_level`); empty if its accepted runs, one per seed, are too few."""
     if len(accepted) < seeds_needed(level):
         return {}
     target = _target(accepted, level)
@@ -74,19 +73,16 @@ def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
 
 
 def judge(evidence: Evidence, accepted: Sequence[Evidence], level: float) -> tuple[dict[str, Band], str | None]:
-    """Return the bands of a row (`bands_of`) and the first score of a new run that is outside its band, in words; None if all are within.
-
-    A score that only the accepted runs have is outside.
-    """
+    """Return the bands of a row (`bands_of`) and the first score of a new run that is outside its band, in words, or None."""
     bands = bands_of(accepted, level)
     values = judged(evidence, _target(accepted, level)) if bands else {}
     for name, band in bands.items():
-        value = values.get(name)
+        value, title = values.get(name), name if name in NOT_METRICS else metric_info(name).title
         if value is None:
-            return bands, f"{title_of(name)} is missing"
+            return bands, f"{title} is missing"
         if not band.low <= value <= band.high:
             side = "above" if value > band.high else "below"
-            return bands, f"{title_of(name)} {_shown(name, value)} is {side} the band {_shown(name, band.low)} to {_shown(name, band.high)}"
+            return bands, f"{title} {_shown(name, value)} is {side} the band {_shown(name, band.low)} to {_shown(name, band.high)}"
     return bands, None
 
 
@@ -115,11 +111,6 @@ def epochs_to(curve: Sequence[float], epochs: Sequence[int], target: float) -> f
     return math.inf
 
 
-def title_of(name: str) -> str:
-    """Return the display name of a judged score."""
-    return name if name in (EPOCHS, FIRST_LOSS, LAST_LOSS) else metric_info(name).title
-
-
 def _target(accepted: Sequence[Evidence], level: float) -> float | None:
     """Return the target of the epochs: a score that every accepted run reached, and a new one does with probability 1 - level."""
     if len(accepted) < 2 or not all(evidence.curve for evidence in accepted):
@@ -140,4 +131,4 @@ def _floor(name: str, evidence: Evidence) -> float:
 
 def _shown(name: str, value: float) -> str:
     """Return a score or a limit with so many digits that the two look different, scores in per cent."""
-    return f"{value if name in (EPOCHS, FIRST_LOSS, LAST_LOSS) else 100 * value:.5g}"
+    return f"{value if name in NOT_METRICS else 100 * value:.5g}"

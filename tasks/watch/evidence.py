@@ -6,7 +6,6 @@ training loop calls. A fault in these functions therefore shows in them as well.
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ def row_of(spec: RunSpec) -> str:
 def settings_hash(spec: RunSpec) -> str:
     """Return the hash of the settings of training, embedding and scoring, without the seed."""
     without = spec.model_copy(update={"measurements": {}})  # they follow as text, as in the hashes of references accepted earlier
-    return _sha256(f"{spec_settings(without, None)} {sorted(spec.measurements.items())}".encode())
+    return hashlib.sha256(f"{spec_settings(without, None)} {sorted(spec.measurements.items())}".encode()).hexdigest()
 
 
 def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, environment: Environment, say: Say) -> Evidence | None:
@@ -55,9 +54,6 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
     their device, and whether the training was deterministic, are known from its record, after a training on a cluster also the machine; the
     rest of its surroundings, and on a cluster those of the flow, from `environment`.
-
-    Raises:
-        StoreError: a record is damaged, or a file differs from its record.
     """
     identities = step_identities(spec, dataset)
     trained, embedded, scored = (read_finished(records, step, identity) for step, identity in identities.items())
@@ -67,6 +63,9 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     history = read_history(folder)
     checkpoint = load_checkpoint(folder, identities["train"])
     assert checkpoint is not None, "its file was just verified"
+    metrics = read_scores(scored, store.checked(scored)).metrics
+    if spec.measurements:  # some of which are times
+        metrics = {name: value for name, value in metrics.items() if metric_info(name).family != "measurement"}
     curve = next((name for name in CURVES if any(name in row for row in history)), CURVES[0])
     points = [(int(row["epoch"]) + 1, row[curve]) for row in history if curve in row]
     initial, batches, pixels = beginning(spec, Path(dataset.folder), say)
@@ -82,9 +81,9 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
         dataset=dataset.digest,
         initial_weights=initial,
         batches=batches,
-        losses=tuple(_shortest(row["loss"]) for row in history),
+        losses=tuple(float(str(np.float32(row["loss"]))) for row in history),  # shortest decimals, which halve a reference's size
         weights=_hash_of_state(weights_of(checkpoint, spec.evaluation.epoch)[0]),
-        scores=_scores_of(spec, read_scores(scored, store.checked(scored)).metrics),
+        scores=metrics,
         curve=tuple(value for _, value in points),
         curve_epochs=tuple(epoch for epoch, _ in points),
         seconds=float(trained.facts.get("seconds", 0)),
@@ -113,7 +112,7 @@ def beginning(spec: RunSpec, packed: Path, say: Say) -> tuple[str, str, str | No
         prepare(system, dataset, config, spec.seed, loader)
         weights = _hash_of_state(system.state_dict())
         if not config.num_epochs:
-            return weights, _sha256(b""), None
+            return weights, hashlib.sha256().hexdigest(), None
         negatives = None
         if config.sampler.kind == "mined_triplets":
             outputs_ND = training_outputs(system, dataset, config, loader)
@@ -145,11 +144,6 @@ def is_same_code(root: Path, commit: str, other: str) -> bool:
     return commit == other or run_git(root, "diff", "--quiet", commit, other, "--", ".", *NO_CODE) is not None
 
 
-def _scores_of(spec: RunSpec, metrics: dict[str, float]) -> dict[str, float]:
-    """Return the evaluator's metrics; measurements are left out, because some of them are times."""
-    return {name: value for name, value in metrics.items() if not spec.measurements or metric_info(name).family != "measurement"}
-
-
 def _hash_of_state(state: dict[str, Tensor]) -> str:
     """Return a hash of the names, types, shapes and values of tensors, whatever their memory layout."""
     digest = hashlib.sha256()
@@ -157,12 +151,3 @@ def _hash_of_state(state: dict[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _shortest(loss: Any) -> float:
-    """Return a float32 as the shortest decimal that identifies it, which halves the size of a reference."""
-    return float(str(np.float32(loss)))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -49,14 +49,11 @@ class Night:
     least: float
 
     def line(self, num_seeds: int | None) -> str:
-        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn.
-
-        `num_seeds` is None for a receipt (`drawn_turns`): the next verification of it draws again.
-        """
+        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn."""
         runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
         every = "each verification covers every row" if self.num_nights == 1 else f"{self.num_nights} verifications cover every row"
         seeds = f", {self.num_nights * num_seeds} cover every accepted seed" if num_seeds is not None and num_seeds > 1 else ""
-        course = f"; {every}{seeds}" if num_seeds is not None else ""
+        course = f"; {every}{seeds}" if num_seeds is not None else ""  # the next verification of a receipt draws again
         too_long = f"; longer than the budget, never verified: {', '.join(self.too_long)}" if self.too_long else ""
         return f"{runs}{course}{too_long}"
 
@@ -102,24 +99,21 @@ def plan_night(turns: Sequence[Turn], share: float, budget_seconds: float | None
     """
     most = math.ceil(share * len(turns) - 1e-9)
 
-    def seconds_of(some: Sequence[Turn], factor: float = correction) -> float:
-        return predicted_seconds(some, num_parallel, factor)
-
-    def fits(some: Sequence[Turn]) -> bool:
-        return len(some) <= most and (budget_seconds is None or seconds_of(some) <= budget_seconds)
-
-    too_long = [turn for turn in turns if budget_seconds is not None and seconds_of([turn], 1.0) > budget_seconds]
-    possible = [turn for turn in turns if turn not in too_long]
+    budget = math.inf if budget_seconds is None else budget_seconds
     nights: list[list[Turn]] = []
-    for turn in possible:  # as the rotation will pass through them
-        if nights and fits([*nights[-1], turn]):
-            nights[-1].append(turn)
+    too_long: list[Turn] = []
+    for turn in turns:  # as the rotation will pass through them
+        longer = [*nights[-1], turn] if nights else [turn]
+        if predicted_seconds([turn], num_parallel) > budget:
+            too_long.append(turn)
+        elif nights and len(longer) <= most and predicted_seconds(longer, num_parallel, correction) <= budget:
+            nights[-1] = longer
         else:
             nights.append([turn])
     tonight = nights[0] if nights else []
-    least = min((seconds_of([turn], 1.0) for turn in turns), default=0.0)
+    least = min((predicted_seconds([turn], num_parallel) for turn in turns), default=0.0)
     long_rows = tuple(dict.fromkeys(turn.row for turn in too_long))
-    return Night(tuple(tonight), long_rows, seconds_of(tonight), len(nights), least)
+    return Night(tuple(tonight), long_rows, predicted_seconds(tonight, num_parallel, correction), len(nights), least)
 
 
 def groups_of(turns: Iterable[Turn]) -> list[list[Turn]]:

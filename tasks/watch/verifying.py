@@ -84,10 +84,6 @@ def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt 
     With a receipt, runs are compared with its runs instead of accepted ones, and the verifications are returned only and raise no alarm;
     the request has no names then. The project's environment must be set; `say` receives progress, a line at a time. What `room` returns is
     held while runs are trained; the budget begins when it is entered.
-
-    Raises:
-        ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget and no other verdict
-            raises an alarm.
     """
     return _Verifier(project, request, say, receipt, room).run()
 
@@ -219,17 +215,11 @@ class _Verifier:
 
     def _with_data(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return the turns whose dataset can be used; give verdicts on the others, except on those that another time will do."""
-        problems: dict[str, tuple[Verdict, str] | str | None] = {}
-        sound = []
+        problems = {dataset: self._problem(dataset) for dataset in dict.fromkeys(turn.dataset for turn in turns)}
         for turn in turns:
-            if turn.dataset not in problems:
-                problems[turn.dataset] = self._problem(turn.dataset)
-            problem = problems[turn.dataset]
-            if problem is None:
-                sound.append(turn)
-            elif not isinstance(problem, str):
+            if isinstance(problem := problems[turn.dataset], tuple):
                 self._settle(turn.name, turn.row, *problem, seed=turn.seed)
-        return sound
+        return [turn for turn in turns if problems[turn.dataset] is None]
 
     def _problem(self, dataset: str) -> tuple[Verdict, str] | str | None:
         """Prepare a dataset that is not prepared, or whose code alone differs, else verify its packed files.
@@ -265,7 +255,7 @@ class _Verifier:
         until = math.inf if minutes is None else self.began + 60 * minutes - END_SECONDS - COLLECT_SECONDS * len(turns)
         late = []
         groups = [sorted(group, key=lambda turn: list(self.specs[turn.name]).index(turn.row)) for group in groups_of(turns)]
-        steps = [self._steps(group) for group in groups]
+        steps = [{f"{step}/{identity}" for turn in group for step, identity in self._identities(turn).items()} for group in groups]
         for place, group in enumerate(groups):
             specs = [self._spec(turn) for turn in group]
             seconds = predicted_seconds(group, self.num_parallel, self.correction) if place else 0.0  # the first is not left for ever
@@ -296,16 +286,13 @@ class _Verifier:
                 except DmlError as error:  # raised again at the end, when all have been trained
                     self.say(str(error))
 
-    def _steps(self, group: Sequence[Turn]) -> set[str]:
-        """Return the keys, in the store, of the steps of a group's runs."""
-        specs = [self._spec(turn) for turn in group]
-        identities = [step_identities(spec, read_dataset(self.project, spec.dataset)) for spec in specs]
-        return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}
+    def _identities(self, turn: Turn) -> dict[str, str]:
+        spec = self._spec(turn)
+        return step_identities(spec, read_dataset(self.project, spec.dataset))
 
     def _has_begun(self, turn: Turn, space: Workspace) -> bool:
         """Return whether workers have trained a run, finished or not: on a full cluster it may have waited for the whole budget."""
-        spec = self._spec(turn)
-        identity = step_identities(spec, read_dataset(self.project, spec.dataset))["train"]
+        identity = self._identities(turn)["train"]
         return (space.records / identity).is_file() or has_begun(space.project.state, "train", identity)
 
     def _spec(self, turn: Turn) -> RunSpec:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.watch.bands import EPOCHS, NIGHTS_PER_MONTH, bands_of, epochs_to, judge, level_of, prediction_band, seeds_needed, width_of
+from tasks.watch.bands import EPOCHS, NIGHTS_PER_MONTH, bands_of, epochs_to, judge, prediction_band, seeds_needed, shared_level, width_of
 from tests.tasks.watch.conftest import evidence
 
 NIGHTS, ROWS, SEEDS = 10_000, 8, 11
@@ -14,6 +14,10 @@ def test_a_band_of_ten_scores_is_the_textbook_s_prediction_interval() -> None:
     band = prediction_band(range(10), 0.025)
     half = 2.262157 * (82.5 / 9) ** 0.5 * 1.1**0.5
     assert (band.low, band.high) == (pytest.approx(4.5 - half, rel=1e-5), pytest.approx(4.5 + half, rel=1e-5))
+
+
+def level_of(num_rows: int) -> float:
+    return shared_level((), map(str, range(num_rows)))
 
 
 def alarms_per_month(scores: np.ndarray) -> float:
