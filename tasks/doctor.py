@@ -17,7 +17,7 @@ from configparser import ConfigParser, Error
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,7 @@ from tasks.environment import STACK_ENV, Project, answers, login, overridden, pr
 from tasks.files import files_set_aside
 from tasks.git import code_commit, trust_command
 from tasks.runs.specs import load_params
+from tasks.runs.surroundings import MISSING, version_of
 from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store
 from tasks.tables.alarms import ALARMS_FILE, last_verification, open_alarms
@@ -42,7 +43,6 @@ SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
-MISSING = "missing"  # in place of a version
 INSTALL = "make -B .venv/.done; where an image is used, build it again"
 NIGHT = timedelta(hours=26)  # as `report-missed-nights` in infra/automations.yaml
 Status = Literal["ok", "note", "wrong"]
@@ -88,7 +88,7 @@ def _packages(project: Project) -> Finding:
         name, expected = requirement.name, requirement.specifier
         if not str(expected).startswith("=="):
             continue
-        installed[name] = _version(name)
+        installed[name] = version_of(name)
         is_wrong = is_needed if installed[name] == MISSING else not expected.contains(installed[name])
         if is_wrong:
             differing.append(f"{name} is {installed[name]}, expected {str(expected).removeprefix('==')}")
@@ -110,13 +110,6 @@ def _requirements(project: Project) -> list[tuple[Requirement, bool]]:
         return [(line, line.marker is None or line.marker.evaluate({"extra": ""})) for line in found]
     extras = [line for lines in metadata["optional-dependencies"].values() for line in lines]
     return [(Requirement(line), True) for line in metadata["dependencies"]] + [(Requirement(line), False) for line in extras]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return MISSING
 
 
 def _gpus(project: Project) -> Finding:
@@ -284,7 +277,7 @@ def _database(where: str, uri: str) -> Finding:
 def _prefect(project: Project) -> Finding:
     url = prefect_server()
     if url is None:
-        return Finding("prefect", "", "ok", f"{_version('prefect')}, each flow starts a temporary server")
+        return Finding("prefect", "", "ok", f"{version_of('prefect')}, each flow starts a temporary server")
     where = shown(url)
     try:
         answer = prefect_session().get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS)
@@ -315,7 +308,7 @@ def _pool(project: Project) -> Finding:
 
 def _ray(project: Project) -> Finding:
     if (address := ray_cluster()) is None:
-        return Finding("ray", "", "ok", f"{_version('ray')}, each flow starts it on this machine")
+        return Finding("ray", "", "ok", f"{version_of('ray')}, each flow starts it on this machine")
     where = shown(address)
     if address.startswith("ray://"):
         return Finding("ray", where, "wrong", "an address of Ray Client", "set it to HEAD:6379, on a machine that is a node of the cluster")
@@ -333,7 +326,7 @@ def _ray(project: Project) -> Finding:
             return Finding("ray", where, "wrong", "accepts jobs without authentication", "set RAY_AUTH_MODE=token and a token on all nodes")
         return Finding("ray", where, "ok", printed.strip().splitlines()[-1])
     if "ersion mismatch" in printed:
-        return Finding("ray", where, "wrong", f"another version of Ray or Python than here (Ray {_version('ray')})", "install the same")
+        return Finding("ray", where, "wrong", f"another version of Ray or Python than here (Ray {version_of('ray')})", "install the same")
     if "uthentication" in printed or "InvalidAuthToken" in printed:
         return Finding("ray", where, "wrong", "refuses the token", "set the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN or _TOKEN_PATH")
     return Finding("ray", where, "wrong", "connection failed", "see `ray status` and the head node's log")
@@ -384,7 +377,7 @@ def _server(what: str, where: str, answer: requests.Response, version_text: str,
         return Finding(what, where, "wrong", f"refuses ({answer.status_code})", if_refused)
     if not answer.ok:
         return Finding(what, where, "wrong", f"answers with {answer.status_code}", if_failed)
-    here = _version(what)
+    here = version_of(what)
     try:
         theirs = Version(version_text.strip().strip('"'))
     except InvalidVersion:

@@ -19,6 +19,7 @@ PACKAGES = (  # distributions whose code computes a result
     "timm",
     "pytorch-metric-learning",
 )
+MISSING = "missing"  # in place of a version
 SURROUNDINGS = "surroundings"  # fact of a training on a cluster: those of its first worker
 
 
@@ -39,14 +40,15 @@ def surroundings(device: str, threads: int) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the version of each of PACKAGES that is installed."""
-    return {name: number for name in PACKAGES if (number := _version(name)) is not None}
+    return {name: number for name in PACKAGES if (number := version_of(name)) != MISSING}
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str:
+    """Return the installed version of a distribution, or MISSING."""
     try:
         return version(name)
     except PackageNotFoundError:
-        return None
+        return MISSING
 
 
 def processor() -> str:

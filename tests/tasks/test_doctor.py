@@ -103,7 +103,7 @@ def test_packages_of_an_extra_may_be_missing_but_not_of_another_version(here: Pa
         ({"dml-core": "0.1.0", "ray": "2.59.0"}, "wrong", "ray is 2.59.0, expected 2.60.0"),
         ({"dml-core": "missing", "ray": "2.60.0"}, "wrong", "dml-core is missing, expected 0.1.0"),
     ):
-        monkeypatch.setattr(doctor, "_version", installed.__getitem__)
+        monkeypatch.setattr(doctor, "version_of", installed.__getitem__)
         packages = doctor._packages(find_project())
         assert (packages.status, packages.result) == (status, said)
 
