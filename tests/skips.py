@@ -16,6 +16,7 @@ ALLOWED_SKIPS = (
     "no OpenCV here",
     "no Lightning here",
     "no buildah, debootstrap and crun here",
+    "no Slurm here",
     "no texts of the papers here",
     "no notes on released code here",
 )
