@@ -5,12 +5,12 @@ local database of MLflow and which report it has. A file with the same size, tim
 tracking server can change unnoticed, so for it reports are always written.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dml_core.files import json_sha256
 from flows.backends import Backends
 from flows.outcomes import Outcome
 from flows.reports import Report, last_upload
@@ -50,7 +50,7 @@ def written_reports(outcomes: Sequence[Outcome], params: Params, backends: Backe
 
 def _path(project: Project, outcomes: Sequence[Outcome]) -> Path:
     runs = [[outcome.spec.comparison, outcome.spec.variant, outcome.spec.seed] for outcome in outcomes]
-    return project.state / "reports" / ".written" / f"{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}.json"
+    return project.state / "reports" / ".written" / f"{json_sha256(runs)[:16]}.json"
 
 
 def _state(outcomes: Sequence[Outcome], pages: Iterable[Path], params: Params, backends: Backends) -> str | None:

@@ -3,8 +3,6 @@
 Every mean, interval and comparison of runs takes its values from `scores_by_seed`; `select` chooses the runs.
 """
 
-import hashlib
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,6 +13,7 @@ from dml_core.config import parse
 from dml_core.data.store.info import INFO_FILE, read_info
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.files import json_sha256
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.runs.specs import Params, RunSpec, runnable_runs
@@ -57,7 +56,7 @@ def settings_identity(
         digest,
         *([measurements] if measurements else []),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return json_sha256(parts)[:32]
 
 
 def without_added(place: str, settings: Mapping[str, Any]) -> dict[str, Any]:
