@@ -9,13 +9,14 @@ import atexit
 import http.client
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dml_core.errors import TrainingError
 from flows.local_database import copy_empty_database, keep_created_database
@@ -40,8 +41,10 @@ class LocalServer:
             self._port = listening.getsockname()[1]
             self.url = f"http://127.0.0.1:{self._port}/api"
             self.login = f"dml:{secrets.token_hex(16)}"
-            words = [sys.executable, "-m", __name__, str(listening.fileno())]
-            environment = os.environ | ONE_FLOW | {"PREFECT_SERVER_API_AUTH_STRING": self.login}
+            of_ray = Path(os.environ.get("RAY_TMPDIR") or "/none")  # is removed however the flow ends
+            self._home = tempfile.mkdtemp(prefix="dml-prefect-", dir=of_ray if of_ray.is_dir() else None)
+            words = [sys.executable, "-m", __name__, str(listening.fileno()), self._home]
+            environment = os.environ | ONE_FLOW | {"PREFECT_HOME": self._home, "PREFECT_SERVER_API_AUTH_STRING": self.login}
             self._process = subprocess.Popen(words, env=environment, pass_fds=[listening.fileno()])
         atexit.register(self.stop)
 
@@ -56,22 +59,24 @@ class LocalServer:
             raise TrainingError(f"Prefect's server did not start ({error}); rerun the command, or set PREFECT_API_URL") from None
 
     def stop(self) -> None:
-        """End it."""
+        """End it, and remove its folder."""
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
 
 
-def serve(listening: int) -> None:
-    """Serve Prefect's API on a socket that already listens; requests that came before the start are answered then."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # after the server's own handler: the folder is removed
-    of_ray = Path(os.environ.get("RAY_TMPDIR") or "/none")  # is removed also if this process is killed
-    with TemporaryDirectory(prefix="dml-prefect-", dir=of_ray if of_ray.is_dir() else None, ignore_cleanup_errors=True) as folder:
-        os.environ["PREFECT_HOME"] = folder
-        is_copied = copy_empty_database(Path(folder))
+def serve(listening: int, home: Path) -> None:
+    """Serve Prefect's API on a socket that already listens; requests that came before the start are answered then.
+
+    At its end it removes its folder, `home`, because the flow may have been killed.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # called after the server's own handler
+    try:
+        is_copied = copy_empty_database(home)
         import uvicorn
         from prefect.server.api.server import create_app
 
@@ -79,11 +84,13 @@ def serve(listening: int) -> None:
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 if not is_copied:
-                    keep_created_database(Path(folder))
+                    keep_created_database(home)
 
         with socket.socket(fileno=listening) as server_socket:
             Server(uvicorn.Config(create_app(), log_level="error", lifespan="on")).run(sockets=[server_socket])
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), Path(sys.argv[2]))

@@ -72,3 +72,11 @@ def test_a_server_that_ends_at_once_is_one_line(temporary: Path, monkeypatch: py
         server.wait()
     assert "\n" not in str(raised.value)
     server.stop()
+
+
+def test_a_server_that_has_to_be_killed_leaves_no_files(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "END_SECONDS", 0.0)
+    server = LocalServer()
+    assert list(temporary.iterdir())
+    server.stop()
+    assert not list(temporary.iterdir())
