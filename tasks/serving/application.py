@@ -1,4 +1,4 @@
-"""The HTTP interface of the service: its paths, requests and responses; `pages` has what a browser shows."""
+"""The HTTP interface of the service: its paths, requests and responses; `pages` has what a browser shows. Refusals are HTTPExceptions."""
 
 import asyncio
 import re
@@ -124,7 +124,16 @@ def make_app(served: Health, replicas: Replicas, has_token: bool) -> FastAPI:
         responses={"4XX": {"model": Problem}, "5XX": {"model": Problem}},
     )
     token = [Depends(HTTPBearer(scheme_name="token", auto_error=False))] if has_token else []  # describes; the guard checks
-    _add_pages(app)
+
+    @app.get("/", include_in_schema=False)
+    async def show_search() -> HTMLResponse:
+        page, policy = pages.search_page()
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_interface(request: Request) -> HTMLResponse:
+        page, policy = pages.interface_page(app.openapi(), str(request.base_url).rstrip("/"))
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     @app.get("/v1/health")
     async def health() -> Health:
@@ -182,35 +191,15 @@ def make_app(served: Health, replicas: Replicas, has_token: bool) -> FastAPI:
     return app
 
 
-def _add_pages(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
-    async def show_search() -> HTMLResponse:
-        page, policy = pages.search_page()
-        return HTMLResponse(page, headers={"content-security-policy": policy})
-
-    @app.get("/docs", include_in_schema=False)
-    async def show_interface(request: Request) -> HTMLResponse:
-        page, policy = pages.interface_page(app.openapi(), str(request.base_url).rstrip("/"))
-        return HTMLResponse(page, headers={"content-security-policy": policy})
-
-
 def _num_items(served: Health) -> int:
-    """Return the number of items of the index.
-
-    Raises:
-        HTTPException: 404, there is no index.
-    """
+    """Return the number of items of the index, if there is one."""
     if served.num_items is None:
         raise HTTPException(404, "the service has no index to search, only a model; start it with an index")
     return served.num_items
 
 
 async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
-    """Return a request's encoded images, each checked against the limits, and its other fields.
-
-    Raises:
-        HTTPException: 400, 413, 415 or 422.
-    """
+    """Return a request's encoded images, each checked against the limits, and its other fields."""
     for name in request.query_params:
         raise HTTPException(422, f"{name}: send it as a field of the body, not in the address")
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -240,11 +229,7 @@ def _as_refusal(problems: Sequence[Any]) -> HTTPException:
 
 
 async def _read_form(request: Request) -> dict[str, Any]:
-    """Return the files named `image` of a form as `images`, and its other fields.
-
-    Raises:
-        HTTPException: the form is invalid.
-    """
+    """Return the files named `image` of a form as `images`, and its other fields."""
     images: list[bytes] = []
     fields: dict[str, Any] = {"images": images}
     try:

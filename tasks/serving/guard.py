@@ -79,11 +79,7 @@ class Guard:
             metrics.REQUEST_SECONDS.labels(path).observe(time.perf_counter() - begun)
 
     def _check_headers(self, path: str, headers: Headers) -> None:
-        """Check the client, and the size stated in the headers.
-
-        Raises:
-            HTTPException: the request must not be answered.
-        """
+        """Check the client, and the size stated in the headers."""
         origins = [origin.rpartition("//")[2] for origin in headers.getlist("origin")]  # "null" of pages that hide theirs
         if self._hosts is not None and not {*map(_host, [headers.get("host", ""), *origins])} <= self._hosts:
             raise HTTPException(403, "unknown Host or Origin header; listening on loopback, the service answers only to localhost")
@@ -96,12 +92,7 @@ class Guard:
             raise HTTPException(413, f"request body of {int(length)} bytes; the limit is {limits.BODY_BYTES}")
 
     async def _read(self, receive: Receive, body: bytearray) -> None:
-        """Read the whole body.
-
-        Raises:
-            HTTPException: it is too large or too slow, or too much is being received at a time.
-            _GoneError: the client has disconnected.
-        """
+        """Read the whole body, unless it is too large or too slow, or too much is being received at a time."""
         until = time.monotonic() + limits.BODY_SECONDS
         more = True
         while more:
@@ -122,11 +113,7 @@ class Guard:
             self._num_held_bytes += len(piece)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the application answer. A request counts only from here on: requests still being received block no others.
-
-        Raises:
-            HTTPException: too many requests are in progress.
-        """
+        """Have the application answer. A request counts only from here on: requests still being received block no others."""
         if self._num_working >= limits.REQUESTS:
             raise HTTPException(503, "too many concurrent requests; retry in a moment")
         self._num_working += 1

@@ -32,7 +32,7 @@ from tasks.stack.prefect_api import prefect_session
 from tasks.tables.alarms import ALARMS, ALARMS_FILE, Alarm
 from tasks.tracking.alarm_marks import mark_comparisons
 from tasks.watch.history import write_history
-from tasks.watch.records import RowVerdict, Verdict, Verification
+from tasks.watch.records import Verdict, Verification
 from tasks.watch.storage import read_references
 
 SECONDS = 10
@@ -49,9 +49,6 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
     """Update the alarms by the verifications of one execution, send what is new, mark MLflow and the pages; return the alarms that last.
 
     An accepted row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
-
-    Raises:
-        NewerFormatError, StoreError: the file of alarms cannot be read or written, or a reference is damaged.
     """
     references = read_references(project)
     accepted = {(name, one.row) for name, reference in references.items() for one in reference.evidence}
@@ -70,24 +67,18 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
         alarms = {cause: alarm for cause, alarm in alarms.items() if alarm.ended is None or (alarm.event is not None and server)}
         write_sealed(path, alarms)
     lasting = sorted((alarm for alarm in alarms.values() if alarm.ended is None), key=lambda alarm: (alarm.since, alarm.cause))
-    for name in dict.fromkeys([*(verification.name for verification in verifications), *(alarm.name for alarm in before.values())]):
-        _mark(project, name, lasting)
+    if project.is_tracked:  # else its alarms are only in the other places
+        for name in dict.fromkeys([*(verification.name for verification in verifications), *(alarm.name for alarm in before.values())]):
+            try:
+                mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.name == name])
+            except TrackingError as error:
+                logger.warning("%s; its comparisons do not show the alarms of %s", error, name)
     folder = project.root / SITE
     with alone(project.state / SITE_LOCK):
         write_history(project, references)
         if (folder / INDEX).is_file():
             write_whole(folder / INDEX, index_page(folder, lasting))
     return lasting
-
-
-def _mark(project: Project, name: str, lasting: list[Alarm]) -> None:
-    """Mark the comparisons of a table or dataset in MLflow; without MLflow its alarms are in the other places."""
-    if not project.is_tracked:
-        return
-    try:
-        mark_comparisons(project.tracking_uri, project.state, name, [alarm.text for alarm in lasting if alarm.name == name])
-    except TrackingError as error:
-        logger.warning("%s; its comparisons do not show the alarms of %s", error, name)
 
 
 def _updated(alarms: dict[str, Alarm], verifications: Sequence[Verification], accepted: Set[tuple[str, str]]) -> dict[str, Alarm]:
@@ -115,22 +106,19 @@ def _raised(verifications: Sequence[Verification]) -> dict[str, Alarm]:
         for row in verification.rows:
             if row.is_bad:
                 cause = f"{verification.name} {row.row} {row.verdict}"
-                alarms.setdefault(cause, _alarm(cause, row, verification))
+                changed = f" Changed: {', '.join(row.changed)}." if row.changed else ""
+                alarm = Alarm(
+                    cause=cause,
+                    name=verification.name,
+                    row=row.row,
+                    since=verification.started_at,
+                    commit=verification.commit,
+                    text=f"{row.row}, seed {row.seed}: {row.verdict}: {row.reason.rstrip('.')}.{changed}",
+                    remedy=REMEDIES[row.verdict].format(name=verification.name, row=shlex.quote(row.row)),
+                    event=_event_id(cause, verification.started_at, "alarm"),
+                )
+                alarms.setdefault(cause, alarm)
     return alarms
-
-
-def _alarm(cause: str, row: RowVerdict, verification: Verification) -> Alarm:
-    changed = f" Changed: {', '.join(row.changed)}." if row.changed else ""
-    return Alarm(
-        cause=cause,
-        name=verification.name,
-        row=row.row,
-        since=verification.started_at,
-        commit=verification.commit,
-        text=f"{row.row}, seed {row.seed}: {row.verdict}: {row.reason.rstrip('.')}.{changed}",
-        remedy=REMEDIES[row.verdict].format(name=verification.name, row=shlex.quote(row.row)),
-        event=_event_id(cause, verification.started_at, "alarm"),
-    )
 
 
 # ---------------------------------------------------------------- events of Prefect's server

@@ -13,7 +13,7 @@ from dml_core.errors import StoreError
 from tasks import doctor
 from tasks.environment import Project
 from tasks.reports.table_pages import HISTORY, INDEX, SITE, index_page
-from tasks.tables.alarms import Alarm, open_alarms, read_alarms
+from tasks.tables.alarms import open_alarms, read_alarms
 from tasks.watch import alarms
 from tasks.watch.alarms import notify
 from tasks.watch.history import write_history
@@ -129,8 +129,9 @@ def test_the_alarms_of_a_name_end_when_its_reference_is_removed(
     notify(project, night(1, a=SAME))
     assert causes(project) == [f"old old {verdict}"]
     path.unlink()
-    marked: dict[str, list[Alarm]] = {}
-    monkeypatch.setattr(alarms, "_mark", lambda project, name, lasting: marked.update({name: lasting}))
+    marked: dict[str, list[str]] = {}
+    monkeypatch.setattr(alarms, "mark_comparisons", lambda uri, state, name, texts: marked.update({name: texts}))
+    (project.root / "none.db").touch()
     assert notify(project, night(2, a=SAME)) == []
     assert marked == {"synthetic": [], "old": []}, "the comparisons in MLflow whose marks are removed"
 
