@@ -134,16 +134,11 @@ def embed_images(
         skip_bad: omit files that are not images; else all files are read, and bad ones raise an error at the end.
         progress: called with (images done, total images).
         spread: computes the shards elsewhere; None for this process.
-
-    Raises:
-        ConfigError: `out` has other contents.
-        DataError: there are bad images that are not to be skipped.
-        StoreError: `out` cannot be written.
     """
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     with write_errors(f"{out}: embeddings", "free space or name another place"):
-        versions = {name: _versions(images, rows) for name, rows in rows_of.items()}
-        _begin_or_resume(out, _plan(model, images, shard_rows), versions, _names_sha256(images, images.classes))
+        shards = {name: hashlib.sha256("\n".join(map(images.version, rows)).encode()).hexdigest() for name, rows in rows_of.items()}
+        _begin_or_resume(out, _plan(model, images, shard_rows), shards, _names_sha256(images, images.classes))
         remove_leftovers(out)
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
         bad: Bad = {}
@@ -166,11 +161,7 @@ def embed_images(
 def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
     """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`, `metric`, `weights_sha256`; all
     rows are in memory at once) or `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to
-    it until it is complete.
-
-    Raises:
-        As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`, or if it is a file with
-        anything but embeddings of images of these names by this network.
+    it until it is complete. The options are those of `embed_images`.
     """
     place = out.absolute()  # the working directory, too, has a name then
     lock = FileLock(place.with_name(f".{place.name}.lock"))
@@ -263,11 +254,6 @@ def _names_sha256(images: Images, classes: list[str] | None = None) -> str:
     return hashlib.sha256(json.dumps([images.names, classes, images.boxes]).encode()).hexdigest()
 
 
-def _versions(images: Images, rows: range) -> str:
-    """Return a hash of the versions of a shard's images."""
-    return hashlib.sha256("\n".join(map(images.version, rows)).encode()).hexdigest()
-
-
 def _begin_or_resume(out: Path, plan: dict[str, Any], shards: dict[str, str], with_classes: str) -> None:
     """Start the folder `out` with the content `plan`, or resume it: shards whose images have changed are removed.
 
@@ -329,11 +315,7 @@ def _finish(out: Path, images: Images, bad: Bad, shard_names: list[str], num_dim
 
 
 def _list_bad(out: Path, bad: tuple[tuple[str, str], ...], skip: bool, num_images: int) -> None:
-    """Write the list of bad images, if there are any.
-
-    Raises:
-        DataError: there are, and they are not to be skipped, or all are bad.
-    """
+    """Write the list of bad images, if there are any; they are an error if they are not to be skipped, or all are bad."""
     if not bad:
         (out / BAD_FILE).unlink(missing_ok=True)
         return

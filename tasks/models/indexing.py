@@ -5,6 +5,9 @@ from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from dml_core.errors import DataError, EvaluationError
 from dml_core.files import read_regular
 from dml_core.index.items import Item
@@ -20,9 +23,6 @@ def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int
     """Embed images with thumbnails, whose longer side is `thumbnail_pixels`, 64 at a time; 0 makes none.
 
     The list `bad` receives the errors of unreadable images, which are then skipped; with None the first one raises.
-
-    Raises:
-        DataError: a file is missing or not an image; the message names it.
     """
     for batch in embed_batches(model, images, range(len(images)), thumbnail_pixels=thumbnail_pixels):
         errors = [DataError(f"{images.names[position]}: {reason}") for position, reason in batch.bad.items()]
@@ -39,9 +39,6 @@ def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int
 
 def is_embeddings(source: Path) -> bool:
     """Return whether a path holds embeddings and not images: a folder, `.npz` or `.parquet` written by `dml embed`."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     if source.is_dir():
         return (source / PLAN_FILE).is_file()
     if source.suffix == ".parquet":
@@ -54,9 +51,6 @@ def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pi
     """Return the network of embeddings that `dml embed` wrote to a folder, a `.npz` or a `.parquet`, and their batches.
 
     The names refer to the folder `images`, from which thumbnails are made with the longer side `thumbnail_pixels`; None omits these.
-
-    Raises:
-        EvaluationError: the source is not embeddings with names and a model.
     """
     network, parts = recorded_network(source), open_embedded(source)
     if not network.model_identity:

@@ -77,11 +77,6 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         text: the run, as `tasks.models.lookup.find_run` takes it, the identity of its training or network, or a version's address
             `models:/name/version`, as of a former champion.
         forced_because: promote without a comparison, for this reason, which is stored with the version.
-
-    Raises:
-        ConfigError: the alias is `best`, MLflow has no such run, its epoch was chosen on the test classes, or the current network, or the
-            pretrained one that it was trained from, is not known to be worse; the message gives the interval.
-        TrackingError: MLflow cannot be used.
     """
     if alias == BEST:
         raise ConfigError(f"--alias {BEST}: every comparison points it to its best run; name another alias")
@@ -117,9 +112,6 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
 
     Differences over few queries are often equal by accident, so their spread has a floor: the binomial variance that the classes' own
     differences imply (`statistics.least_deviation`), averaged over the classes.
-
-    Raises:
-        ConfigError: the classes or queries differ, or there are fewer than MIN_CLASSES classes.
     """
     if recalls.keys() != references.keys():
         raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason skips the comparison")
@@ -150,11 +142,7 @@ def class_recalls(registry: Registry, network: LoggedNetwork) -> ClassRecalls:
 
 
 def _fine_tuned(registry: Registry, network: LoggedNetwork, recalls: ClassRecalls) -> str:
-    """Return what a network's training gained over its pretrained weights, as the end of a line; empty if it had none, or no training.
-
-    Raises:
-        ConfigError: it is not known to have gained anything, or the pretrained network was not scored on the same images.
-    """
+    """Return what a network's training gained over its pretrained weights, as the end of a line; empty if it had none, or no training."""
     training = network.parameters["training"]
     if not training["num_epochs"] or training["model"]["backbone"].get("weights", "none") == "none":
         return ""
@@ -178,7 +166,7 @@ def _compared(
     """Return why the network may replace the current one; if it may not, a ConfigError has the reason."""
     if holder is None:
         return "the first; there was nothing to compare with"
-    current = registry.of_version(holder)
+    current = registry.of_address(f"{REGISTRY_PREFIX}{holder.name}/{holder.number}")
     what = f"version {holder.number} of {holder.name}"
     if current is None:
         raise ConfigError(f"{what}: its run is no longer in MLflow, so it cannot be compared; --force with --reason skips the comparison")

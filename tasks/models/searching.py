@@ -49,12 +49,7 @@ class Answer(NamedTuple):
 
 
 def search_images(index: Index, model: TrainedModel, images: Images, k: int) -> list[Answer]:
-    """Find the nearest items of each image.
-
-    Raises:
-        ConfigError: the model is not the index's, or k is below 1.
-        DataError: a file is missing or not an image.
-    """
+    """Find the nearest items of each image."""
     index.check_model(model.identity, model.weights_sha256)
     batches = [*batches_of_images(model, images, QUERY_PIXELS)]
     queries = [item for batch in batches for item in batch.items]
@@ -68,25 +63,17 @@ def search_images(index: Index, model: TrainedModel, images: Images, k: int) -> 
 
 
 def query_images(paths: Sequence[Path]) -> Images:
-    """Return the images at paths, with their boxes; a folder or list means all of its images.
-
-    Raises:
-        DataError: a folder or list has none, or cannot be read.
-    """
-    names: list[str] = []
-    boxes: list[Box | None] = []
-    reads: list[Callable[[], bytes]] = []
+    """Return the images at paths, with their boxes; a folder or list means all of its images."""
+    images: list[tuple[str, Box | None, Callable[[], bytes]]] = []
     for path in paths:
         if path.is_dir() or is_list_name(path):
             source, root = find_images(str(path)), path if path.is_dir() else path.parent
-            names += [str(root / name) for name in source.names]
-            boxes += source.boxes or [None] * len(source)
-            reads += [partial(source.read, position) for position in range(len(source))]
+            named = zip(source.names, source.boxes or [None] * len(source), strict=True)
+            images += [(str(root / name), box, partial(source.read, position)) for position, (name, box) in enumerate(named)]
         else:
-            names.append(str(path))
-            boxes.append(None)
-            reads.append(partial(read_regular, path))
-    return Images(names, None, boxes, "", lambda position: reads[position](), lambda _: "")
+            images.append((str(path), None, partial(read_regular, path)))
+    names, boxes = [name for name, _, _ in images], [box for _, box, _ in images]
+    return Images(names, None, boxes, "", lambda position: images[position][2](), lambda _: "")
 
 
 def describe(index: Index) -> list[str]:

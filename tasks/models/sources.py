@@ -61,10 +61,6 @@ def find_images(source: str) -> Images:
     Args:
         source: a folder, with or without one subfolder per class; a CSV or Parquet file with the column `path` and optionally `label` and a
             box (`left`, `top`, `right`, `bottom`), other columns are ignored; or `s3://bucket/prefix`.
-
-    Raises:
-        DataError: there are none, or the list cannot be read.
-        StoreError: the bucket cannot be read.
     """
     if source.startswith("s3://"):
         images = _in_bucket(source)
@@ -99,27 +95,21 @@ def _in_folder(folder: Path) -> Images:
 
 
 def _in_files(names: list[str], classes: list[str] | None, boxes: list[Box | None] | None, root: Path) -> Images:
-    return Images(
-        names, classes, boxes, str(root), lambda place: read_regular(root / names[place]), lambda place: _version(root / names[place])
-    )
+    def version(place: int) -> str:
+        """Return a file's size and time of change; empty if it is missing."""
+        try:
+            status = (root / names[place]).stat()
+        except (OSError, ValueError):  # ValueError: a path with a NUL
+            return ""
+        return f"{status.st_size} {status.st_mtime_ns}"
 
-
-def _version(path: Path) -> str:
-    """Return a file's size and time of change; empty if it is missing."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):  # ValueError: a path with a NUL
-        return ""
-    return f"{status.st_size} {status.st_mtime_ns}"
+    return Images(names, classes, boxes, str(root), lambda place: read_regular(root / names[place]), version)
 
 
 def _paths(folder: Path) -> Iterator[Path]:
     """Yield everything below `folder` that is not a folder, including dangling links and pipes, which are unreadable.
 
     Links to folders are followed, except to a folder that contains them. Hidden files and folders are skipped.
-
-    Raises:
-        DataError: a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:

@@ -47,7 +47,7 @@ class Registry:
         self.attempts += 1
         return self.attempts
 
-    def of_version(self, version: Version) -> LoggedNetwork | None:
+    def of_address(self, address: str) -> LoggedNetwork | None:
         return self.old
 
     def logged(self, tag: str, value: str) -> LoggedNetwork | None:

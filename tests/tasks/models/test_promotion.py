@@ -42,6 +42,7 @@ from tasks.tracking.child_run import SUPERSEDED
 from tasks.tracking.registered import Registry
 from tasks.tracking.tags import Tag
 from tasks.tracking.tracker import Tracker
+from tasks.tracking.versions import registered_versions
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import make_run
 
@@ -105,11 +106,11 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
         promote(fresh, "own/untrained/0")
     assert MlflowClient(fresh.tracking_uri).get_registered_model(NAME).tags["dml.attempts.champion"] == "2"
     registry = Registry(fresh.tracking_uri)
-    assert registry.holder(NAME, "champion") == registry.versions(NAME)[1]
+    assert registry.holder(NAME, "champion") == registered_versions(registry.uri, "own")[1]
     assert promote(fresh, "own/good/0").reason == f"own/good/0 is the champion of {NAME} already (version 2)"
     forced = promote(fresh, "own/untrained/0", forced_because="a rollback")
     assert (forced.version.number, forced.reason) == ("1", "forced, without comparison: a rollback")
-    assert [version.aliases for version in registry.versions(NAME)] == [("champion",), ()]
+    assert [version.aliases for version in registered_versions(registry.uri, "own")] == [("champion",), ()]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_a_fine_tuned_network_must_beat_the_frozen_one(
     assert tracker.publish(pretrained["frozen"]) is not None
     with pytest.raises(ConfigError, match=r"not known to have gained anything: Recall@1 [-+][\d.]+ points, at least -[\d.]+ by a"):
         promote(fresh, still)
-    assert not Registry(fresh.tracking_uri).versions(NAME)
+    assert not registered_versions(fresh.tracking_uri, "own")
     assert promote(fresh, frozen, alias="other").reason == "the first; there was nothing to compare with"
     said = promote(fresh, good).reason
     differences = by_hand(project, pretrained["good"]) - by_hand(project, pretrained["frozen"])
@@ -370,7 +371,7 @@ def promote_at_once(project: Project, uri: str, folder: Path) -> None:
     go.write_text("")
     said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    versions = Registry(uri).versions(NAME)
+    versions = registered_versions(uri, "own")
     assert [version.aliases.count("champion") for version in versions].count(1) == 1
     against = [re.search(r"against version (\d) of", line)[1] for line in said]  # type: ignore[index]
     assert sorted(re.search(r"attempt (\d)", line)[1] for line in said) == ["1", "2"], said  # type: ignore[index]
