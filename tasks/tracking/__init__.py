@@ -1,1 +1,1 @@
-"""Tracking with MLflow; no other package imports it."""
+"""Tracking with MLflow; no other package imports it. Functions raise TrackingError, in one line, if it cannot be used."""

@@ -62,7 +62,6 @@ class PublishedRun:
     experiment_id: str = ""
 
     def __post_init__(self) -> None:
-        """Omit metrics that are NaN."""
         self.metrics = {name: value for name, value in self.metrics.items() if not math.isnan(value)}
 
     @classmethod
@@ -222,7 +221,7 @@ def has_ended(process: str) -> bool:
     """Return whether the process of such a tag ran on this machine and has ended, at the latest when the machine was started again."""
     parts = process.split(":")
     if len(parts) != 5 or not parts[3].isdecimal():
-        return False  # of a version that wrote host and number
+        return False
     host, boot, namespace, _, start = process_tag(int(parts[3])).split(":")
     return parts[0] == host and (parts[1] != boot or (parts[2] == namespace and parts[4] != start))
 

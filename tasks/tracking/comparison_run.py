@@ -61,11 +61,12 @@ VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
     """Update a parent run from its current runs: description, report, registered model. Adds what has changed.
 
-    The parent has no metrics: its page would draw a chart of one bar for each. Means are in the description, and metrics of the runs that
-    the saved view shows.
+    The parent has no metrics, of which its page would draw charts of one bar: the runs that the saved view shows have them.
     """
     experiment = client.get_run(parent).info.experiment_id
-    _mark_killed(client, experiment, report.comparison)
+    for run in runs_in(client, [experiment], {Tag.PART: report.comparison}):
+        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(Tag.PROCESS, "")):
+            client.set_terminated(run.info.run_id, "KILLED")  # the same command resumes it
     if report.is_search:
         _describe_parent(client, parent, report, report.about or "")
         return
@@ -77,7 +78,6 @@ def publish_comparison(client: MlflowClient, parent: str, report: ComparisonRepo
     # a table's own conclusions, at its judged epoch and with its reference, are in `about`
     comparison = compare_published(report.dataset, runs, report.reference) if report.about is None else None
     validation = validation_scores(runs)
-    _log_means(client, parent, {})
     model = _register(client, report, runs, validation)
     remarks = [*left_out, *older_code_lines(report.dataset, runs)]
     note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, remarks)
@@ -212,13 +212,6 @@ def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[Pub
     return f"Model: [{name}, version {version}]({link}), `models:/{name}@best`. {best_says[0].upper()}{best_says[1:]}"
 
 
-def _mark_killed(client: MlflowClient, experiment: str, comparison: str) -> None:
-    """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
-    for run in runs_in(client, [experiment], {Tag.PART: comparison}):
-        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(Tag.PROCESS, "")):
-            client.set_terminated(run.info.run_id, "KILLED")
-
-
 def describe_comparison(
     report: ComparisonReport,
     experiment_id: str,
@@ -232,10 +225,8 @@ def describe_comparison(
 ) -> str:
     """Return the description of a comparison's parent run, in Markdown.
 
-    It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
-    variants follows, or of those that fit into MLflow's limit: highest mean first, the confidence set of the best bold, a link to one run
-    for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the
-    variants, links to the report and the model, and remarks: on omitted runs, and those that other code made.
+    First the sentence that names the best variant, or the description of a table (`report.about`); then a table of the variants that fit
+    into MLflow's limit, each with a link to its best run by validation scores (`tasks.runs.best`), else its lowest seed; then all else.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     (_, _, *names), *rows = comparison_rows(runs)

@@ -44,11 +44,7 @@ _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILI
 
 
 def check_available(uri: str) -> None:
-    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked.
-
-    Raises:
-        TrackingError: it cannot be used; the error says what to do.
-    """
+    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked."""
     if uri.startswith(SQLITE):
         check_database(Path(uri.removeprefix(SQLITE)))
     elif uri.startswith("http"):
@@ -58,11 +54,7 @@ def check_available(uri: str) -> None:
 
 
 def client_login() -> tuple[str | None, str | None]:
-    """Return the user and password that MLflow's client would send: of the variables, else of its file of credentials.
-
-    Raises:
-        TrackingError: the file cannot be parsed.
-    """
+    """Return the user and password that MLflow's client would send: of the variables, else of its file of credentials."""
     file = ConfigParser()
     try:
         file.read(os.path.expanduser(CREDENTIALS), encoding="utf-8")  # noqa: PTH111 - a container's user may have no home
@@ -74,11 +66,7 @@ def client_login() -> tuple[str | None, str | None]:
 
 
 def check_database(path: Path) -> None:
-    """Check a local database; a missing one is created on first use.
-
-    Raises:
-        TrackingError: it is damaged, not a file, or of another version of MLflow.
-    """
+    """Check that a local database is undamaged and of this version of MLflow; a missing one is created on first use."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     where, remedy = f"MLflow's database {path} cannot be used", "restore a copy, or move it away and publish again with dml reproduce"
@@ -100,11 +88,7 @@ def check_database(path: Path) -> None:
 
 
 def check_place(uri: str, experiment: Any, folder: Path) -> None:
-    """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created.
-
-    Raises:
-        TrackingError: it would write to another one: the project was moved, or another program created the experiment.
-    """
+    """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created."""
     used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
     if used.resolve() != folder.resolve():
         moved = "the project was moved; move it back, or move the database away and publish again with dml reproduce"
@@ -116,11 +100,7 @@ def check_place(uri: str, experiment: Any, folder: Path) -> None:
 
 
 def create_database(path: Path, lock: Path) -> None:
-    """Create a local database unless there is one: under another name, so that no process finds one with a part of its tables.
-
-    Raises:
-        TrackingError: it cannot be created.
-    """
+    """Create a local database unless there is one: under another name, so that no process finds one with a part of its tables."""
     with alone(lock), one_line_errors(f"{SQLITE}{path}"):
         if path.exists() and path.stat().st_size:
             return
@@ -187,11 +167,7 @@ def schemas() -> tuple[frozenset[str], str]:
 
 @contextmanager
 def one_line_errors(uri: str) -> Iterator[None]:
-    """Raise every error of MLflow in one line, at once if no server answers.
-
-    Raises:
-        TrackingError: that line.
-    """
+    """Raise every error of MLflow as a TrackingError of one line, at once if no server answers."""
     check_available(uri)
     from alembic.util.exc import CommandError
     from mlflow.exceptions import MlflowException
@@ -211,22 +187,8 @@ def one_line_errors(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {shown(uri)} {what}: {reason[:200]}") from None
 
 
-def check_answers(uri: str, client: Any) -> None:
-    """Check that MLflow answers a query: if it does, an error is of one record.
-
-    Raises:
-        TrackingError: it does not.
-    """
-    with one_line_errors(uri):
-        client.search_experiments(max_results=1)
-
-
 def check_listed(uri: str, client: Any, run: Any) -> None:
-    """Check that the settings of a published run are listed here if MLflow's server lists them: this machine's S3 may be another one.
-
-    Raises:
-        TrackingError: they are not, or the server cannot tell; nothing was deleted.
-    """
+    """Check that the settings of a published run are listed here if MLflow's server lists them: this machine's S3 may be another one."""
     run_id, place = run.info.run_id, str(run.info.artifact_uri)
     if uri.startswith(SQLITE) or place.startswith("mlflow-artifacts:"):
         return  # listed by the server itself

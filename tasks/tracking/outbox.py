@@ -17,11 +17,7 @@ REPORT: Any = Report  # a union is no type to mypy
 
 
 def keep_report(outbox: Path, report: Report) -> Path:
-    """Write a report into the outbox and return its file; it has waited as long as the same run's report if that waits there.
-
-    Raises:
-        StoreError: the outbox cannot be written, or a newer version of the program wrote the report that waits there.
-    """
+    """Write a report into the outbox and return its file; it has waited as long as the same run's report if that waits there."""
     path, kept_at = outbox / report.outbox_name, time.time()
     if (before := read_or_set_aside(path, REPORT)) is not None:
         since = {KEPT_AT: waits_since(path, before)}
@@ -37,12 +33,7 @@ def waits_since(path: Path, report: Report) -> float:
 
 
 def read_report(path: Path) -> Report:
-    """Return a report from the outbox. A damaged one is renamed first.
-
-    Raises:
-        DamagedError: it is damaged; the error gives its new name.
-        StoreError: it cannot be read, or a newer version of the program wrote it; it stays.
-    """
+    """Return a report from the outbox. A damaged one is renamed, and the error names its new name; others that cannot be read stay."""
     try:
         report = read_sealed(path, REPORT)
     except DamagedError as error:
@@ -52,12 +43,9 @@ def read_report(path: Path) -> Report:
 
 
 def runs_wait(outbox: Path, comparison: str, locks: Path) -> bool:
-    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`.
-
-    Records that cannot be read do not count.
-    """
+    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`."""
     for path in sorted(outbox.glob("[!~]*.json")):  # a comparison's begins with ~
-        with suppress(StoreError):
+        with suppress(StoreError):  # records that cannot be read do not count
             report = read_sealed(path, REPORT)  # None if it was delivered meanwhile
             if report is not None and report.comparison == comparison:
                 with alone(locks / path.name):

@@ -45,20 +45,13 @@ DATABASE_EXPERIMENTS = """
 
 
 def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """Return the comparison's current runs, by variant and seed.
-
-    Raises:
-        TrackingError: MLflow cannot be reached.
-    """
+    """Return the comparison's current runs, by variant and seed."""
     read = {"database": _read_database, "server": _query_server, "client": search_published}[available_way(uri)]
     return in_order(read(uri, dataset, comparison))
 
 
 def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:
-    """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code.
-
-    Empty if MLflow is unavailable.
-    """
+    """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code; empty without MLflow."""
     try:
         runs = published_runs(uri, dataset, comparison)
     except TrackingError:
@@ -78,11 +71,7 @@ def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedR
 
 
 def published_as(uri: str) -> tuple[set[str], set[str]]:
-    """Return the published identities (`dml.identity`) of all this project's runs that MLflow shows, and the titles of all comparisons.
-
-    Raises:
-        TrackingError: MLflow cannot be queried.
-    """
+    """Return the published identities (`dml.identity`) of all this project's runs that MLflow shows, and the titles of all comparisons."""
     if available_way(uri) == "database":
         tags = query_database(uri, DATABASE_TAGS, (f"{EXPERIMENT_PREFIX}%", Tag.IDENTITY, Tag.PART))
     else:
@@ -95,11 +84,7 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
 
 
 def standing_comparisons(uri: str) -> dict[str, str]:
-    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows.
-
-    Raises:
-        TrackingError: MLflow cannot be queried.
-    """
+    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows."""
     way = available_way(uri)
     if way == "database":
         names = dict(query_database(uri, DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", Tag.NOTE)))
@@ -160,11 +145,7 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
 
 
 def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> tuple[tuple[PublishedRun, ...], tuple[str, ...]]:
-    """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs.
-
-    Raises:
-        TrackingError: MLflow has two current runs of one variant and seed.
-    """
+    """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs."""
     selected, left_out = select(runs, lambda run: run.facts(dataset), today)
     by_seed: dict[tuple[str, int], PublishedRun] = {}
     for run in selected:

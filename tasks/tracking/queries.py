@@ -23,11 +23,7 @@ CLIENT_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+|MLFLOW_WORKSPACE")
 
 
 def available_way(uri: str) -> Literal["database", "server", "client"]:
-    """Return how MLflow at an address is queried.
-
-    Raises:
-        TrackingError: it cannot be queried.
-    """
+    """Return how MLflow at an address is queried."""
     check_available(uri)
     if uri.startswith(SQLITE):
         return "database"
@@ -37,11 +33,7 @@ def available_way(uri: str) -> Literal["database", "server", "client"]:
 
 
 def query_database(uri: str, query: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the rows of a query to a local database; none if the file is missing or empty, as before the first run.
-
-    Raises:
-        TrackingError: it cannot be read.
-    """
+    """Return the rows of a query to a local database; none if the file is missing or empty, as before the first run."""
     path = Path(uri.removeprefix(SQLITE))
     if not path.exists() or path.stat().st_size == 0:
         return []
@@ -53,29 +45,21 @@ def query_database(uri: str, query: str, values: tuple[str, ...] = ()) -> list[t
 
 
 def query_server(uri: str, call: str, part: str, method: Literal["GET", "POST"] = "POST", **query: Any) -> Iterator[dict[str, Any]]:
-    """Yield the entries named `part` of every page of a server's answers to a search.
+    """Yield the entries named `part` of every page of a server's answers to a search."""
+    import requests
 
-    Raises:
-        TrackingError: the server does not answer, or answers with an error.
-    """
-    token: dict[str, str] = {}
+    address, query = f"{uri.rstrip('/')}/api/2.0/mlflow/{call}", {"max_results": PAGE_SIZE, **query}
     while True:
-        page = _request(uri, call, method, {"max_results": PAGE_SIZE, **query, **token})
+        values: dict[str, Any] = {"params" if method == "GET" else "json": query}
+        try:
+            answer = requests.request(method, address, timeout=TIMEOUT_SECONDS, **values)
+            answer.raise_for_status()
+            page = dict(answer.json())
+        except (requests.ConnectionError, requests.Timeout):
+            raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer") from None
+        except (requests.RequestException, ValueError) as error:
+            raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {without_secrets(str(error)).splitlines()[0][:200]}") from None
         yield from page.get(part, [])
         if not page.get("next_page_token"):
             return
-        token = {"page_token": page["next_page_token"]}
-
-
-def _request(uri: str, call: str, method: str, query: dict[str, Any]) -> dict[str, Any]:
-    import requests
-
-    values: dict[str, Any] = {"params" if method == "GET" else "json": query}
-    try:
-        answer = requests.request(method, f"{uri.rstrip('/')}/api/2.0/mlflow/{call}", timeout=TIMEOUT_SECONDS, **values)
-        answer.raise_for_status()
-        return dict(answer.json())
-    except (requests.ConnectionError, requests.Timeout):
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer") from None
-    except (requests.RequestException, ValueError) as error:
-        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {without_secrets(str(error)).splitlines()[0][:200]}") from None
+        query["page_token"] = page["next_page_token"]

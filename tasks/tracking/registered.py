@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -94,11 +94,8 @@ class Registry:
     def fetch(self, address: str, cache: Path) -> Path:
         """Return the folder, in `cache`, of a registered model's network, downloaded once.
 
-        The address is `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
-
-        Raises:
-            ConfigError: the registry has no such model.
-            TrackingError: MLflow cannot be queried, or has no network of this project there.
+        The address is `models:/name@alias`, `models:/name/version` or `models:/<model id>`; one that the registry does not have is a
+        ConfigError.
         """
         with one_line_errors(self.uri):
             return self._fetch(self._model_and_run(address)[0], cache)
@@ -158,26 +155,15 @@ class Registry:
         have runs with equal identities; None is any.
         """
         with one_line_errors(self.uri):
-            for run in self._of_network(value) if tag == Tag.TRAINED else self._runs(tag, value):
-                model_id = find_model(self._client, run)
-                network = self._logged(run, model_id) if model_id is not None else None
-                if network is not None and dataset in (None, network.data.get("name")):
-                    return network
-        return None
+            runs = self._of_network(value) if tag == Tag.TRAINED else self._runs(tag, value)
+            return next((network for network in self._networks(runs) if dataset in (None, network.data.get("name"))), None)
 
     def frozen(self, network: LoggedNetwork) -> LoggedNetwork | None:
         """Return a run of a network's pretrained backbone without training, scored on the same views of the same images, or None."""
         with one_line_errors(self.uri):
-            for run in self._runs(Tag.DIGEST, network.tags.get(Tag.DIGEST, "")):
-                model_id = find_model(self._client, run) if run.data.tags.get(Tag.VARIANT, "").split()[:1] == [FROZEN] else None
-                candidate = self._logged(run, model_id) if model_id is not None else None
-                if candidate is not None and _is_without_training(candidate, network):
-                    return candidate
-        return None
-
-    def of_version(self, version: Version) -> LoggedNetwork | None:
-        """Return the run behind a version; None if it is gone."""
-        return self.of_address(f"{REGISTRY_PREFIX}{version.name}/{version.number}")
+            runs = self._runs(Tag.DIGEST, network.tags.get(Tag.DIGEST, ""))
+            of_variant = [run for run in runs if run.data.tags.get(Tag.VARIANT, "").split()[:1] == [FROZEN]]
+            return next((frozen for frozen in self._networks(of_variant) if _is_without_training(frozen, network)), None)
 
     def of_address(self, address: str) -> LoggedNetwork | None:
         """Return the run behind an address as in `fetch`, also a superseded one; None if it is gone."""
@@ -190,6 +176,12 @@ class Registry:
         """Download a run's embeddings of its test images into a folder."""
         with one_line_errors(self.uri):
             return self._download(f"runs:/{network.run_id}/{EMBEDDINGS}", str(folder), f"run {network.run_id} has no embeddings")
+
+    def _networks(self, runs: Iterable[Any]) -> Iterator[LoggedNetwork]:
+        """Yield the networks of those runs that have one."""
+        for run in runs:
+            if (model_id := find_model(self._client, run)) is not None:
+                yield self._logged(run, model_id)
 
     def _logged(self, run: Any, model_id: str) -> LoggedNetwork:
         mlflow.set_tracking_uri(self.uri)
@@ -215,20 +207,12 @@ class Registry:
 
     # ------------------------------------------------------------ versions
 
-    def versions(self, name: str) -> list[Version]:
-        """Return all versions of a registered model, by number."""
-        return [version for version in versions_of(self.uri, name) if version.name == name]
-
     def holder(self, name: str, alias: str) -> Version | None:
         """Return the version that an alias points to."""
-        return next((version for version in self.versions(name) if alias in version.aliases), None)
+        return next((version for version in versions_of(self.uri, name) if version.name == name and alias in version.aliases), None)
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
-        """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`.
-
-        Raises:
-            TrackingError: the lock was lost, or the registry cannot be used.
-        """
+        """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`."""
         with one_line_errors(self.uri):
             client = self._client
             if not self._holds(f"{name}{LOCK_SUFFIX}"):
@@ -254,9 +238,6 @@ class Registry:
         """Allow one promotion of a registered model at a time among all users of this registry; the others wait.
 
         A lock is removed by those who wait for it after ten minutes, as its process may have been killed; a slower promotion is refused.
-
-        Raises:
-            TrackingError: the registry cannot be queried.
         """
         lock = f"{name}{LOCK_SUFFIX}"
         with one_line_errors(self.uri):
@@ -341,10 +322,7 @@ def register(client: MlflowClient, name: str, run_id: str, model_id: str, descri
 
 
 def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str | None:
-    """Point the alias `best` of a registered model to a run's model; return the version, which keeps its description afterwards.
-
-    None if MLflow has no model of the run: a user has deleted it.
-    """
+    """Point the alias `best` of a registered model to a run's model; return the version, or None if a user has deleted the run's model."""
     model_id = find_model(client, run)
     if model_id is None:
         return None
@@ -356,11 +334,7 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of the complete network that was published with a run, or None; incomplete ones are deleted, models of users are not.
-
-    Raises:
-        MlflowException: MLflow cannot be queried.
-    """
+    """Return the id of the complete network that was published with a run, or None; incomplete ones are deleted, users' models are not."""
     for output in run.outputs.model_outputs if run.outputs else ():
         model = _if_exists(client.get_logged_model, output.model_id)
         if model is None or (Tag.CONTENT not in model.tags and model.model_type != MODEL_TYPE):
@@ -372,26 +346,13 @@ def find_model(client: MlflowClient, run: Any) -> str | None:
 
 
 def intact_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of a run's model whose network's files MLflow still has, or None; others are deleted, as a bucket's rule deletes files.
-
-    Raises:
-        MlflowException: MLflow cannot be queried.
-    """
-    while (model_id := find_model(client, run)) is not None and not _has_network(client, model_id):
+    """Return the id of a run's model, or None; models whose network's files are gone, as by a bucket's rule, are deleted."""
+    while (model_id := find_model(client, run)) is not None and not has_network(client, model_id):
         client.delete_logged_model(model_id)
     return model_id
 
 
-def has_intact_model(client: MlflowClient, run: Any) -> bool:
-    """Return whether MLflow has a run's model with its network's files; deletes nothing.
-
-    Raises:
-        MlflowException: MLflow cannot be queried.
-    """
-    model_id = find_model(client, run)
-    return model_id is not None and _has_network(client, model_id)
-
-
-def _has_network(client: MlflowClient, model_id: str) -> bool:
+def has_network(client: MlflowClient, model_id: str) -> bool:
+    """Return whether MLflow has the files of a model's network."""
     files = {PurePosixPath(file.path).name for file in client.list_logged_model_artifacts(model_id, NETWORK)}
     return files >= {DESCRIPTION_FILE, WEIGHTS_FILE}

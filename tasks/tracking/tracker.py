@@ -84,11 +84,7 @@ class Tracker:
         return client
 
     def load(self) -> None:
-        """Load MLflow's libraries and open or create a local database; otherwise the first publication does.
-
-        Raises:
-            TrackingError: MLflow cannot be used.
-        """
+        """Load MLflow's libraries and open or create a local database; otherwise the first publication does."""
         import mlflow.pyfunc  # noqa: F401
 
         import tasks.tracking.models  # noqa: F401
@@ -120,8 +116,8 @@ class Tracker:
         A run's record is dropped with a warning if MLflow has got a newer run of its variant and seed meanwhile, as from another machine.
 
         Raises:
-            TrackingError: MLflow cannot be used, and undelivered reports stay. Or, after the others were delivered: MLflow refuses some,
-                some are damaged and set aside, or files of their runs or datasets are changed or missing, which the next run makes again.
+            TrackingError: after the others were delivered: MLflow refuses some reports, some are damaged and set aside, or files of their
+                runs or datasets are changed or missing, which the next run makes again.
         """
         num_delivered, faults = 0, dict[str, list[str]]()
         for path in sorted(self.outbox.glob("*.json")):
@@ -139,7 +135,8 @@ class Tracker:
                     self._deliver(report)
                 except DmlError as error:
                     if isinstance(error, TrackingError):
-                        connection.check_answers(self.uri, self._client)
+                        with one_line_errors(self.uri):
+                            self._client.search_experiments(max_results=1)  # if MLflow answers, the error is of this record
                     faults.setdefault(str(error).removeprefix(f"{path}: "), []).append(str(path))
                     continue
                 path.unlink()
@@ -150,11 +147,7 @@ class Tracker:
         return num_delivered
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:
-        """Find or create the run that is being trained and return its id.
-
-        Raises:
-            TrackingError: MLflow does not accept it.
-        """
+        """Find or create the run that is being trained and return its id."""
         settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
             run_id = str(self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings).info.run_id)
@@ -170,11 +163,7 @@ class Tracker:
                     self._client.set_terminated(run_id, "FAILED")
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
-        """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.
-
-        Raises:
-            TrackingError: MLflow does not accept them.
-        """
+        """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again."""
         with one_line_errors(self.uri):
             log_metrics(self._client, run_id, self._new_points(self._client.get_run(run_id), points))
 
@@ -186,10 +175,10 @@ class Tracker:
         with one_line_errors(self.uri):
             experiment = self._client.get_experiment_by_name(experiment_name(report.dataset.name))
             runs = [] if experiment is None else runs_in(self._client, [experiment.experiment_id], place)
-        ended_later = [run for run in runs if (run.info.end_time or 0) > 1000 * kept_at]
         return any(
             run.data.tags.get(Tag.IDENTITY) != report.identity or not PublishedRun.of_mlflow(run).has_scores(report.scores.metrics)
-            for run in ended_later
+            for run in runs
+            if (run.info.end_time or 0) > 1000 * kept_at
         )
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
@@ -210,12 +199,13 @@ class Tracker:
             check_listed(self.uri, self._client, run)
         if run.data.tags.get(Tag.PUBLISHED) == "true" and self._has_files(run, report):
             of_source = {f"dml.{name}" for name in report.tags} | child_run.mlflow_tags(report.tags).keys()  # of what made it, not of today
-            self._log_facts(
-                run, report, (run.data.tags.keys() | of_source) - {Tag.SETTINGS}
-            )  # those a later version adds or hashes otherwise
+            self._log_facts(run, report, (run.data.tags.keys() | of_source) - {Tag.SETTINGS})  # those that a later version adds or changes
             self._supersede_others(run, report)  # if a user had deleted it, it was restored next to its successor
         else:
-            report = self._checked(report)
+            for record, _ in child_run.artifact_steps(report):
+                self._store.checked(record)
+            scores = read_scores(report.scores, self._store.folder(report.scores.key))  # of the recorded file
+            report = report.model_copy(update={"scores": scores})
             if Tag.PUBLISHED in run.data.tags:
                 check_unchanged(report.dataset)  # or the run stays as it is
                 self._client.set_tag(run_id, Tag.PROCESS, child_run.process_tag())
@@ -241,13 +231,7 @@ class Tracker:
             self._marked.add(variant)
         return run_id
 
-    def _checked(self, report: RunReport) -> RunReport:
-        """Return the report with scores read again from the recorded file, after fetching and checking the files of all its steps."""
-        for record, _ in child_run.artifact_steps(report):
-            self._store.checked(record)
-        return report.model_copy(update={"scores": read_scores(report.scores, self._store.folder(report.scores.key))})
-
-    def _log_facts(self, run: Run, report: RunReport, known: Collection[str] = ()) -> None:
+    def _log_facts(self, run: Run, report: RunReport, known: Collection[str]) -> None:
         """Log tags, without the `known` ones, description and dataset."""
         parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[Tag.PARENT])
         tags = child_run.published_tags(report, parent_link)
@@ -272,9 +256,10 @@ class Tracker:
 
     def _has_files(self, run: Run, report: RunReport) -> bool:
         """Return whether MLflow has all files and the model of a published run: a user or a bucket's rule may have deleted some."""
-        from tasks.tracking.registered import has_intact_model
+        from tasks.tracking.registered import find_model, has_network
 
-        has_model = report.scores_only or has_intact_model(self._client, run)
+        model_id = None if report.scores_only else find_model(self._client, run)
+        has_model = report.scores_only or (model_id is not None and has_network(self._client, model_id))
         files = {path for _, _, path in child_run.artifact_files(report)}
         folders = {path.rpartition("/")[0] for path in files}
         logged = {entry.path for folder in folders for entry in self._client.list_artifacts(run.info.run_id, folder or None)}
@@ -353,10 +338,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def _find(self, experiment: str, tags: dict[str, str], scores: Mapping[str, float] = {}) -> Any:
-        """Return the experiment's newest run with these tags and no other scores, or None.
-
-        If all are deleted, by a user or as superseded, it is restored.
-        """
+        """Return the experiment's newest run with these tags and no other scores, restored if all are deleted, or None."""
         tagged = runs_in(self._client, [experiment], tags, run_view_type=ViewType.ALL)
         runs = [run for run in tagged if PublishedRun.of_mlflow(run).has_scores(scores)]
         run = min(runs, key=lambda run: run.info.lifecycle_stage == LifecycleStage.DELETED, default=None)

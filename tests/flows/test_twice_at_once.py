@@ -40,7 +40,7 @@ from tasks.sealed import write_sealed
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import current_runs
-from tasks.tracking.registered import Registry
+from tasks.tracking.versions import registered_versions
 from tasks.workers.group import Spent
 from tasks.workers.jobs import Job
 from tests.conftest import MODEL, SETTINGS
@@ -431,7 +431,7 @@ def test_two_promotions_and_two_deliveries_at_once(whole: Path, processes: Proce
     said = "\n".join(one.printed for one in ended)
     assert sorted(one.code for one in ended)[0] == 0, said
     assert "Traceback" not in said
-    versions = Registry(project.tracking_uri).versions("dml-own")
+    versions = registered_versions(project.tracking_uri, "own")
     assert len([version for version in versions if "champion" in version.aliases]) == 1, said
     assert len(versions) == sum(one.code == 0 for one in ended)
     assert said.count("the first; there was nothing to compare with") == 1, "the other was compared with it"

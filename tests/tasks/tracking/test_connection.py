@@ -65,10 +65,8 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Registry.fetch_trained": lambda uri, folder: Registry(uri).fetch_trained("i", folder / "models"),
     "Registry.logged": lambda uri, folder: Registry(uri).logged("dml.identity", "i"),
     "Registry.frozen": lambda uri, folder: Registry(uri).frozen(NETWORK),
-    "Registry.of_version": lambda uri, folder: Registry(uri).of_version(_version()),
     "Registry.of_address": lambda uri, folder: Registry(uri).of_address("models:/n/1"),
     "Registry.embeddings": lambda uri, folder: Registry(uri).embeddings(NETWORK, folder / "embeddings"),
-    "Registry.versions": lambda uri, folder: Registry(uri).versions("dml-"),
     "Registry.holder": lambda uri, folder: Registry(uri).holder("n", "best"),
     "Registry.promote": lambda uri, folder: Registry(uri).promote("n", "best", NETWORK, "gate", "card"),
     "Registry.promoting": _promoting,
@@ -78,12 +76,6 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", [("epoch/loss", 1.0, 0)]),
 }
 SWALLOWED = {"Tracker.publish", "Tracker.end_failed", "Tracker.load"}  # the flow continues: test_tracking.py; a server is asked nothing
-
-
-def _version() -> object:
-    from tasks.tracking.versions import Version
-
-    return Version("n", "1", (), "m", "r", None)
 
 
 def test_every_way_is_walked() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,14 +42,15 @@ def test_all_pages_of_a_search_are_read() -> None:
 
 
 def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(uri: str, call: str, method: str, query: dict[str, Any]) -> dict[str, Any]:
-        if call == "experiments/search":
-            return {"experiments": [{"experiment_id": "1"}]}
-        start = int(query.get("page_token", 0))
-        runs = [_run(number) for number in range(start, min(start + PAGE, NUM_RUNS))]
-        return {"runs": runs, **({"next_page_token": str(start + PAGE)} if start + PAGE < NUM_RUNS else {})}
+    def answer(method: str, address: str, timeout: float, json: dict[str, Any]) -> SimpleNamespace:
+        content: dict[str, Any] = {"experiments": [{"experiment_id": "1"}]}
+        if address.endswith("runs/search"):
+            start = int(json.get("page_token", 0))
+            content = {"runs": [_run(number) for number in range(start, min(start + PAGE, NUM_RUNS))]}
+            content |= {"next_page_token": str(start + PAGE)} if start + PAGE < NUM_RUNS else {}
+        return SimpleNamespace(raise_for_status=lambda: None, json=lambda: content)
 
-    monkeypatch.setattr(queries, "_request", answer)
+    monkeypatch.setattr("requests.request", answer)
     monkeypatch.setattr(queries, "check_available", lambda uri: None)
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     found = published_runs("http://mlflow", "d", "comparison on d")
