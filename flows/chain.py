@@ -63,6 +63,9 @@ class Chain:
     """One run's submitted steps; each starts when the previous one is done.
 
     A smoke run always runs again, since it tests whether the chain runs now.
+
+    Args:
+        planned: its steps, and which of them are finished.
     """
 
     def __init__(self, planned: RunSteps, dataset: DatasetRecord, services: Services) -> None:

@@ -33,7 +33,9 @@ ONE_FLOW = {
 class LocalServer:
     """A server in a separate process, which ends with this one. Its port is bound before it starts, so that no other can take it.
 
-    Without `login`, "user:password", it answers neither other users of this machine nor pages in a browser.
+    Attributes:
+        url: address of its API.
+        login: "user:password", without which it answers neither other users of this machine nor pages in a browser.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,11 @@ class LocalServer:
         atexit.register(self.stop)
 
     def wait(self) -> None:
-        """Wait until it answers."""
+        """Wait until it answers.
+
+        Raises:
+            TrainingError: it ended, or did not answer in time.
+        """
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)) as connection:
                 connection.request("GET", "/api/health")

@@ -50,7 +50,11 @@ class Outcome:
         digest: str,
         older_code: tuple[str, ...] = (),
     ) -> "Outcome":
-        """Return the outcome of a run from its steps' records, with the numbers from the file whose hash was recorded."""
+        """Return the outcome of a run from its steps' records, with the numbers from the file whose hash was recorded.
+
+        Raises:
+            StoreError: that file has changed since.
+        """
         trained, embedded, scored = records
         assert isinstance(scored, ScoreRecord)
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, embedded) if ran[record.step])
@@ -70,7 +74,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed, and why, as one line; `unforeseen` is the error if it is a fault of this program."""
+    """A run that failed.
+
+    Attributes:
+        reason: the reason, as one line.
+        unforeseen: the error, if it is a fault of this program.
+    """
 
     spec: RunSpec
     reason: str

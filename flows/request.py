@@ -151,6 +151,10 @@ def requested_runs(
 
     If seeds are added until differences are precise enough, each run is returned with one seed. `say` receives lines about what follows.
     `before_first` is called before the first loss or network is built to be checked, so only if a run has to be trained.
+
+    Raises:
+        ConfigError: a name is unknown, or settings do not fit.
+        DataError: raw files are missing.
     """
     must_train: list[None] = []
 

@@ -41,7 +41,17 @@ logger = logging.getLogger(__name__)
 
 
 class Services(Backends):
-    """Resources shared by the steps of a flow; created once per flow and closed at its end. `flows.request` describes its options."""
+    """Resources shared by the steps of a flow; created once per flow and closed at its end.
+
+    Args:
+        force: run every step, done or not.
+        fail_fast: start no further steps after a run fails.
+        code: "keep" to reuse finished steps that other code made; outcomes list the names of the changed files.
+
+    Raises:
+        StoreError: the store cannot be written, or a newer version of the program wrote the state.
+        ConfigError: the server's limit on workers is below the number a run needs.
+    """
 
     def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
         _log_to_prefect()
@@ -70,7 +80,11 @@ class Services(Backends):
         return is_first
 
     def use_dataset(self, name: str) -> DatasetRecord:
-        """Update a dataset through DVC, and return its record; until the end of the flow no other images replace it."""
+        """Update a dataset through DVC, and return its record; until the end of the flow no other images replace it.
+
+        Raises:
+            DataError: as `update_dataset`.
+        """
         update_dataset(self.project, name)
         with suppress(DataError):  # as of a conflict, in a stage of DVC
             self.dvc_digests[name] = dvc_digest(self.project, name)
@@ -78,7 +92,11 @@ class Services(Backends):
         return read_dataset(self.project, name)
 
     def check_going_on(self) -> None:
-        """Raise an error if another run's failure stops the flow."""
+        """Raise an error if another run's failure stops the flow.
+
+        Raises:
+            TrainingError: the flow is stopping.
+        """
         if self.stopping.is_set():
             raise TrainingError("not run: another run failed before it")
 
@@ -140,6 +158,9 @@ def slots(num_workers: int, check_going_on: Callable[[], None]) -> Iterator[None
     """Hold slots of the server's limit; without a server this flow is the only one.
 
     A server that does not answer when they are released takes them back when their lease ends; the body's result is not lost.
+
+    Raises:
+        TrainingError: the flow is stopping (`check_going_on`).
     """
     if prefect_server() is None:
         yield
@@ -170,7 +191,11 @@ def if_server_answers(otherwise: str) -> Iterator[None]:
 
 
 def ensure_limit(num_workers: int, capacity: int, say: Say) -> None:
-    """Create the server's limit on workers if it has none; an administrator's limit is kept, and said if it allows fewer runs at a time."""
+    """Create the server's limit on workers if it has none; an administrator's limit is kept, and said if it allows fewer runs at a time.
+
+    Raises:
+        ConfigError: the limit is below the number one run needs, so that no run could ever start.
+    """
     with get_client(sync_client=True) as client:
         try:
             limit = client.read_global_concurrency_limit_by_name(WORKERS_LIMIT).limit

@@ -59,7 +59,8 @@ class Sizes:
 def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> Path | None:
     """Check the runs of one dataset as far as possible without starting anything or loading torch.
 
-    Return the dataset's folder, or None if it has to be prepared first.
+    Returns:
+        The dataset's folder, or None if it has to be prepared first.
 
     Raises:
         ConfigError: settings do not fit each other.
@@ -77,7 +78,11 @@ def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> P
 
 
 def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | None) -> None:
-    """Check the settings of one dataset's runs against each other, the files they name and, if it is prepared, its packed folder."""
+    """Check the settings of one dataset's runs against each other, the files they name and, if it is prepared, its packed folder.
+
+    Raises:
+        ConfigError: a setting does not fit; the error names the first one and its run.
+    """
     for run in _one_of_each_variant(runs):
         with located(run.where):
             _check_weights(run.training)
@@ -92,6 +97,9 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
 
     Imports torch and the libraries of the losses and networks. `before_first` is called before anything is built, so only if a run has to
     be trained.
+
+    Raises:
+        ConfigError: a loss has wrong options, parts do not fit each other, or weights are missing that no run can download.
     """
     to_build = [
         run
@@ -111,7 +119,12 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None, before_first: Call
 
 
 def read_sizes(packed: Path, run: RunSpec) -> Sizes:
-    """Return the sizes of a prepared dataset for a run, by its validation split and the role that it is scored on."""
+    """Return the sizes of a prepared dataset for a run, by its validation split and the role that it is scored on.
+
+    Raises:
+        ConfigError: fewer than two classes remain for training.
+        DataError: the dataset is not prepared, damaged, or without training images.
+    """
     info, validation, role = read_info(packed), run.training.validation, run.evaluation.role
     if (train := info.roles.get("train")) is None:
         raise DataError(f"dataset '{run.dataset}' has no training images; give some classes the role train, then prepare it again")
@@ -131,7 +144,11 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
 
 def class_names(packed: Path, comparison: str) -> list[str]:
-    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=")."""
+    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=").
+
+    Raises:
+        DataError: its manifest is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -177,7 +194,11 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
 
 
 def is_at_hand(project: Project, params: Params, name: str) -> bool:
-    """Return whether a dataset is intact, has raw files on this machine, or is drawn; if not, it is fetched, which can fail."""
+    """Return whether a dataset is prepared, has raw files on this machine, or is drawn; if not, it is fetched, which can fail.
+
+    Raises:
+        DataError: as `prepared_folder`.
+    """
     spec = params.datasets[name]
     if spec.reader == DRAWN or _has_files(project.root / spec.raw):
         return True
@@ -190,6 +211,10 @@ def prepare_machine(to_train: Sequence[RunSpec], scale: ScaleSpec, say: Callable
     """Check that this machine has the GPU that runs need, fetch their weights, and build each network once with them.
 
     On a cluster its workers do so, except for the scoring, which is always done here.
+
+    Raises:
+        ConfigError: there is no GPU, or `scale.device` excludes it; or weights are missing, cannot be downloaded, are damaged, or are those
+            of another network.
     """
     for run in to_train:
         if run.evaluation.device == "cuda" and not num_gpus():
@@ -222,7 +247,15 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
 
 
 def check_places(project: Project, scale: ScaleSpec) -> list[str]:
-    """Check that the store is writable, that the configured servers accept connections, and that Prefect's answers; return warnings."""
+    """Check that the store is writable and that the configured servers accept connections, and Prefect's answers.
+
+    Returns:
+        Warnings that stop nothing, one line each.
+
+    Raises:
+        StoreError: the store is not writable.
+        ConfigError: Prefect or Ray is set to an address that does not answer, or Ray to one of Ray Client.
+    """
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()

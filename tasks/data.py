@@ -43,7 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
-    """Return the named dataset's parameters."""
+    """Return the named dataset's parameters.
+
+    Raises:
+        ConfigError: `params.yaml` has no such dataset.
+    """
     if name not in params.datasets and published_dataset(name):
         raise ConfigError(f"dataset '{name}' is not in params.yaml; add it with its archive or folder: dml data add {name} PATH")
     check_known("dataset", name, params.datasets)
@@ -80,7 +84,13 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
 
 
 def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:
-    """Draw a contact sheet of a prepared dataset: classes by samples."""
+    """Draw a contact sheet of a prepared dataset: classes by samples.
+
+    Raises:
+        DataError: the dataset is not prepared, or a packed file is missing or damaged.
+        ConfigError: the dataset has no such role, or `path` is a file that is not a PNG.
+        StoreError: the file cannot be written.
+    """
     from dml_core.data.sheet import contact_sheet
 
     check_output(path, "image/png", b"\x89PNG")
@@ -91,7 +101,11 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
 
 
 def write_findings(project: Project, name: str, findings: "Sequence[Finding]") -> Path:
-    """Write what a check of a dataset found, every image of it, to a file below the state folder, and return its path."""
+    """Write what a check of a dataset found, every image of it, to a file below the state folder, and return its path.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     path, text = project.state / "checks" / f"{name}.csv", io.StringIO()
     csv.writer(text).writerows([("finding", "where"), *((finding.what, where) for finding in findings for where in finding.examples)])
     with write_errors(f"{path}:", "free space, or change DML_STATE"):
@@ -221,7 +235,11 @@ def _check_raw_files(project: Project, name: str, spec: DatasetSpec) -> None:
 
 
 def unchanged_dataset(project: Project, name: str) -> DatasetRecord | None:
-    """Return the record of a prepared dataset, or None if `update_dataset` would start DVC."""
+    """Return the record of a prepared dataset, or None if `update_dataset` would start DVC.
+
+    Raises:
+        DataError: a packed file is damaged.
+    """
     if "DVC_STAGE" not in os.environ and not _is_unchanged(project, name):
         return None
     verify_files(project.packed(name))
@@ -310,6 +328,10 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
     """Return the datasets whose packed data differs from what DVC would make of the current raw files, settings and code.
 
     True: only code differs, and most likely packs the same. Without raw files here they differ if `dvc.lock` records other packed data.
+
+    Raises:
+        DataError: DVC failed.
+        ConfigError: `params.yaml` has no such dataset.
     """
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
     away = {name: {packed_digest(project, name), dvc_digest(project, name)} for name in names if name not in here}

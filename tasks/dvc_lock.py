@@ -15,7 +15,11 @@ from tasks.files import hash_of_states, write_whole
 
 
 def locked_stages(project: Project) -> dict[str, Any]:
-    """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes."""
+    """Return the stages in `dvc.lock`: name -> command, dependencies and outputs with their hashes.
+
+    Raises:
+        DataError: the file cannot be parsed, or has a conflict of a merge.
+    """
     lock = project.root / "dvc.lock"
     try:
         content = yaml.load(lock.read_bytes(), Loader=yaml.CSafeLoader) if lock.is_file() else None  # 15 times faster than yaml.safe_load

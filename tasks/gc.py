@@ -94,7 +94,11 @@ def _check_own(project: Project) -> None:
 
 
 def delete(project: Project, unused: Iterable[StoredStep]) -> int:
-    """Remove the unused steps, or a bucket's copies, except those now in use, and return the number of bytes freed."""
+    """Remove the unused steps, or a bucket's copies, except those now in use, and return the number of bytes freed.
+
+    Raises:
+        StoreError: a folder cannot be removed.
+    """
     store, num_bytes, gone = open_store(project), 0, set()
     for step in unused:
         locks = [FileLock(store.step_lock(of, step.identity)) for of in (step.step, f"worker-{step.step}")]  # of a flow, of a node's worker

@@ -62,7 +62,11 @@ def _unrecorded_params(root: Path) -> Path | None:
 
 
 def recorded_commit(root: Path) -> str:
-    """Return the commit that has the code and settings of the project at `root`."""
+    """Return the commit that has the code and settings of the project at `root`.
+
+    Raises:
+        ConfigError: there is none, or they differ from it.
+    """
     commit = code_commit(root)
     if commit is not None and not commit.endswith("-dirty"):
         return commit

@@ -77,7 +77,11 @@ class Store:
         return self.locks / f".{step}-{identity}"
 
     def check_writable(self) -> None:
-        """Write and remove a small file."""
+        """Write and remove a small file.
+
+        Raises:
+            StoreError: the store is not writable; raised before any work is done.
+        """
         if self.is_remote:
             self._call("put_object", ".writable", "first", Body=b"")
             return self._call("delete_object", ".writable", "first")
@@ -157,7 +161,11 @@ class Store:
         return [file.name for file, path in paths.items() if not path.is_file() or self._file_hash(path) != file.sha256]
 
     def clear(self, key: str, keep: Collection[str] = ()) -> None:
-        """Remove everything under `key`, here and in a remote store, except the files named in `keep` and damaged files set aside."""
+        """Remove everything under `key`, here and in a remote store, except the files named in `keep` and damaged files set aside.
+
+        Raises:
+            StoreError: it cannot be removed.
+        """
         folder = self.folder(key)
         try:
             for path in sorted(folder.rglob("*"), reverse=True):  # contents before their folder
@@ -248,7 +256,11 @@ class Store:
         return data
 
     def version(self, key: str) -> tuple[str, str]:
-        """Return the ETag of one object, and the SHA-256 that it was pushed with, empty if it has none."""
+        """Return the ETag of one object, and the SHA-256 that it was pushed with, empty if it has none.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
         head = self._call("head_object", key, "soon")
         return str(head["ETag"]), str(head["Metadata"].get("sha256", ""))
 
@@ -354,14 +366,22 @@ def _transfers() -> Any:
 
 
 def push_objects(folder: Path, address: str) -> None:
-    """Upload what `copy_objects` copied to `s3://bucket/prefix`, each file with its hash; unchanged files are skipped."""
+    """Upload what `copy_objects` copied to `s3://bucket/prefix`, each file with its hash; unchanged files are skipped.
+
+    Raises:
+        StoreError: the bucket cannot be written, or the folder is missing.
+    """
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder")
     Store(address, folder).push("", folder)
 
 
 def make_bucket(name: str, login: dict[str, str]) -> None:
-    """Create a bucket on the project's own server, if missing; `login` has boto3's `endpoint_url`, access key and secret key."""
+    """Create a bucket on the project's own server, if missing; `login` has boto3's `endpoint_url`, access key and secret key.
+
+    Raises:
+        StoreError: the server does not create it.
+    """
     with Store(f"s3://{name}", Path())._one_line("create_bucket"):
         client = _new_client("first", region_name="us-east-1", **login)
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:

@@ -23,7 +23,11 @@ def reproduce_command(dataset: str, overrides: Iterable[str] = (), variant: str 
 
 
 def check_listed(kind: str, name: str, known: Collection[str], listed_by: str = "") -> None:
-    """Check that a name is known, like `check_known`; of many known names the error has only the nearest, and where all are listed."""
+    """Check that a name is known, like `check_known`; of many known names the error has only the nearest, and where all are listed.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
     from dml_core.config import check_known, nearest_hint  # pydantic, for messages of commands that need none
 
     if name in known or len(known) <= MAX_NAMES:

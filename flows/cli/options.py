@@ -60,7 +60,11 @@ TrackName = Annotated[
 def request_of(
     tables: Sequence[str] | None, seeds: Sequence[int] | None, num_seeds: str | None, variants: Sequence[str] | None, **others: Any
 ) -> "Request":
-    """Return the request that a command's options form; `others` are fields of `Request`. None stands for an option that is not given."""
+    """Return the request that a command's options form; `others` are fields of `Request`. None stands for an option that is not given.
+
+    Raises:
+        ConfigError: options conflict, or a value is invalid.
+    """
     from flows.request import NEEDS_AUTO, REQUEST
     from tasks.runs.tuned import STANDING
     from tasks.tables.seeds_auto import DEFAULT_POINTS
@@ -91,7 +95,11 @@ def request_of(
 
 
 def check_folder(path: Path, any_name: bool = False) -> None:
-    """Check that a path given with -o is a folder, or can become one."""
+    """Check that a path given with -o is a folder, or can become one.
+
+    Raises:
+        ConfigError: it, or a folder above it, is something else; or, without `any_name`, a new folder would have the name of a file.
+    """
     nearest = _nearest(path)
     if not _is_folder(nearest):
         raise ConfigError(f"-o {path}: expected a folder, but {nearest} is not one; choose another place")
@@ -100,7 +108,11 @@ def check_folder(path: Path, any_name: bool = False) -> None:
 
 
 def check_file(path: Path, option: str = "-o") -> None:
-    """Check that a path given with an option is no folder, and can be a file; `tasks.files.check_output` checks an existing one."""
+    """Check that a path given with an option is no folder, and can be a file; `tasks.files.check_output` checks an existing one.
+
+    Raises:
+        ConfigError: it is a folder, or what it is in is none.
+    """
     nearest = _nearest(path)
     if nearest == path and _is_folder(path):
         raise ConfigError(f"{option} {path}: expected a file, but {path} is a folder; choose another name")
@@ -118,7 +130,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def embeddings_place(text: str) -> Path:
-    """Return the folder, or the one file, that is given with -o for embeddings."""
+    """Return the folder, or the one file, that is given with -o for embeddings.
+
+    Raises:
+        ConfigError: its suffix is that of no file that can be written, or its folder is a file.
+    """
     from tasks.runs.embeddings import SINGLE_FILES
 
     path = Path(text)

@@ -32,6 +32,9 @@ def open_project() -> Project:
     """Return the project around the working directory, with the environment set for later imports.
 
     A line reports the use of the local stack.
+
+    Raises:
+        ConfigError: as `check_code`.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its callers report the result of retries in one line
@@ -48,6 +51,10 @@ def check_code(project: Project) -> Project:
     """Return the project after checking that a checkout runs its own code: results name its commit, and `dvc.lock` hashes its files.
 
     A project without code, a folder with `params.yaml`, may be used with any.
+
+    Raises:
+        ConfigError: the running code is that of another checkout, as of the one whose environment `dml` is from, or a copy, as of the
+            library after `pip install ./dml_core`.
     """
     if not (project.root / "flows" / "chain.py").is_file():
         return project

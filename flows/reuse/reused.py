@@ -19,7 +19,11 @@ from tasks.runs.specs import Params, RunSpec
 
 
 def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) -> list[Report] | None:
-    """Return the reports of finished runs, written if needed, or None if anything has to be prepared, run or published."""
+    """Return the reports of finished runs, written if needed, or None if anything has to be prepared, run or published.
+
+    Raises:
+        StoreError: the store cannot be written, or a newer version of the program wrote the state.
+    """
     with closing(Backends(project)) as backends:
         outcomes = _finished(runs, backends)
         if outcomes is None:
@@ -32,7 +36,11 @@ def reused_reports(project: Project, params: Params, runs: Sequence[RunSpec]) ->
 
 
 def reused_run(project: Project, run: RunSpec) -> Outcome | None:
-    """Return the outcome of a finished run, or None if anything has to be prepared, run or published."""
+    """Return the outcome of a finished run, or None if anything has to be prepared, run or published.
+
+    Raises:
+        StoreError: as `reused_reports`.
+    """
     with closing(Backends(project)) as backends:
         outcomes = _finished([run], backends)
         return None if outcomes is None else outcomes[0]

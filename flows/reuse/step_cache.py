@@ -21,7 +21,12 @@ class SealedJSON(JSONSerializer[Any]):
         return seal(super().dumps(obj).decode()).encode()
 
     def loads(self, blob: bytes) -> Any:
-        """Return the object from its sealed JSON."""
+        """Return the object from its sealed JSON.
+
+        Raises:
+            ValueError: it is damaged.
+            NewerFormatError: a newer version of the program wrote it.
+        """
         return super().loads(unseal(blob).encode())
 
 

@@ -58,6 +58,9 @@ class StepLock:
             work: the step; called with what `turn` yields, while the lock is held too.
             turn: the step's share of the machine; not held while waiting for another process.
             inputs: records of the steps that `work` reads; a record made from other files is not accepted.
+
+        Raises:
+            TrainingError: the flow is stopping.
         """
         self._services.check_going_on()
         self._lock.release()  # if Prefect retries the step: its first attempt failed after `work`

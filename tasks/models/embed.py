@@ -134,6 +134,11 @@ def embed_images(
         skip_bad: omit files that are not images; else all files are read, and bad ones raise an error at the end.
         progress: called with (images done, total images).
         spread: computes the shards elsewhere; None for this process.
+
+    Raises:
+        ConfigError: `out` has other contents.
+        DataError: there are bad images that are not to be skipped.
+        StoreError: `out` cannot be written.
     """
     rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     with write_errors(f"{out}: embeddings", "free space or name another place"):
@@ -161,7 +166,11 @@ def embed_images(
 def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
     """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`, `metric`, `weights_sha256`; all
     rows are in memory at once) or `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to
-    it until it is complete. The options are those of `embed_images`.
+    it until it is complete.
+
+    Raises:
+        As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`, or if it is a file with
+        anything but embeddings of images of these names by this network.
     """
     place = out.absolute()  # the working directory, too, has a name then
     lock = FileLock(place.with_name(f".{place.name}.lock"))

@@ -58,6 +58,10 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
     """Export a run's network to a folder that `load_model` and other programs can read, and measure it on the run's test images.
 
     `text` is the network as `resolve_model` takes it. An export that is in the output folder is replaced.
+
+    Raises:
+        ConfigError: the format or precision is unknown, the folder has other contents, or the network is an export itself.
+        EvaluationError: an fp32 graph gives other embeddings than the network.
     """
     if graph_format not in FILES or precision not in ("fp32", "fp16", "int8"):
         raise ConfigError(f"--format {graph_format} --precision {precision}: expected onnx or torch-export, and fp32, fp16 or int8")

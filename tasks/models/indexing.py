@@ -23,6 +23,9 @@ def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int
     """Embed images with thumbnails, whose longer side is `thumbnail_pixels`, 64 at a time; 0 makes none.
 
     The list `bad` receives the errors of unreadable images, which are then skipped; with None the first one raises.
+
+    Raises:
+        DataError: a file is missing or not an image; the message names it.
     """
     for batch in embed_batches(model, images, range(len(images)), thumbnail_pixels=thumbnail_pixels):
         errors = [DataError(f"{images.names[position]}: {reason}") for position, reason in batch.bad.items()]
@@ -51,6 +54,9 @@ def batches_of_embeddings(source: Path, images: Path | None = None, thumbnail_pi
     """Return the network of embeddings that `dml embed` wrote to a folder, a `.npz` or a `.parquet`, and their batches.
 
     The names refer to the folder `images`, from which thumbnails are made with the longer side `thumbnail_pixels`; None omits these.
+
+    Raises:
+        EvaluationError: the source is not embeddings with names and a model.
     """
     network, parts = recorded_network(source), open_embedded(source)
     if not network.model_identity:

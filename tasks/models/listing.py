@@ -47,9 +47,15 @@ def is_table_name(name: str | None) -> bool:
 def list_models(project: Project, name: str | None, every_seed: bool) -> tuple[list[ListedModel], dict[str, str]]:
     """List the trained runs by dataset; per variant either the seed that its name without a seed refers to, or every seed.
 
-    Of the standing comparison each dataset also has a line about its best run (`tasks.runs.best`). Variants are sorted by mean validation
-    Recall@1, and the seeds of a variant by their own, the highest first; those without this score follow in the order of params.yaml, by
-    seed. `name` is the only dataset of the standing comparison to list, or a table; None lists all of the standing comparison.
+    Of the standing comparison each dataset also has a line about its best run (`tasks.runs.best`).
+
+    Variants are sorted by mean validation Recall@1, and the seeds of a variant by their own, the highest first; those without this score
+    follow in the order of params.yaml, by seed.
+
+    `name` is the only dataset of the standing comparison to list, or a table; None lists all of the standing comparison.
+
+    Raises:
+        ConfigError: as `trained_runs` and `trained_runs_of_table`.
     """
     store, is_table = open_store(project), is_table_name(name)
     runs = trained_runs_of_table(project, str(name)) if is_table else trained_runs(project, name)

@@ -68,6 +68,9 @@ def find_network(text: str) -> Path | None:
 
     The project is the one around the run's files if the text is their path, otherwise around the working directory, otherwise the checkout
     with this code: a script in any folder finds the runs by name. `pyproject.toml` registers this function.
+
+    Raises:
+        ConfigError, StoreError, TrackingError: as in `resolve_model`.
     """
     training = _training_folder(Path(text).absolute())
     if not (training or text.startswith(REGISTRY_PREFIX) or NETWORK_IDENTITY.fullmatch(text) or parse_run_name(text)):
@@ -89,6 +92,9 @@ def find_run(project: Project, text: str) -> TrainedRun:
 
     Without a seed it is the scored one with the highest Recall@1 on held-out training classes (`tasks.runs.best`), or the lowest seed if
     the comparison holds out none.
+
+    Raises:
+        ConfigError: there is none.
     """
     name = parse_run_name(text)
     if name is None or name.variant is None:
@@ -112,6 +118,10 @@ def network_of(project: Project, identity: str) -> Path:
 
     A network that is no longer a run's, because its images or settings have changed, is in `state/models` or fetched from MLflow. One that
     MLflow no longer has under its identity, as that of a former champion whose run was superseded, may be there by another name.
+
+    Raises:
+        ConfigError: no run here has it.
+        TrackingError: MLflow does not answer.
     """
     run = run_of(project, identity)
     if run is not None:
@@ -144,7 +154,11 @@ def _fetched_by_address(cache: Path, identity: str) -> Path | None:
 
 
 def package(project: Project, run: TrainedRun) -> Path:
-    """Return the folder of a run's network, extracted from the present checkpoint, which must be that of a finished training."""
+    """Return the folder of a run's network, extracted from the present checkpoint.
+
+    Raises:
+        StoreError: the checkpoint is damaged, missing, not of all epochs, or of a training that was killed before its record.
+    """
     folder = project.state / "models" / run.network
     record = intact_record("train", run.trained)
     made_from = _version(project, run.trained) if record is None else hash_of_files([record])

@@ -77,6 +77,11 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         text: the run, as `tasks.models.lookup.find_run` takes it, the identity of its training or network, or a version's address
             `models:/name/version`, as of a former champion.
         forced_because: promote without a comparison, for this reason, which is stored with the version.
+
+    Raises:
+        ConfigError: the alias is `best`, MLflow has no such run, its epoch was chosen on the test classes, or the current network, or the
+            pretrained one that it was trained from, is not known to be worse; the message gives the interval.
+        TrackingError: MLflow cannot be used.
     """
     if alias == BEST:
         raise ConfigError(f"--alias {BEST}: every comparison points it to its best run; name another alias")
@@ -112,6 +117,9 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
 
     Differences over few queries are often equal by accident, so their spread has a floor: the binomial variance that the classes' own
     differences imply (`statistics.least_deviation`), averaged over the classes.
+
+    Raises:
+        ConfigError: the classes or queries differ, or there are fewer than MIN_CLASSES classes.
     """
     if recalls.keys() != references.keys():
         raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason skips the comparison")

@@ -49,7 +49,12 @@ class Answer(NamedTuple):
 
 
 def search_images(index: Index, model: TrainedModel, images: Images, k: int) -> list[Answer]:
-    """Find the nearest items of each image."""
+    """Find the nearest items of each image.
+
+    Raises:
+        ConfigError: the model is not the index's, or k is below 1.
+        DataError: a file is missing or not an image.
+    """
     index.check_model(model.identity, model.weights_sha256)
     batches = [*batches_of_images(model, images, QUERY_PIXELS)]
     queries = [item for batch in batches for item in batch.items]
@@ -63,7 +68,11 @@ def search_images(index: Index, model: TrainedModel, images: Images, k: int) -> 
 
 
 def query_images(paths: Sequence[Path]) -> Images:
-    """Return the images at paths, with their boxes; a folder or list means all of its images."""
+    """Return the images at paths, with their boxes; a folder or list means all of its images.
+
+    Raises:
+        DataError: a folder or list has none, or cannot be read.
+    """
     images: list[tuple[str, Box | None, Callable[[], bytes]]] = []
     for path in paths:
         if path.is_dir() or is_list_name(path):

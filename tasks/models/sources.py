@@ -61,6 +61,10 @@ def find_images(source: str) -> Images:
     Args:
         source: a folder, with or without one subfolder per class; a CSV or Parquet file with the column `path` and optionally `label` and a
             box (`left`, `top`, `right`, `bottom`), other columns are ignored; or `s3://bucket/prefix`.
+
+    Raises:
+        DataError: there are none, or the list cannot be read.
+        StoreError: the bucket cannot be read.
     """
     if source.startswith("s3://"):
         images = _in_bucket(source)

@@ -36,7 +36,11 @@ class TrainedRun:
 
 
 def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRun]:
-    """Return every trained run of the standing comparison, or those on one dataset of it, in the order of `params.yaml`."""
+    """Return every trained run of the standing comparison, or those on one dataset of it, in the order of `params.yaml`.
+
+    Raises:
+        ConfigError: the comparison has no such dataset.
+    """
     params = load_params(project.params_file)
     if dataset is not None:
         check_known("dataset of the comparison", dataset, params.comparison.datasets)
@@ -47,7 +51,11 @@ def trained_runs(project: Project, dataset: str | None = None) -> list[TrainedRu
 
 
 def trained_runs_of_table(project: Project, name: str) -> list[TrainedRun]:
-    """Return the measured runs in a table's result, with today's settings, by column and row: of all variants, epochs and seeds."""
+    """Return the measured runs in a table's result, with today's settings, by column and row: of all variants, epochs and seeds.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
     table, params = load_table(name), load_params(project.params_file)
     measured = load_result(project, name).model_copy(update={"failed": ()})
     runs = trained_among(project, runs_today(project, params, measured))
@@ -82,7 +90,11 @@ def run_of(project: Project, identity: str) -> TrainedRun | None:
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    """Return a run's metrics; empty if its network is not scored."""
+    """Return a run's metrics; empty if its network is not scored.
+
+    Raises:
+        StoreError: they are damaged.
+    """
     if run.embedded is None or run.scored is None:
         return {}
     folder = store.pull(f"evaluate/{run.scored}")

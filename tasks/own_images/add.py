@@ -63,6 +63,11 @@ def add_images(
         reader: "folder" or "manifest"; None detects it from `path`.
         progress: called with (images checked, total images).
         backbone: pretrained backbone to fine-tune; None keeps the protocol's network.
+
+    Raises:
+        ConfigError: the name or place cannot be used, or `params.yaml` is invalid already.
+        DataError: the images cannot be trained on; the message names the first, and of several a file that lists all.
+        StoreError: `params.yaml` cannot be written.
     """
     params = load_params(project.params_file)
     check_new_name(name, params)
@@ -94,7 +99,11 @@ def views_of(params: Params, name: str) -> list[TransformConfig]:
 
 
 def check_new_name(name: str, params: Params) -> None:
-    """Check that a new dataset can have this name."""
+    """Check that a new dataset can have this name.
+
+    Raises:
+        ConfigError: the name is invalid or taken.
+    """
     try:
         check_name(name)
         is_text = read_value(name, name) == yaml.safe_load(name) == name  # `1e5` is a number in YAML 1.2, and `3_000` in 1.1 and for DVC
@@ -116,7 +125,8 @@ def as_linked(path: Path) -> Path:
 def as_raw(project: Project, raw: Path) -> str:
     """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one.
 
-    The user's home folder, or one that contains it, is refused, also of a list there: DVC reads every file of a raw folder.
+    Raises:
+        ConfigError: it is the user's home folder, or contains it, as of a list there: DVC reads every file of a raw folder.
     """
     if Path.home().resolve().is_relative_to(raw.resolve()):
         raise ConfigError(
@@ -153,6 +163,10 @@ def write_dataset(
     """Write a dataset's block, and with a report its settings in the comparison, into `params.yaml`, all or nothing; no other byte changes.
 
     Returns the change as a unified diff.
+
+    Raises:
+        ConfigError: name or place was taken meanwhile, a mapping is written in braces, or the result would not be a valid `params.yaml`.
+        StoreError: `params.yaml` cannot be written.
     """
     path = project.params_file
     with alone(project.state / "params.lock"):

@@ -6,9 +6,14 @@ from dml_core.errors import ConfigError
 
 
 def with_entry(text: str, keys: tuple[str, ...], entry: list[str]) -> str:
-    """Return the file's text with an entry, whose lines lack the mapping's indentation, added at the end of a mapping.
+    """Return the file's text with an entry added at the end of a mapping.
 
-    `keys` lead from the top to the mapping, which exists; one that is empty or written in braces is refused.
+    Args:
+        keys: keys that lead from the top to the mapping, which exists.
+        entry: the entry's lines without the mapping's indentation.
+
+    Raises:
+        ConfigError: the mapping is empty or written in braces, so no line can be added.
     """
     mapping = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), keys)
     if mapping.flow_style or not mapping.value:

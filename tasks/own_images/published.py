@@ -20,6 +20,11 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
         name: the dataset's reader, which is its name in the papers' tables.
         path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder with the files, which is used in place.
         is_part: True for a part of the dataset: the archive's checksum and the counts are not compared with the published ones.
+
+    Raises:
+        ConfigError: the name is taken, or another dataset has the folder.
+        DataError: the file does not exist or is not the publisher's, or the files are not the published dataset.
+        StoreError: the data or `params.yaml` cannot be written.
     """
     params = load_params(project.params_file)
     check_new_name(name, params)

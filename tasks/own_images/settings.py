@@ -29,7 +29,11 @@ _EMBEDDING_DIM = 128
 
 
 def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """Return a dataset's settings in the comparison, without those that equal `protocol` (`comparison.protocol` as written in the file)."""
+    """Return a dataset's settings in the comparison, without those that equal `protocol` (`comparison.protocol` as written in the file).
+
+    Raises:
+        ConfigError: a setting of the protocol is invalid.
+    """
     planned, kept = parse(SamplerConfig, protocol.get("sampler", {}), "sampler"), _kept_for_training(protocol, report)
     fitted = _sampler(planned, kept)
     sampler = {key: value for key, value in fitted.items() if value != getattr(planned, key)}
@@ -43,7 +47,12 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
 def pretrained_backbone(name: str, weights: Path | None) -> BackboneConfig:
     """Return a backbone with its ImageNet weights, or with those of a file, after building it once. Imports torch.
 
-    `weights` is a state dict saved by torch, with the backbone's names; None for the published weights, which are downloaded if needed.
+    Args:
+        name: a backbone's name, or `timm:<model>`.
+        weights: a state dict saved by torch, with the backbone's names; None for the published weights, which are downloaded if needed.
+
+    Raises:
+        ConfigError: the backbone is unknown, or the weights are missing, damaged or of another network.
     """
     from dml_core.models.backbones.registry import build_backbone
 
@@ -59,7 +68,11 @@ def pretrained_backbone(name: str, weights: Path | None) -> BackboneConfig:
 
 
 def fine_tuning_settings(protocol: dict[str, Any], report: "CheckReport", backbone: BackboneConfig) -> dict[str, Any]:
-    """Return a dataset's settings in the comparison, with the sampler of `protocol` (`comparison.protocol` as written in the file)."""
+    """Return a dataset's settings in the comparison, with the sampler of `protocol` (`comparison.protocol` as written in the file).
+
+    Raises:
+        ConfigError: a setting of the protocol is invalid, or nothing is known of the images that the backbone was trained on.
+    """
     images = trained_on(backbone.name)
     if images is None:
         raise ConfigError(f"--backbone {backbone.name}: the images that it was trained on are not known; write its settings by hand")

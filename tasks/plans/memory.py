@@ -25,10 +25,16 @@ from tasks.plans.known_memory import Memory
 
 
 def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:
-    """Return the memory that one of the workers that share a training's batches holds, with inputs of `size` x `size` pixels.
+    """Return the memory that one worker of a training holds.
 
-    On the `device` "cuda", `precision: auto` is bfloat16. None if torch's meta device cannot run the network, or place the loss's centroids
-    by k-means, or if `size` is 0 because images keep their own.
+    Args:
+        size: side of its input in pixels; 0 if images keep their own size.
+        num_images, num_classes: size of the training part.
+        device: "cpu" or "cuda"; `precision: auto` is bfloat16 on the latter.
+        num_workers: number of workers that share a batch.
+
+    Returns:
+        None if `size` is 0, or torch's meta device cannot run the network.
     """
     if not size:
         return None
@@ -75,9 +81,10 @@ def num_states(optimiser: OptimiserConfig) -> int:
 
 
 def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, dict[int, int]]:
-    """Run a forward pass, on any device; return its output, which keeps storages alive, and the bytes of each by its address.
+    """Run a forward pass, on any device, and return what it keeps for its backward pass, without the module's parameters and buffers.
 
-    The storages are those that it keeps for its backward pass, without the module's parameters and buffers.
+    Returns:
+        The output, which keeps the storages alive, and the bytes of each storage by its address.
     """
     not_counted = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
     num_bytes: dict[int, int] = {}
@@ -95,7 +102,9 @@ def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
 def activation_bytes(network: Embedder, images: Tensor) -> int:
     """Return the bytes that a forward pass of a network on the meta device keeps for its backward pass.
 
-    `images` are (N, 3, H, W), on the meta device. Pooling and head are moved to the CPU, without their values.
+    Args:
+        network: network on the meta device; its pooling and head are moved to the CPU, without their values.
+        images: (N, 3, H, W), on the meta device.
     """
     maps, of_backbone = kept_storages(network.backbone, lambda: network.backbone(images))
     # Generalised-mean pooling switches autocast off, and the meta device does not support autocast.

@@ -22,7 +22,13 @@ from tasks.tables.runs import Chosen, check_metrics, named_dataset, not_in_param
 
 @dataclass(frozen=True)
 class Need:
-    """A missing requirement, and what the user has to do; one that does not stop a run is downloaded when the run starts."""
+    """A missing requirement.
+
+    Attributes:
+        what: its name, in a word or two.
+        do: what the user has to do, or what a run does automatically.
+        stops: True if a run cannot start without it; otherwise a run downloads it when it starts.
+    """
 
     what: str
     do: str
@@ -76,7 +82,10 @@ def check_tables(
     """Check the chosen runs as far as possible before anything starts, and return them; `before_first` as in `check_parts`.
 
     Of `prepared_only` runs, those on a damaged dataset are returned unchecked if others are on sound ones: the flow reports them as failed.
-    Raises the only problem, or a ConfigError that lists all in one line.
+
+    Raises:
+        ConfigError: something is missing or does not fit, or nothing brings a metric; one line lists every problem.
+        DataError: the only problem is that the raw files of one dataset are missing, or that it is damaged.
     """
     problems: list[ConfigError | DataError] = []
     damaged: dict[str, DataError] = {}
@@ -120,8 +129,11 @@ def check_tables(
 def check_searched(project: Project, params: Params, runs: Sequence[RunSpec]) -> None:
     """Check that tuned settings of a table's runs on one dataset were not searched on its test classes (`tuned_on` in the table's file).
 
-    Only datasets of one reader that are both prepared can be checked: another reader's classes may have the same names. Raises ConfigError,
-    or DataError if one is damaged.
+    Only datasets of one reader that are both prepared can be checked: another reader's classes may have the same names.
+
+    Raises:
+        ConfigError: a training class of the search's dataset is a test class of the runs'.
+        DataError: a prepared dataset is damaged.
     """
     table = load_table(str(runs[0].table))
     tuned = next((run for run in runs if run.variant == TUNED and table.tuned_on(str(run.column)) != run.column), None)

@@ -26,7 +26,12 @@ Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the 
 
 
 class LocalState:
-    """Prepared datasets, finished steps and measured rates of a project, whose environment is set, on this machine."""
+    """Prepared datasets, finished steps and measured rates of a project on this machine.
+
+    Args:
+        project: its data and state are read; its environment is set.
+        params: the project's parameters.
+    """
 
     def __init__(self, project: Project, params: Params) -> None:
         self.project = project
@@ -85,7 +90,13 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The plan of a table: its `estimate` is the time of all runs, with as many at a time as the parameters allow."""
+    """The plan of a table.
+
+    Attributes:
+        left_out: reasons why some rows have no run, one line each.
+        needs: missing requirements.
+        estimate: time of all its runs, with as many at a time as the parameters allow.
+    """
 
     name: str
     runs: tuple[PlannedRun, ...]
@@ -97,9 +108,12 @@ class TablePlan:
 def plan_tables(
     local: LocalState, names: Sequence[str], choice: Choice, alone: bool = False, reuse_imported: bool = True
 ) -> list[TablePlan]:
-    """Plan tables that are requested together; with `alone`, each as if it were the only one. Raises as `runs_of_tables`.
+    """Plan tables that are requested together; with `alone`, each as if it were the only one.
 
     `reuse_imported`: False for the seeds of `--seeds auto`, which are all measured here.
+
+    Raises:
+        ConfigError: see `runs_of_tables`.
     """
     requested, left_out = runs_of_tables(names, choice)
     planned: set[str] = set()  # identities of the steps so far

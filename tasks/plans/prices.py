@@ -40,5 +40,9 @@ class Prices(Config):
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a price file. Raises ConfigError if it cannot be read, or has an unknown key or a negative price."""
+    """Read a price file.
+
+    Raises:
+        ConfigError: it cannot be read, or has an unknown key or a negative price.
+    """
     return parse(Prices, read_yaml(path), str(path))

@@ -41,7 +41,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class TableState:
-    """Progress of a table on the paper's own datasets and on those used instead of them, and its plan with one seed."""
+    """Progress of a table.
+
+    Attributes:
+        own_data: progress on the paper's own datasets; stand_in: on datasets used instead of them.
+        plan: plan of the table with one seed.
+    """
 
     name: str
     table: TableFile

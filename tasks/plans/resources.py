@@ -129,8 +129,14 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     """Return the disk space that an unprepared dataset needs: its archive, unpacked, packed and in DVC's cache.
 
     Packing keeps the files' bytes, and archives do not shrink JPEGs. DVC keeps a copy of the packed data in its cache; a file system that
-    can share blocks (not ext4) stores both once. None unless the reader is that of a published dataset with archives; `raw` is its raw
-    folder, None if params.yaml does not name one.
+    can share blocks (not ext4) stores both once.
+
+    Args:
+        reader: the dataset's reader.
+        raw: its raw folder; None if params.yaml does not name one.
+
+    Returns:
+        None unless the reader is that of a published dataset with archives.
     """
     kind = published_dataset(reader)
     if kind is None or not kind.archives:

@@ -54,8 +54,11 @@ logger = logging.getLogger(__name__)
 def load_result(project: Project, name: str) -> TableResult:
     """Return the measured runs of a table so far; an empty result if there are none.
 
-    A damaged result is renamed and replaced by one rebuilt from the store's finished records; a warning is logged. Raises NewerFormatError
-    if a newer version of the program wrote it, and StoreError if it cannot be read, or the rebuilt one cannot be written.
+    A damaged result is renamed and replaced by one rebuilt from the store's finished records; a warning is logged.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: the result cannot be read, or the rebuilt one cannot be written.
     """
     try:
         return read_result(project, name)
@@ -72,9 +75,14 @@ def add_runs(
     made: str | None,
     reused: Collection[Place] = (),
 ) -> None:
-    """Add measured and failed runs to a table's result; other processes may add to it at the same time. Raises as `load_result`.
+    """Add measured and failed runs to a table's result; other processes may add to it at the same time.
 
-    `made` is the flow's git commit. Of `reused` runs it ran no step: the same run in the result, if there is one, keeps its commit.
+    Args:
+        made: git commit of the flow.
+        reused: places of runs of which the flow ran no step: the same run in the result, if there is one, keeps its commit.
+
+    Raises:
+        NewerFormatError, StoreError: as in `load_result`, or the result cannot be written.
     """
     with alone(_lock(project)):
         result = _read_or_rebuild(project, name)
@@ -87,7 +95,11 @@ def add_runs(
 
 
 def standing_seeds(project: Project, params: Params) -> dict[str, list[int]]:
-    """Return dataset -> seeds of the standing comparison on it: those of params.yaml, then others that ran, as with `--seeds auto`."""
+    """Return dataset -> seeds of the standing comparison on it: those of params.yaml, then others that ran, as with `--seeds auto`.
+
+    Raises:
+        NewerFormatError, StoreError: as in `load_result`.
+    """
     seeds = {dataset: dict.fromkeys(params.comparison.seeds) for dataset in params.comparison.datasets}
     for dataset, seed in sorted((run.dataset, run.seed) for run in load_result(project, STANDING).runs):
         if dataset in seeds:
@@ -96,7 +108,11 @@ def standing_seeds(project: Project, params: Params) -> dict[str, list[int]]:
 
 
 def runs_today(project: Project, params: Params, result: TableResult) -> Iterator[tuple[RunSpec, DatasetRecord]]:
-    """Yield the run with today's settings and its dataset for each measured or failed run of a result, unless that is not prepared."""
+    """Yield, for each measured or failed run of a result, the run with today's settings and its dataset; none on one that is not prepared.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
     table = standing_table(params) if result.name == STANDING else load_table(result.name)
     records: dict[str, DatasetRecord | None] = {}
     for run in (*result.runs, *result.failed):
@@ -113,8 +129,11 @@ def runs_today(project: Project, params: Params, result: TableResult) -> Iterato
 def export_result(project: Project, name: str, path: Path) -> TableResult:
     """Write the measured runs of a table to a file, from which another project imports them, and return them.
 
-    Runs that an import refuses, since their row, variant or dataset is no longer in the table, are left out with a warning. Raises as
-    `load_result`, and ConfigError if there are no measured runs, or `path` is a file that was not exported.
+    Runs that an import refuses, since their row, variant or dataset is no longer in the table, are left out with a warning.
+
+    Raises:
+        ConfigError: the table is unknown, or has no measured runs, or `path` is a file that was not exported.
+        NewerFormatError, StoreError: as in `load_result`, or the file cannot be written.
     """
     check_output(path, "application/json", b'{"format": ')
     table, result = load_table(name), load_result(project, name)
@@ -139,7 +158,12 @@ def import_result(project: Project, path: Path) -> str:
 
     A run with the present data and settings replaces one that has others; where both or neither have them, one of today's code replaces one
     of other code. Otherwise runs measured here are kept, and those imported earlier are replaced. `tasks.runs.comparable.select` decides
-    which runs means use. After an error nothing was added.
+    which runs means use.
+
+    Raises:
+        ConfigError: the file is missing, or a run of it has a table, row, variant or dataset that is unknown here, another folder than that
+            of its evaluation, or a number that is not finite, or params.yaml is wrong; nothing was added.
+        NewerFormatError, StoreError: the file is damaged or of a newer version, or as in `load_result`.
     """
     remedy = "write one with: dml tables export TABLE -o FILE"
     try:
@@ -203,10 +227,12 @@ def _keep_imported(project: Project, result: TableResult, runs: Sequence[Measure
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> tuple[list[RunSpec], dict[str, list[MeasuredRun]], list[str]]:
-    """Return those of the tables' runs that were not imported with the present data and settings, and table -> imported runs of the others.
+    """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
 
-    The last are notes, a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown. A
-    damaged dataset counts as not prepared; whatever reads it names it.
+    A damaged dataset counts as not prepared; whatever reads it names it.
+
+    Raises:
+        NewerFormatError, StoreError: as in `load_result`.
     """
     results = {name: load_result(project, name) for name in {str(spec.table) for spec in runs}}
     imported = {name: imported_runs(project, result) for name, result in results.items()}

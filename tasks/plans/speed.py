@@ -22,6 +22,9 @@ def comparison_times(comparisons: Sequence[Sequence[RunSpec]], counts: Mapping[s
     """Estimate how long each comparison on one dataset takes on this machine, with as many runs at a time as `scale` allows.
 
     The runs of all comparisons have one network; `counts` are the images of each role.
+
+    Raises:
+        ConfigError: the network or a loss cannot be built.
     """
     placement = placement_here(scale)
     if placement.device == "cuda" and not torch.cuda.is_available():

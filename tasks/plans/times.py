@@ -71,7 +71,13 @@ class Rate(Record):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated duration and what it uses, both None if no measurement applies; `basis` is what it is based on, in words."""
+    """An estimated duration.
+
+    Attributes:
+        seconds: None if no measurement applies.
+        basis: what the estimate is based on, in words.
+        cost: what these seconds are estimated to use; None if no measurement applies.
+    """
 
     seconds: float | None
     basis: str
@@ -102,7 +108,11 @@ def _num_passed(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
 
 
 def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any]) -> None:
-    """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped."""
+    """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     cost = Cost.model_validate(facts[FACT])
     seconds = cost.wall_seconds - cost.lost_seconds
     if num_images(step, spec, dataset.counts) < FEWEST_IMAGES or seconds <= 0:
@@ -127,7 +137,11 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
 
 
 def read_rates(state: Path) -> list[Rate]:
-    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them."""
+    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote one.
+    """
     path = state / RATES_FILE
     rates: dict[object, Rate] = {}
     num_damaged = 0

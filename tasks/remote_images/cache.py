@@ -31,6 +31,9 @@ class ImageCache:
         root, name: folder of all datasets' caches on this machine, and the dataset's in it.
         num_bytes: bytes of all the dataset's images, the most that it needs.
         max_bytes: bound on the files of all datasets in `root`. Other datasets that no process uses make room, least recently used first.
+
+    Raises:
+        StoreError: the folder cannot be written.
     """
 
     def __init__(self, root: Path, name: str, num_images: int, num_bytes: int, max_bytes: int) -> None:

@@ -26,7 +26,11 @@ GB = 10**9
 
 
 def push_ranges(store: Store, packed: Path, key: str) -> None:
-    """Push the places of a packed dataset's images to where the dataset is, unless they are there."""
+    """Push the places of a packed dataset's images to where the dataset is, unless they are there.
+
+    Raises:
+        StoreError: the bucket cannot be read or written.
+    """
     if store.is_remote and RANGES_FILE not in store.list_objects(key):
         with tempfile.TemporaryDirectory() as folder:
             np.save(Path(folder, RANGES_FILE), image_ranges(packed))
@@ -41,6 +45,9 @@ class RemoteImages:
     Args:
         cache_gb: bound on the images in the cache, those of other datasets included.
         version: ETag of the dataset's `images.arrow`; by default that of the present object.
+
+    Raises:
+        StoreError: the object is missing, or not the dataset's.
     """
 
     def __init__(self, address: str, cache: Path, key: str, cache_gb: float, version: str | None = None) -> None:
@@ -52,7 +59,11 @@ class RemoteImages:
         return RemoteImages, self._arguments
 
     def read(self, position: int) -> bytes:
-        """Return an encoded image: one that is being fetched, cached, or fetched now."""
+        """Return an encoded image: one that is being fetched, cached, or fetched now.
+
+        Raises:
+            StoreError: the bucket cannot be read, or the object was replaced or damaged.
+        """
         return self._reader().read(position)
 
     def expect(self, positions: Iterable[int]) -> None:

@@ -34,7 +34,9 @@ Scored = Sequence[tuple[RunSpec, Mapping[str, float]]]  # with the metrics of ea
 def summarise_runs(runs: Scored) -> Summaries:
     """Return variant -> metric -> summary over the variant's seeds, in the order of the runs.
 
-    Raises EvaluationError if runs of one variant have the same seed or differ in more than it, or the runs are of several datasets.
+    Raises:
+        EvaluationError: two runs have the same variant and seed, runs of one variant differ in more than the seed, or the runs are of
+            several datasets.
     """
     _check_comparable(runs)
     names = {spec.variant: metrics.keys() for spec, metrics in reversed(runs)}
@@ -46,7 +48,11 @@ def summarise_runs(runs: Scored) -> Summaries:
 
 
 def compare_runs(runs: Scored, reference: str | None = None) -> Comparison | None:
-    """Compare the variants of one dataset by their first metric, in per cent, paired by seed; None for one variant."""
+    """Compare the variants of one dataset by their first metric, in per cent, paired by seed; None for one variant.
+
+    Raises:
+        EvaluationError: as `summarise_runs`.
+    """
     _check_comparable(runs)
     spec, metrics = runs[0]
     first = table_columns(metrics)[0]

@@ -80,8 +80,12 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
 
     `params` have the overrides applied. The seed is that of the runs whose pictures are shown; by default the first of `comparison.seeds`
-    for a comparison, and the best (`tasks.runs.best`) for a run named without a seed. Raises NotRunError if no run matches, or the dataset
-    is not prepared; the command in the message prepares it, too.
+    for a comparison, and the best (`tasks.runs.best`) for a run named without a seed.
+
+    Raises:
+        ConfigError: a name is not in params.yaml.
+        DataError: the prepared dataset is damaged.
+        NotRunError: no run matches, or the dataset is not prepared; the command in the message prepares it, too.
     """
     name = parse_run_name(named.strip("/"))
     if name is None:
@@ -129,7 +133,11 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
 
 
 def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[EmbeddedImages, EmbeddedImages]:
-    """Return queries and gallery of a run: one object if the queries are also the gallery."""
+    """Return queries and gallery of a run: one object if the queries are also the gallery.
+
+    Raises:
+        StoreError: the embeddings are missing, or of another dataset.
+    """
     folder = open_store(project).pull(run.embeddings)
     if not (folder / MANIFEST_FILE).is_file():
         raise StoreError(f"{folder}: the embeddings of {run.spec.title} are missing; rerun dml reproduce to compute them again")

@@ -134,7 +134,12 @@ class EvaluatedRun:
 
 
 def evaluate_finished(run: FinishedRun, queries: EmbeddedImages, gallery: EmbeddedImages, images: Images, method: Method) -> EvaluatedRun:
-    """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries."""
+    """Evaluate a finished run for its page by its own embeddings, `queries` and `gallery`; the map shows some of the selectable queries.
+
+    Raises:
+        EvaluationError: the embeddings cannot be scored, or are of other classes than those of all pages.
+        StoreError: the scores do not match the embeddings.
+    """
     if gallery.dataset.class_names != images.gallery.dataset.class_names:  # variants that hold out different classes
         raise EvaluationError(f"{run.spec.title}: scored on other classes than the first run; look at each run alone, as DATASET/VARIANT")
     config = run.spec.evaluation

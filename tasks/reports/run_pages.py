@@ -47,6 +47,11 @@ def write_look(project: Project, selected: SelectedRuns, reference: str | None, 
     """Write the pages of the selected run or comparison into a folder that holds only these, replacing older pages; return the first.
 
     Other variants are compared with `reference`, by default the best; `say` reports progress.
+
+    Raises:
+        ConfigError: the folder contains something else.
+        StoreError: embeddings are missing or do not match the scores, or the folder cannot be written.
+        EvaluationError: embeddings cannot be scored, or the runs are scored on different classes.
     """
     _check_place(folder)
     images, runs = _evaluate_all(project, selected, method, say)

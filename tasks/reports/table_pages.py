@@ -47,7 +47,13 @@ SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
 
 @dataclass(frozen=True)
 class TablePage:
-    """The page of a table, with the table as text; `note` is its description with the results, in a few lines."""
+    """The files written for a table.
+
+    Attributes:
+        markdown: the table as text.
+        note: description and results, in a few lines of Markdown.
+        html: path of the page.
+    """
 
     markdown: str
     note: str
@@ -64,7 +70,10 @@ def write_site(
 ) -> list[TablePage]:
     """Write the pages of these tables (`<paper>/<file>`), and the index of all tables; `prices` turn costs into money.
 
-    The folder is by default the project's `results/site`; a named one must not have other files of these names, or another index.
+    The folder is by default the project's `results/site`.
+
+    Raises:
+        ConfigError: the named folder has other files of these names, or an index of something else.
     """
     lock = project.state / SITE_LOCK
     if folder is not None:

@@ -117,7 +117,11 @@ UNKNOWN = Today()
 
 
 def present_digest(project: Project, dataset: str) -> str | None:
-    """Return the digest of a dataset as prepared here; None if it is not prepared."""
+    """Return the digest of a dataset as prepared here; None if it is not prepared.
+
+    Raises:
+        DataError: the prepared data are damaged.
+    """
     folder = project.packed(dataset)
     return read_info(folder).fingerprint if os.path.lexists(folder / INFO_FILE) else None
 

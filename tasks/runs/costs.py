@@ -82,6 +82,9 @@ class StepMeter:
         before: cost and positions of attempts whose process was killed or failed.
         predicted_seconds: estimate of the working time.
         waits: the step begins with its workers' first message, and waits for free ones until then.
+
+    Attributes:
+        is_waiting: whether the step waits for workers.
     """
 
     def __init__(self, kind: str, before: "_Journal | None", predicted_seconds: float | None, waits: bool = False) -> None:
@@ -187,7 +190,10 @@ class Meter:
     ) -> Iterator[StepMeter]:
         """Measure a step; its cost so far stays in the journal until its record is stored.
 
-        If it `is_forced`, the cost of earlier attempts is dropped, because nothing of them is used.
+        Args:
+            predicted_seconds: estimate of its working time.
+            is_forced: drop the cost of earlier attempts, because nothing of them is used.
+            waits: the step waits for free workers first.
         """
         path = journal_file(self._state, kind, identity)
         before = None

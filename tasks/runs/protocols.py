@@ -56,7 +56,11 @@ class Protocol(Config):
     variants: dict[Name, Variant] = Field(min_length=1)
 
     def training_config(self, dataset: str, variant: str) -> TrainingConfig:
-        """Return the training settings of a variant on a dataset; the loss's own options are unchecked. Imports no torch."""
+        """Return the training settings of a variant on a dataset; the loss's own options are unchecked. Imports no torch.
+
+        Raises:
+            ConfigError: the dataset or variant is unknown, or settings do not fit.
+        """
         for kind, name, known in (("dataset", dataset, self.datasets), ("variant", variant, self.variants)):
             check_known(f"{kind} of protocol '{self.paper}'", name, known)
         changes = self.variants[variant]
@@ -70,7 +74,11 @@ def protocol_names() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Return a paper's protocol, or the common track's, without checking the configurations that its parts give."""
+    """Return a paper's protocol, or the common track's, without checking the configurations that its parts give.
+
+    Raises:
+        ConfigError: the protocol does not exist or has an error.
+    """
     path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
     return _parsed_protocol(name, path, content_of(path))
 

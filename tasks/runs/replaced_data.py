@@ -43,13 +43,21 @@ def users(project: Project, name: str) -> str:
 
 
 def check_unused(project: Project, name: str) -> None:
-    """Check that no process uses a prepared dataset."""
+    """Check that no process uses a prepared dataset.
+
+    Raises:
+        DataError: one does.
+    """
     if who := users(project, name):
         raise DataError(f"{name}: in use by {who}, whose runs would be lost if other images replaced these; run this again when it ends")
 
 
 def check_before_packing(project: Project, name: str, dataset: DatasetConfig, raw: Path) -> None:
-    """Check that no process uses a prepared dataset that would get other rows or sizes; whether its images differ, packing shows."""
+    """Check that no process uses a prepared dataset that would get other rows or sizes; whether its images differ, packing shows.
+
+    Raises:
+        DataError: one does.
+    """
     if users(project, name) and _has_others(project.packed(name), dataset, raw):
         check_unused(project, name)
 

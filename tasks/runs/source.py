@@ -30,7 +30,11 @@ class SourceCode:
 
 
 def read_source(source: str, package: str = "") -> SourceCode:
-    """Parse Python code of a module in `package`, from which its relative imports start."""
+    """Parse Python code of a module in `package`, from which its relative imports start.
+
+    Raises:
+        SyntaxError: the source is not Python.
+    """
     tree = ast.parse(source)
     return SourceCode(repr(_form(tree)), tuple(_imports(tree, package)))
 

@@ -310,6 +310,9 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     `tasks.checks.check_parts` checks what needs torch (a loss's own options, parts that do not fit).
 
     The overrides are `dotted.path=value`, each with a YAML value. Their order does not matter.
+
+    Raises:
+        ConfigError: the first error, in one line.
     """
     values = read_yaml(path)
     refuse_repeats("--set", map(_path_of, overrides))
@@ -346,6 +349,13 @@ def check_same_classes(trainings: Mapping[str, TrainingConfig], role: str) -> No
     """Check that runs of one comparison are scored on the same images, and hold out the same classes if they hold out any.
 
     On held-out classes the best trained run is chosen, also if the test classes are scored.
+
+    Args:
+        trainings: label of the runs -> their training settings.
+        role: role that they are scored on.
+
+    Raises:
+        ConfigError: two hold out different classes; or one of them none, and another role than "test" is scored.
     """
     labels = {
         training.validation: label
@@ -378,7 +388,11 @@ def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
-    """Check that no raw folder shares a file with another one or with what the project or DVC owns: DVC allows one owner per file."""
+    """Check that no raw folder shares a file with another one or with what the project or DVC owns: DVC allows one owner per file.
+
+    Raises:
+        ConfigError: they overlap, links followed; of two datasets it names the later. Or `dvc add` tracks the folder, or one around it.
+    """
     inside, top = _real(root), root.absolute()
     written = {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
     own = {what: _real(place) for what, place in written.items()}
@@ -426,7 +440,11 @@ def standing_runs(
     overrides: Sequence[str] = (),
     whole: bool = False,
 ) -> dict[str, list[RunSpec]]:
-    """Return dataset -> the comparison's runs on it. What is not given has its default: of variants and seeds all, if `whole`."""
+    """Return dataset -> the comparison's runs on it. What is not given has its default: of variants and seeds all, if `whole`.
+
+    Raises:
+        ConfigError: as `comparison_runs`, a dataset is given twice, or an override has no effect, or none on a dataset.
+    """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
     of_runs = seeds if whole else seeds or comparison.seeds[: comparison.num_default_seeds]
@@ -571,7 +589,11 @@ def _overriding(params: Params, dataset: str, variant: str, given: Mapping[str, 
 
 
 def variants_on(params: Params, dataset: str) -> list[str]:
-    """Return the variants that the comparison has on a dataset, in the order of `params.yaml`."""
+    """Return the variants that the comparison has on a dataset, in the order of `params.yaml`.
+
+    Raises:
+        ConfigError: the dataset is unknown, or a setting is wrong.
+    """
     check_known("dataset of the comparison", dataset, params.comparison.datasets)
 
     def applies(variant: str) -> bool:
@@ -603,6 +625,10 @@ def comparison_runs(
     Args:
         overrides: those applied to `params`, for the runs' comparison title.
         tuned: apply the settings that a search found to the variants that request them.
+
+    Raises:
+        ConfigError: the dataset or a variant is unknown, a variant or seed is given twice, a setting of a run is wrong, or a variant must
+            be tuned and is not.
     """
     comparison = params.comparison
     refuse_repeats("--variant", variants or ())

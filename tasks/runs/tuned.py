@@ -118,7 +118,11 @@ def tuned_path(table: str, row: str, dataset: str) -> Path:
 
 
 def write_tuned(tuned: TunedFile) -> Path:
-    """Write the result of a search and return its path."""
+    """Write the result of a search and return its path.
+
+    Raises:
+        StoreError: the tables' folder cannot be written.
+    """
     path = tuned_path(tuned.table, tuned.row, tuned.dataset)
     title = f"# Made by `{tuned.command}`: settings that override the row's in its variant 'tuned'.\n"
     title += "# score and own_score are means over different pairs of fold and seed (tried); confirmation compares the same pairs.\n"
@@ -130,7 +134,11 @@ def write_tuned(tuned: TunedFile) -> Path:
 
 
 def read_before(table: str, row: str, dataset: str) -> TunedFile | None:
-    """Return the result of the row's earlier search, which another search may replace; None if there is none."""
+    """Return the result of the row's earlier search, which another search may replace; None if there is none.
+
+    Raises:
+        ConfigError: there is a file that cannot be read, as one of a newer version or with marks of a merge.
+    """
     if not tuned_path(table, row, dataset).is_file():
         return None
     try:
@@ -152,7 +160,11 @@ def is_kept(before: TunedFile, found: TunedFile) -> bool:
 
 
 def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
-    """Read the result of a search."""
+    """Read the result of a search.
+
+    Raises:
+        ConfigError: there is no such file (the error names the command that makes it), or it is damaged or belongs to another row.
+    """
     path = tuned_path(table, row, dataset)
     if not path.is_file():
         raise ConfigError(f"{table}/{row} is not tuned on {dataset}; run: {tune_command(table, row, dataset)}")

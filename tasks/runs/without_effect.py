@@ -68,7 +68,11 @@ def idle_notes(runs: Iterable[tuple[str, TrainingConfig, Mapping[str, Mapping[st
 
 
 def unreached_notes(runs: Iterable[tuple[str, str, TrainingConfig]]) -> list[str]:
-    """Return a line for each part of the schedule that the epochs of trained runs do not reach, with their labels. Imports their losses."""
+    """Return a line for each part of the schedule that the epochs of trained runs do not reach, with the runs. Imports their losses.
+
+    Args:
+        runs: dataset, label and settings of each.
+    """
     labels: dict[tuple[str, str], dict[str, None]] = {}
     for dataset, label, training in runs:
         for line in (*_unreached(training), *_unheated(training)):

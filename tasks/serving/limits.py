@@ -43,7 +43,11 @@ class _FewReads(io.BytesIO):
     num_left = HEADER_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next bytes, if there were fewer calls than `HEADER_READS` before."""
+        """Return the next bytes.
+
+        Raises:
+            ValueError: there were `HEADER_READS` calls before.
+        """
         self.num_left -= 1
         if self.num_left < 0:
             raise ValueError("too many segments")
@@ -51,7 +55,11 @@ class _FewReads(io.BytesIO):
 
 
 def check_image(data: bytes, name: str) -> int:
-    """Return the number of pixels of an encoded image, or refuse it by size and header, before decoding; errors begin with its name."""
+    """Return the number of pixels of an encoded image, or refuse it by size and header, before decoding; errors begin with its name.
+
+    Raises:
+        HTTPException: 413 too large, 422 not an image.
+    """
     if not data:
         raise HTTPException(422, f"{name}: empty")
     if len(data) > IMAGE_BYTES:

@@ -31,8 +31,11 @@ LOOK_SECONDS = 15.0  # between looks of a replica whether its service lives
 class RayReplica(Replica):
     """A replica in a process of Ray, which opens network and index itself, from their folders.
 
-    `versions` are identity of the network, hash of its file and version of the index that the service was started with. A folder that has
-    others now is an error: answers would not fit those of the other replicas.
+    Args:
+        versions: identity of the network, hash of its file and version of the index that the service was started with.
+
+    Raises:
+        ConfigError: a folder has another network or version now; its answers would not fit those of the other replicas.
     """
 
     def __init__(self, model: str, index: str | None, versions: tuple[str | None, ...], num_threads: int, max_batch: int) -> None:
@@ -82,6 +85,9 @@ def start_replicas(
     """Connect to the Ray cluster at `address`, or start Ray if it is "local", and start the replicas on it.
 
     `num_replicas` is by default one per GPU of a Ray on this machine; on a cluster, whose GPUs others use, it is one.
+
+    Raises:
+        ServiceError: they do not start.
     """
     for logger in ("ray", "ray.serve"):
         logging.getLogger(logger).setLevel(logging.ERROR)

@@ -23,7 +23,11 @@ class Replicas:
         self._replica = replica
 
     async def answer(self, images: list[bytes], k: int = 0, with_thumbnails: bool = False) -> Answer:
-        """Return the embeddings of images or, with k > 0, the k nearest neighbours of each."""
+        """Return the embeddings of images or, with k > 0, the k nearest neighbours of each.
+
+        Raises:
+            HTTPException: an image cannot be decoded (422), or no replica answers in time (503).
+        """
         answer = await self._in_time("answer", images, k, with_thumbnails)
         if answer.refused is not None:
             raise HTTPException(422, answer.refused)
@@ -33,7 +37,11 @@ class Replicas:
         return answer
 
     async def neighbours(self, position: int, k: int, with_thumbnails: bool) -> Answer:
-        """Return the k nearest neighbours of the index's item at a position, without the item."""
+        """Return the k nearest neighbours of the index's item at a position, without the item.
+
+        Raises:
+            HTTPException: no replica answers in time (503).
+        """
         return await self._in_time("neighbours", position, k, with_thumbnails)
 
     async def check(self) -> bool:

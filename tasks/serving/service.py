@@ -56,6 +56,10 @@ def run_service(
         max_batch: maximum number of images per forward pass; 1 disables batching.
         token: token that requests must contain, or None.
         report: receives the service's address, once it answers.
+
+    Raises:
+        ConfigError: the host is not loopback and no token is set, or the port is in use.
+        ServiceError: Ray or the replicas do not start.
     """
     with listen(host, port, token) as listener, _replicas(folder, model, index, num_replicas, max_batch) as replicas:
         app = make_app(describe_service(model, index), replicas, has_token=token is not None)
@@ -101,7 +105,11 @@ def _replicas(folder: Path, model: TrainedModel, index: Index | None, num_replic
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """Return the listening socket for clients, which is not open to others without a token; no request is answered yet."""
+    """Return the listening socket for clients; no request is answered yet.
+
+    Raises:
+        ConfigError: it would be open to others without a token, or cannot be opened.
+    """
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ConfigError(f"the token has {len(token)} characters; at least {SHORTEST_TOKEN} are required")
     if token is not None and token != token.strip():
@@ -140,7 +148,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_http(app: ASGIApp, listener: socket.socket, report: Callable[[str], None]) -> None:
-    """Answer clients until SIGINT or SIGTERM; requests in progress are answered before the end."""
+    """Answer clients until SIGINT or SIGTERM; requests in progress are answered before the end.
+
+    Raises:
+        ServiceError: the HTTP server does not start.
+    """
     config = uvicorn.Config(
         app,
         http=PatientProtocol,

@@ -22,7 +22,11 @@ WEBHOOK_BLOCK = "dml-webhook"
 
 
 def replace_automations(url: str, path: Path) -> None:
-    """Make the server at `url` (which ends in /api) have each of the file's automations once."""
+    """Make the server at `url` (which ends in /api) have each of the file's automations once.
+
+    Raises:
+        ConfigError: the server rejects one.
+    """
     session = prefect_session()
     for automation in read_yaml(path)["automations"]:
         same_name = {"automations": {"name": {"any_": [automation["name"]]}}}

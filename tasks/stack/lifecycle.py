@@ -93,7 +93,12 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
 
 
 def restart(project: Project, report: Callable[[str], None]) -> Stack:
-    """End a stack with the user's own S3 server, and start it with today's code and settings; databases and records stay."""
+    """End all processes of a stack with the user's own S3 server and start them with today's code and settings; databases and records stay.
+
+    Raises:
+        ConfigError: no stack of this project was started, or it has the stack's S3 server; or as `up`.
+        StackError: a process does not end; or as `up`.
+    """
     with alone(project.state / ".stack.lock"):
         stack = _started(project)
         if S3 in stack.file.services:
@@ -134,7 +139,11 @@ def status(project: Project) -> list[Status]:
 
 
 def down(project: Project) -> int:
-    """End all processes of the stack, remove its files except the logs, and return the number of processes killed."""
+    """End all processes of the stack, remove its files except the logs, and return the number of processes killed.
+
+    Raises:
+        StackError: a process does not end.
+    """
     folder, run = project.state / "stack", run_folder(project.state)
     with alone(project.state / ".stack.lock"):
         (project.state / STACK_ENV).unlink(missing_ok=True)

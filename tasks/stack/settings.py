@@ -117,6 +117,9 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
     """Return the project's stack; choose ports, secrets and the S3 server on first use.
 
     `own_s3` is the address of the user's own S3 server, which replaces the stack's; None means that of the first `up`.
+
+    Raises:
+        ConfigError: the file is wrong, PostgreSQL is not installed, or another S3 server was chosen before.
     """
     reach_own_servers()
     path = project.root / "infra" / "stack.yaml"

@@ -41,7 +41,11 @@ ALARMS = dict[str, Alarm]
 
 
 def read_alarms(state: Path) -> dict[str, Alarm]:
-    """Return cause -> alarm, of alarms that last or whose end is still to be sent; raises as `read_sealed`."""
+    """Return cause -> alarm, of alarms that last or whose end is still to be sent.
+
+    Raises:
+        DamagedError, NewerFormatError, StoreError: as `read_sealed`.
+    """
     try:
         return read_sealed(state / ALARMS_FILE, ALARMS) or {}
     except DamagedError as error:

@@ -318,7 +318,10 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
     """Return the tables that match names and shell-like patterns (`softtriple/*`, `*/table*`), in the order of the patterns.
 
     A pattern that begins with the project's folder matches only the project's own tables, any other pattern only the papers'. No pattern
-    matches the standing comparison, whose runs are requested without a table. ConfigError if one matches no table, or two the same one.
+    matches the standing comparison, whose runs are requested without a table.
+
+    Raises:
+        ConfigError: a pattern matches no table (the error suggests the nearest name), or two match the same one.
     """
     patterns_by_name: dict[str, str] = {}
     for pattern in patterns:
@@ -343,7 +346,11 @@ def _unknown_table(name: str) -> ConfigError:
 
 
 def load_table(name: str) -> TableFile:
-    """Read and check a table's file. Raises ConfigError if it does not exist, or has an error."""
+    """Read and check a table's file.
+
+    Raises:
+        ConfigError: the table does not exist, or its file has an error.
+    """
     if name not in table_names():
         raise _unknown_table(name)
     if name == STANDING:

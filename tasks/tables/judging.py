@@ -41,7 +41,14 @@ POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column'
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of the runs on a published value, with the fields of a `ShownCell`."""
+    """Verdict of the runs on a published value, with the fields of a `ShownCell`.
+
+    Attributes:
+        verdict: compatible, above, below or undecided.
+        says: the verdict in words.
+        low, high: ends of the prediction interval of one run; None for fewer than MIN_SEEDS seeds.
+        is_equal: whether the mean equals the published value within the tolerance.
+    """
 
     verdict: Judgement
     says: str

@@ -141,7 +141,14 @@ def facts_of(spec: RunSpec, digest: str | None) -> Facts:
 
 
 class TableResult(Record):
-    """Results of a table so far, one run for each place; `made` is the git commit of the last (with "-dirty" if files were changed)."""
+    """Results of a table so far.
+
+    Attributes:
+        name: `<paper>/<file>`.
+        runs: one for each place.
+        failed: runs whose last attempt failed.
+        made: git commit (with "-dirty" if files were changed) of the last run.
+    """
 
     name: str
     runs: tuple[MeasuredRun, ...] = ()
@@ -189,7 +196,13 @@ def imported_runs(project: Project, result: TableResult) -> dict[Facts, Measured
 
 
 def read_result(project: Project, name: str) -> TableResult:
-    """Read the results of a table; empty if there are none. Raises as `read_sealed`; `tasks.plans.results.load_result` repairs the file."""
+    """Read the results of a table; empty if there are none. `tasks.plans.results.load_result` repairs a damaged file.
+
+    Raises:
+        DamagedError: the file is damaged, or belongs to another table.
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: it cannot be read.
+    """
     path = result_path(project, name)
     result = read_sealed(path, TableResult)
     if result is not None and result.name != name:
@@ -198,5 +211,9 @@ def read_result(project: Project, name: str) -> TableResult:
 
 
 def save_result(project: Project, result: TableResult) -> None:
-    """Write a result, replacing the previous one."""
+    """Write a result, replacing the previous one.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     write_sealed(result_path(project, result.name), result)

@@ -29,9 +29,13 @@ COUNTS = ("num_queries", "num_queries_without_positive", "num_query_classes")  #
 
 
 def runs_of_tables(names: Sequence[str], choice: Choice) -> tuple[dict[tuple[str, str], list[RunSpec]], dict[str, list[str]]]:
-    """Return (table, dataset of its columns) -> runs that several tables have, including those that this project cannot run.
+    """Return the runs that several tables have, including those that this project cannot run.
 
-    They are in the order of columns and rows. Also returns table -> reasons why rows have no run, a line each.
+    Returns:
+        (Table, dataset of its columns) -> runs, in the order of columns and rows; and table -> reasons why rows have no run, a line each.
+
+    Raises:
+        ConfigError: a table is given twice, a row, dataset or variant is unknown, a named row is not run, or settings do not fit.
     """
     refuse_repeats("table", names)
     if STANDING in names:
@@ -69,7 +73,11 @@ class Chosen:
 
 
 def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
-    """Return the runs of several tables that this project can start; ConfigError if there are none."""
+    """Return the runs of several tables that this project can start.
+
+    Raises:
+        ConfigError: as `runs_of_tables`, or there is nothing to run.
+    """
     requested, left_out = runs_of_tables(names, choice)
     left_out = {name: reasons for name, reasons in left_out.items() if reasons}
     if not requested:
@@ -94,9 +102,13 @@ def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: 
     """Return a table's runs by the dataset's name in its columns.
 
     Args:
+        name: `<paper>/<file>`.
         choice: filters; names that the table does not have are ignored, and a row that is named must be one that is run. A row runs on the
             datasets on which the table has it, and on any dataset that is named with it.
         left_out: receives a line for every row that has no run.
+
+    Raises:
+        ConfigError: a named row is not run, settings do not fit, or runs on training images hold out different classes.
     """
     check_seeds(choice.seeds)
     runs: dict[str, list[RunSpec]] = {}
@@ -189,10 +201,16 @@ def _check_is_run(table: str, row: Row) -> None:
 
 
 def row_training(table: str, row: Row, dataset: str, variant: str | None = None, tuned: TunedFile | None = None) -> TrainingConfig:
-    """Return the training settings of a row on a dataset of the table's columns, in a variant of the protocol, by default the row's first.
+    """Return the training settings of a row on a dataset. Imports no torch: `tasks.checks.check_parts` checks the loss's own options.
 
-    The variant `tuned` is the first with the settings that `dml tune` found, which only it needs. Imports no torch:
-    `tasks.checks.check_parts` checks the loss's own options.
+    Args:
+        table: `<paper>/<file>`.
+        dataset: name in the table's columns.
+        variant: variant of the protocol; by default the row's first. `tuned` is the first with the settings found by `dml tune`.
+        tuned: these settings; only the variant `tuned` needs them.
+
+    Raises:
+        ConfigError: the row is not run, has no such variant, or its changes do not fit.
     """
     _check_is_run(table, row)
     variant = variant or row.variants[0]
@@ -217,7 +235,11 @@ def searched_on(training: TrainingConfig, dataset: DatasetRecord) -> str:
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
-    """Return a row's settings on the common track: its loss's variant there, changed only by the row's own changes to the loss."""
+    """Return a row's settings on the common track: its loss's variant there, changed only by the row's own changes to the loss.
+
+    Raises:
+        ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
+    """
     name = row_training(table, row, dataset).loss.name
     values = load_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
     losses = row.loss or {}, row.training.get("loss", {}), row.datasets.get(dataset, {}).get("loss", {})
@@ -250,7 +272,11 @@ def belongs(table: TableFile, row: Row, dataset: str) -> bool:
 
 
 def check_metrics(name: str, table: TableFile) -> None:
-    """Check the options of a table's measurements, and that its rows bring the metrics of columns and claims. Measurements load torch."""
+    """Check the options of a table's measurements, and that its rows bring the metrics of columns and claims. Measurements load torch.
+
+    Raises:
+        ConfigError: a measurement or one of its options does not exist, or a metric neither; the nearest name is given.
+    """
     brought = dict[str, list[str]]()
     for row, entry in table.rows.items():
         measurements = override(table.measurements, entry.measurements)
@@ -287,7 +313,10 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> s
     """Return the project's name of a dataset of a table's columns: the one named after the reader, or the only one that it reads, or None.
 
     A column that names no reader names a dataset of the project itself. Only a request for a split by image (in `options`, which the
-    dataset must have) gets a dataset whose test classes are trained on. ConfigError if several match, and none has the reader's name.
+    dataset must have) gets a dataset whose test classes are trained on.
+
+    Raises:
+        ConfigError: several datasets match, and none has the reader's name.
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
@@ -305,7 +334,11 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any]) -> s
 
 
 def at_scale(params: Params, tables: Mapping[str, TableFile]) -> Params:
-    """Return the parameters with the resources that the tables request, if one of them requests any; all must request the same."""
+    """Return the parameters with the resources that the tables request, if one of them requests any; all must request the same.
+
+    Raises:
+        ConfigError: a request is invalid, or tables request different resources.
+    """
     scales = [table.scale for table in tables.values()]
     if not any(scales):
         return params

@@ -21,7 +21,15 @@ DEFAULT_POINTS = 1.0
 
 @dataclass(frozen=True)
 class Resolve:
-    """Requested precision of differences: the largest half-width of an interval in percentage points, with at most so many seeds."""
+    """Requested precision of differences.
+
+    Attributes:
+        points: largest half-width of an interval, in percentage points.
+        most: largest number of seeds of a system.
+
+    Raises:
+        ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
+    """
 
     points: float = DEFAULT_POINTS
     most: int = MOST_SEEDS
@@ -46,8 +54,11 @@ class Widest:
 def widest(scores: "Scores", points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
     """Return the widest of all systems' differences to the reference; None if nothing can be compared.
 
-    `scores` are in per cent, `num_queries` as in `judge`. Without a `reference` that was named beforehand it is the one with the highest
-    mean, and the intervals hold for every pair.
+    Args:
+        scores: system -> seed -> score, in per cent.
+        points: requested half-width.
+        reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
+        num_queries: number of queries of which the scores are the share found; None for other scores.
     """
     from dml_core.evaluation.statistics.comparing import differences
 

@@ -96,7 +96,14 @@ class ShownTolerance(Record):
 
 
 class ShownRun(Record):
-    """One run behind a line; `figures` is its folder's key in the store, and `has_other_code` is relative to the code of the page."""
+    """One run behind a line: where it is and how it is identified.
+
+    Attributes:
+        figures: key of a folder in the store.
+        commit: git commit of its flow, if known.
+        is_imported: whether another project measured it.
+        has_other_code: whether other code than that of the page made it.
+    """
 
     dataset: str
     project_dataset: str

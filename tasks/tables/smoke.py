@@ -48,7 +48,11 @@ def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
 
 
 def draw_for_smoke(project: Project, dataset: str) -> Path:
-    """Draw a few images in a dataset's layout, pack them below the project's state folder, and return their folder."""
+    """Draw a few images in a dataset's layout, pack them below the project's state folder, and return their folder.
+
+    Raises:
+        DataError, StoreError: as `prepare`.
+    """
     from dml_core.data.prepare import prepare
     from dml_core.data.registry import materialise
 

@@ -44,8 +44,11 @@ Systems = dict[tuple[str, str | None], str]  # (dataset, settings) -> the first 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
     """Return a table with its measurements: every mean is over runs that differ only in the seed, on the present data.
 
-    `waiting` is (row, dataset) -> what it waits for, if more is known than that it was not run. Runs with other datasets or settings than
-    those of `today` are omitted and named; runs with former settings are shown and named if their line has no run with the present ones.
+    Args:
+        name: `<paper>/<file>`.
+        waiting: (row, dataset) -> what it waits for, if more is known than that it was not run.
+        today: present datasets and settings (`tasks.tables.present`). Runs with others are omitted and named; runs with former settings
+            are shown and named if their line has no run with the present ones.
     """
     result, left_out = comparable(result, today)
     protocol = paper_protocol(name)

@@ -22,7 +22,13 @@ def with_alarm(note: str, alarm: str) -> str:
 
 
 def mark_comparisons(uri: str, state: Path, name: str, texts: Sequence[str]) -> int:
-    """Mark the comparisons of a table or dataset with its alarms, a sentence each, or remove the marks; return how many were changed."""
+    """Mark the comparisons of a table, or of a dataset of the standing comparison, with its alarms, a sentence each.
+
+    Without alarms the marks are removed. Return how many comparisons were changed.
+
+    Raises:
+        TrackingError: MLflow cannot be used.
+    """
     num_changed, alarm = 0, shorten(" ".join(texts), ALARM_LETTERS, placeholder=REST)
     with one_line_errors(uri):
         client = open_client(uri, state)

@@ -44,7 +44,11 @@ _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILI
 
 
 def check_available(uri: str) -> None:
-    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked."""
+    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked.
+
+    Raises:
+        TrackingError: it cannot be used; the error says what to do.
+    """
     if uri.startswith(SQLITE):
         check_database(Path(uri.removeprefix(SQLITE)))
     elif uri.startswith("http"):
@@ -54,7 +58,11 @@ def check_available(uri: str) -> None:
 
 
 def client_login() -> tuple[str | None, str | None]:
-    """Return the user and password that MLflow's client would send: of the variables, else of its file of credentials."""
+    """Return the user and password that MLflow's client would send: of the variables, else of its file of credentials.
+
+    Raises:
+        TrackingError: the file cannot be parsed.
+    """
     file = ConfigParser()
     try:
         file.read(os.path.expanduser(CREDENTIALS), encoding="utf-8")  # noqa: PTH111 - a container's user may have no home
@@ -66,7 +74,11 @@ def client_login() -> tuple[str | None, str | None]:
 
 
 def check_database(path: Path) -> None:
-    """Check that a local database is undamaged and of this version of MLflow; a missing one is created on first use."""
+    """Check a local database; a missing one is created on first use.
+
+    Raises:
+        TrackingError: it is damaged, not a file, or of another version of MLflow.
+    """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     where, remedy = f"MLflow's database {path} cannot be used", "restore a copy, or move it away and publish again with dml reproduce"
@@ -88,7 +100,11 @@ def check_database(path: Path) -> None:
 
 
 def check_place(uri: str, experiment: Any, folder: Path) -> None:
-    """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created."""
+    """Check that a local database writes an experiment's files into a folder, whose absolute path it has had since it was created.
+
+    Raises:
+        TrackingError: it would write to another one: the project was moved, or another program created the experiment.
+    """
     used = Path(url2pathname(urlsplit(experiment.artifact_location).path))
     if used.resolve() != folder.resolve():
         moved = "the project was moved; move it back, or move the database away and publish again with dml reproduce"
@@ -100,7 +116,11 @@ def check_place(uri: str, experiment: Any, folder: Path) -> None:
 
 
 def create_database(path: Path, lock: Path) -> None:
-    """Create a local database unless there is one: under another name, so that no process finds one with a part of its tables."""
+    """Create a local database unless there is one: under another name, so that no process finds one with a part of its tables.
+
+    Raises:
+        TrackingError: it cannot be created.
+    """
     with alone(lock), one_line_errors(f"{SQLITE}{path}"):
         if path.exists() and path.stat().st_size:
             return
@@ -167,7 +187,11 @@ def schemas() -> tuple[frozenset[str], str]:
 
 @contextmanager
 def one_line_errors(uri: str) -> Iterator[None]:
-    """Raise every error of MLflow as a TrackingError of one line, at once if no server answers."""
+    """Raise every error of MLflow in one line, at once if no server answers.
+
+    Raises:
+        TrackingError: that line.
+    """
     check_available(uri)
     from alembic.util.exc import CommandError
     from mlflow.exceptions import MlflowException
@@ -188,7 +212,11 @@ def one_line_errors(uri: str) -> Iterator[None]:
 
 
 def check_listed(uri: str, client: Any, run: Any) -> None:
-    """Check that the settings of a published run are listed here if MLflow's server lists them: this machine's S3 may be another one."""
+    """Check that the settings of a published run are listed here if MLflow's server lists them: this machine's S3 may be another one.
+
+    Raises:
+        TrackingError: they are not, or the server cannot tell; nothing was deleted.
+    """
     run_id, place = run.info.run_id, str(run.info.artifact_uri)
     if uri.startswith(SQLITE) or place.startswith("mlflow-artifacts:"):
         return  # listed by the server itself

@@ -54,8 +54,15 @@ def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_st
     If the run's experiment has a model with the same content, it is linked to the run. Return the model's id. Only MLflow's fluent
     interface logs models, so one thread of a process at a time may call this.
 
-    The model's step is the number of training steps, which no metric has: MLflow links a run's metrics at a model's step to the model, the
-    first ones if it is 0. The final scores are linked when they are logged.
+    Args:
+        uri: MLflow's tracking address.
+        run_id, report: the run that trained it.
+        checkpoint: folder of its checkpoint.
+        num_steps: number of training steps. MLflow links a run's metrics at the model's step to the model: the first ones if it is 0. No
+            metric has this step; the final scores are linked when they are logged.
+
+    Raises:
+        SavedNetworkError: the network cannot be opened again, or gives other embeddings; nothing is logged then.
     """
     state = load_checkpoint(checkpoint)
     assert state is not None
@@ -133,7 +140,11 @@ def _tags(report: RunReport) -> dict[str, str]:
 
 
 def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
-    """Open a network like a user of the published model, and compare its embedding of an image with the trained network's."""
+    """Open a network like a user of the published model, and compare its embedding of an image with the trained network's.
+
+    Raises:
+        SavedNetworkError: it cannot be opened, or gives another embedding.
+    """
     try:
         opened = load_model(folder, "cpu")
     except Exception as error:

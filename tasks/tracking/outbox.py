@@ -17,7 +17,11 @@ REPORT: Any = Report  # a union is no type to mypy
 
 
 def keep_report(outbox: Path, report: Report) -> Path:
-    """Write a report into the outbox and return its file; it has waited as long as the same run's report if that waits there."""
+    """Write a report into the outbox and return its file; it has waited as long as the same run's report if that waits there.
+
+    Raises:
+        StoreError: the outbox cannot be written, or a newer version of the program wrote the report that waits there.
+    """
     path, kept_at = outbox / report.outbox_name, time.time()
     if (before := read_or_set_aside(path, REPORT)) is not None:
         since = {KEPT_AT: waits_since(path, before)}
@@ -33,7 +37,12 @@ def waits_since(path: Path, report: Report) -> float:
 
 
 def read_report(path: Path) -> Report:
-    """Return a report from the outbox. A damaged one is renamed, and the error names its new name; others that cannot be read stay."""
+    """Return a report from the outbox. A damaged one is renamed first.
+
+    Raises:
+        DamagedError: it is damaged; the error gives its new name.
+        StoreError: it cannot be read, or a newer version of the program wrote it; it stays.
+    """
     try:
         report = read_sealed(path, REPORT)
     except DamagedError as error:

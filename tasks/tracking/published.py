@@ -45,7 +45,11 @@ DATABASE_EXPERIMENTS = """
 
 
 def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """Return the comparison's current runs, by variant and seed."""
+    """Return the comparison's current runs, by variant and seed.
+
+    Raises:
+        TrackingError: MLflow cannot be reached.
+    """
     read = {"database": _read_database, "server": _query_server, "client": search_published}[available_way(uri)]
     return in_order(read(uri, dataset, comparison))
 
@@ -71,7 +75,11 @@ def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedR
 
 
 def published_as(uri: str) -> tuple[set[str], set[str]]:
-    """Return the published identities (`dml.identity`) of all this project's runs that MLflow shows, and the titles of all comparisons."""
+    """Return the published identities (`dml.identity`) of all this project's runs that MLflow shows, and the titles of all comparisons.
+
+    Raises:
+        TrackingError: MLflow cannot be queried.
+    """
     if available_way(uri) == "database":
         tags = query_database(uri, DATABASE_TAGS, (f"{EXPERIMENT_PREFIX}%", Tag.IDENTITY, Tag.PART))
     else:
@@ -84,7 +92,11 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
 
 
 def standing_comparisons(uri: str) -> dict[str, str]:
-    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows."""
+    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows.
+
+    Raises:
+        TrackingError: MLflow cannot be queried.
+    """
     way = available_way(uri)
     if way == "database":
         names = dict(query_database(uri, DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", Tag.NOTE)))
@@ -145,7 +157,11 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
 
 
 def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> tuple[tuple[PublishedRun, ...], tuple[str, ...]]:
-    """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs."""
+    """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs.
+
+    Raises:
+        TrackingError: MLflow has two current runs of one variant and seed.
+    """
     selected, left_out = select(runs, lambda run: run.facts(dataset), today)
     by_seed: dict[tuple[str, int], PublishedRun] = {}
     for run in selected:

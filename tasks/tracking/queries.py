@@ -23,7 +23,11 @@ CLIENT_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+|MLFLOW_WORKSPACE")
 
 
 def available_way(uri: str) -> Literal["database", "server", "client"]:
-    """Return how MLflow at an address is queried."""
+    """Return how MLflow at an address is queried.
+
+    Raises:
+        TrackingError: it cannot be queried.
+    """
     check_available(uri)
     if uri.startswith(SQLITE):
         return "database"
@@ -33,7 +37,11 @@ def available_way(uri: str) -> Literal["database", "server", "client"]:
 
 
 def query_database(uri: str, query: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the rows of a query to a local database; none if the file is missing or empty, as before the first run."""
+    """Return the rows of a query to a local database; none if the file is missing or empty, as before the first run.
+
+    Raises:
+        TrackingError: it cannot be read.
+    """
     path = Path(uri.removeprefix(SQLITE))
     if not path.exists() or path.stat().st_size == 0:
         return []
@@ -45,7 +53,11 @@ def query_database(uri: str, query: str, values: tuple[str, ...] = ()) -> list[t
 
 
 def query_server(uri: str, call: str, part: str, method: Literal["GET", "POST"] = "POST", **query: Any) -> Iterator[dict[str, Any]]:
-    """Yield the entries named `part` of every page of a server's answers to a search."""
+    """Yield the entries named `part` of every page of a server's answers to a search.
+
+    Raises:
+        TrackingError: the server does not answer, or answers with an error.
+    """
     import requests
 
     address, query = f"{uri.rstrip('/')}/api/2.0/mlflow/{call}", {"max_results": PAGE_SIZE, **query}

@@ -94,8 +94,11 @@ class Registry:
     def fetch(self, address: str, cache: Path) -> Path:
         """Return the folder, in `cache`, of a registered model's network, downloaded once.
 
-        The address is `models:/name@alias`, `models:/name/version` or `models:/<model id>`; one that the registry does not have is a
-        ConfigError.
+        The address is `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
+
+        Raises:
+            ConfigError: the registry has no such model.
+            TrackingError: MLflow cannot be queried, or has no network of this project there.
         """
         with one_line_errors(self.uri):
             return self._fetch(self._model_and_run(address)[0], cache)
@@ -212,7 +215,11 @@ class Registry:
         return next((version for version in versions_of(self.uri, name) if version.name == name and alias in version.aliases), None)
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
-        """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`."""
+        """Point the alias to a network's version, created if missing, with its card and the reason. Call it only inside `promoting`.
+
+        Raises:
+            TrackingError: the lock was lost, or the registry cannot be used.
+        """
         with one_line_errors(self.uri):
             client = self._client
             if not self._holds(f"{name}{LOCK_SUFFIX}"):
@@ -238,6 +245,9 @@ class Registry:
         """Allow one promotion of a registered model at a time among all users of this registry; the others wait.
 
         A lock is removed by those who wait for it after ten minutes, as its process may have been killed; a slower promotion is refused.
+
+        Raises:
+            TrackingError: the registry cannot be queried.
         """
         lock = f"{name}{LOCK_SUFFIX}"
         with one_line_errors(self.uri):
@@ -334,7 +344,11 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of the complete network that was published with a run, or None; incomplete ones are deleted, users' models are not."""
+    """Return the id of the complete network that was published with a run, or None; incomplete ones are deleted, models of users are not.
+
+    Raises:
+        MlflowException: MLflow cannot be queried.
+    """
     for output in run.outputs.model_outputs if run.outputs else ():
         model = _if_exists(client.get_logged_model, output.model_id)
         if model is None or (Tag.CONTENT not in model.tags and model.model_type != MODEL_TYPE):
@@ -346,7 +360,11 @@ def find_model(client: MlflowClient, run: Any) -> str | None:
 
 
 def intact_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of a run's model, or None; models whose network's files are gone, as by a bucket's rule, are deleted."""
+    """Return the id of a run's model whose network's files MLflow still has, or None; others are deleted, as a bucket's rule deletes files.
+
+    Raises:
+        MlflowException: MLflow cannot be queried.
+    """
     while (model_id := find_model(client, run)) is not None and not has_network(client, model_id):
         client.delete_logged_model(model_id)
     return model_id

@@ -84,7 +84,11 @@ class Tracker:
         return client
 
     def load(self) -> None:
-        """Load MLflow's libraries and open or create a local database; otherwise the first publication does."""
+        """Load MLflow's libraries and open or create a local database; otherwise the first publication does.
+
+        Raises:
+            TrackingError: MLflow cannot be used.
+        """
         import mlflow.pyfunc  # noqa: F401
 
         import tasks.tracking.models  # noqa: F401
@@ -147,7 +151,11 @@ class Tracker:
         return num_delivered
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:
-        """Find or create the run that is being trained and return its id."""
+        """Find or create the run that is being trained and return its id.
+
+        Raises:
+            TrackingError: MLflow does not accept it.
+        """
         settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
             run_id = str(self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings).info.run_id)
@@ -163,7 +171,11 @@ class Tracker:
                     self._client.set_terminated(run_id, "FAILED")
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
-        """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again."""
+        """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.
+
+        Raises:
+            TrackingError: MLflow does not accept them.
+        """
         with one_line_errors(self.uri):
             log_metrics(self._client, run_id, self._new_points(self._client.get_run(run_id), points))
 

@@ -45,7 +45,11 @@ def registered_name(dataset: str, role: str) -> str:
 
 
 def registered_versions(uri: str, dataset: str | None = None) -> list[Version]:
-    """Return all versions of this project's registered models, or those of one dataset, of all roles, by name and number."""
+    """Return all versions of this project's registered models, or those of one dataset, of all roles, by name and number.
+
+    Raises:
+        TrackingError: MLflow cannot be queried.
+    """
     names = None if dataset is None else {registered_name(dataset, role) for role in ("test", "validation", "train")}
     return [version for version in versions_of(uri, f"{MODEL_PREFIX}{dataset or ''}") if names is None or version.name in names]
 

@@ -57,9 +57,11 @@ def search(
         guesses: settings to try first, beginning with the row's own.
         num_trials: number of settings to try, including guesses but not extensions of ranges.
         draw: name and seed of the search.
+        fits: returns whether settings can be run.
         score: scores trials on a range of pairs and returns them with these scores added, or with the reason for their failure.
 
-    Raises TrainingError if the row's own settings cannot be trained on the first pair, or no remaining trial on a later one.
+    Raises:
+        TrainingError: the row's own settings cannot be trained on the first pair, or no remaining trial on a later one.
     """
     trials, space = _first_rung(space, guesses, num_trials, draw, fits, score)
     num_pairs, best = 1, _best(trials)

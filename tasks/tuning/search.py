@@ -99,6 +99,9 @@ class Search:
 
         Pair 0 holds out the first fold, pair 1 the second, and so on; after the last fold the classes are split into new folds. Every pair
         has a different seed, which no comparison uses.
+
+        Raises:
+            ConfigError: the settings do not fit each other.
         """
         trial = Trial(row=self.row, number=number, pair=pair)
         training = lay_over(self.training, params) if number else self.training
@@ -123,7 +126,11 @@ class Search:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def on(self, packed: Path) -> "Search":
-        """Return the search on a prepared dataset, after checking that this has enough training classes for the folds."""
+        """Return the search on a prepared dataset, after checking that it fits.
+
+        Raises:
+            ConfigError: the dataset has too few training classes for the folds.
+        """
         num_classes = read_info(packed).roles.get("train", Counts(0, 0)).num_classes
         with located(f"{self.table}/{self.row} on {self.dataset}"):
             check_folds(self.folds, num_classes)
@@ -162,7 +169,11 @@ def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
 def checked_searches(
     project: Project, rows: Sequence[str], datasets: Sequence[str], folds: int, seed: int, metric: str, parallel: int | None
 ) -> tuple[ProjectParams, list[Search]]:
-    """Return the parameters and the searches of rows, checked as far as possible before anything starts."""
+    """Return the parameters and the searches of rows, checked as far as possible before anything starts.
+
+    Raises:
+        ConfigError, DataError: the first problem.
+    """
     refuse_repeats("row", rows)
     refuse_repeats("--dataset", datasets)
     params = load_params(project.params_file)
@@ -186,7 +197,12 @@ def checked_searches(
 def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], folds: int, seed: int, metric: str) -> list[Search]:
     """Plan the searches of a row, one for each of its datasets or of the named ones. Imports torch and the row's loss.
 
-    `name` is `<paper>/<table>/<row>`, or `project/standing/<variant>`.
+    Args:
+        name: `<paper>/<table>/<row>`, or `project/standing/<variant>`.
+        datasets: names in the table's columns.
+
+    Raises:
+        ConfigError: unknown table, row, dataset or metric; too large a seed; a row that is not run or has nothing to search.
     """
     if seed > LAST_SEED:
         raise ConfigError(f"--seed {seed}: not a seed of a search; use 0 to {LAST_SEED}")
@@ -245,7 +261,11 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
 
 
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
-    """Check that the runs of a search fit a prepared dataset."""
+    """Check that the runs of a search fit a prepared dataset.
+
+    Raises:
+        ConfigError: the first setting that does not fit.
+    """
     runs = [search.spec(0, search.own, pair) for pair in range(search.folds)]
     check_settings(runs, params.scale, packed)
     check_parts(runs, packed)

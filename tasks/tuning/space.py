@@ -32,8 +32,9 @@ def row_space(training: TrainingConfig, of_table: Mapping[str, Search], of_row: 
             row, are skipped.
         of_row: ranges of the row; they replace those of the table and of the loss.
 
-    A range of the table or row is refused if the row has no value there, or cannot run at an end. Ends that a loss declares may be invalid
-    with the row's other options: such settings are not proposed.
+    Raises:
+        ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range of the
+            table or row is invalid. Ends that a loss declares may be invalid with the row's other options: such settings are not proposed.
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
@@ -63,7 +64,11 @@ def row_space(training: TrainingConfig, of_table: Mapping[str, Search], of_row: 
 
 
 def own_value(training: TrainingConfig, path: str) -> Any:
-    """Return the row's own value at a path; a setting missing in an optimiser group is that of the optimiser."""
+    """Return the row's own value at a path; a setting missing in an optimiser group is that of the optimiser.
+
+    Raises:
+        ConfigError: the row has no value there.
+    """
     value = _values(training).get(_source(training, path))
     if value is None:
         raise ConfigError("the row has no value at which the search can start; set one, or remove it from the search")
@@ -120,7 +125,11 @@ def _loss_config(training: TrainingConfig) -> "LossConfig":
 
 
 def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
-    """Return a row's settings with the searched ones replaced; ConfigError if they do not fit each other."""
+    """Return a row's settings with the searched ones replaced.
+
+    Raises:
+        ConfigError: they do not fit each other.
+    """
     changed = parse_overridden(TrainingConfig, "a trial's settings", training.model_dump(mode="json"), nested(params))
     parse_loss_options(changed.loss.name, changed.loss.options, "a trial's loss")
     return changed

@@ -18,7 +18,12 @@ ROLE: Role = "train"
 
 
 def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
-    """Return a prepared dataset's training rows as a separate packed dataset in the project's state, packed once for each content."""
+    """Return a prepared dataset's training rows as a separate packed dataset in the project's state, packed once for each content.
+
+    Raises:
+        DataError: the dataset is not prepared, or is damaged.
+        StoreError: the state cannot be written.
+    """
     source = read_info(packed)
     folder = project.state / "tuning" / "datasets" / source.fingerprint
     with alone(folder.parent / f".{source.fingerprint}.lock"):  # a search in another shell may need the same one

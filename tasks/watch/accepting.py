@@ -36,6 +36,10 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
 
     With `rows` only these are accepted; the others keep their evidence and who accepted it. The project's environment must be set; `say`
     receives progress, a line at a time.
+
+    Raises:
+        ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
+        StoreError: the reference cannot be written, or another one is damaged.
     """
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
@@ -62,6 +66,10 @@ def verified_reference(
     """Return the evidence of finished runs that a verification has trained again, without writing anything; arguments as of `accept`.
 
     `kept` are the references whose rows are verified in the same nights.
+
+    Raises:
+        ConfigError: git does not name the person, code differs from its commit, runs are unfinished, a row was not verified with this code,
+            or the finished runs are not what the verification trained.
     """
     commit, who = recorded_commit(project.root), _person(project.root)
     params = load_params(project.params_file)
@@ -92,8 +100,17 @@ def find_candidates(
 ) -> tuple[dict[str, dict[int, float]], list[tuple[str, int]]]:
     """Return the runs that the present code has finished on the present data, and those that a reference of these rows needs besides.
 
-    Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has. The
-    finished runs are row -> seed -> seconds of the training, the others (row, seed); `specs` is row -> run with seed 0.
+    Of the standing comparison the default variants must be finished, of a table all rows; each with every seed that any row has.
+
+    Args:
+        name: a dataset of the standing comparison, or a table.
+        specs: row -> run with seed 0.
+
+    Returns:
+        Row -> seed -> seconds of the training, without rows that have no finished run; and (row, seed) of the others.
+
+    Raises:
+        DataError: a prepared dataset is damaged.
     """
     is_standing = name in params.comparison.datasets
     seeds = params.comparison.seeds if is_standing else sorted({run.seed for run in load_result(project, name).runs})
@@ -121,7 +138,11 @@ def note_few_seeds(finished: Mapping[str, Sized], level: float, say: Say) -> Non
 
 
 def candidate_evidence(project: Project, runs: Iterable[RunSpec], environment: Environment, say: Say) -> list[Evidence]:
-    """Return the evidence of finished runs (`find_candidates`), with the environment in which a verification trained the same."""
+    """Return the evidence of finished runs (`find_candidates`), with the environment in which a verification trained the same.
+
+    Raises:
+        StoreError: a file of a run differs from its record.
+    """
     store, records = open_store(project), finished_records()
     collected = [collect(spec, read_dataset(project, spec.dataset), store, records, environment, say) for spec in runs]
     return [evidence for evidence in collected if evidence is not None]

@@ -49,6 +49,9 @@ def notify(project: Project, *verifications: Verification) -> list[Alarm]:
     """Update the alarms by the verifications of one execution, send what is new, mark MLflow and the pages; return the alarms that last.
 
     An accepted row that was not verified keeps its alarms. A command that gets an alarm ends with exit code 1.
+
+    Raises:
+        NewerFormatError, StoreError: the file of alarms cannot be read or written, or a reference is damaged.
     """
     references = read_references(project)
     accepted = {(name, one.row) for name, reference in references.items() for one in reference.evidence}

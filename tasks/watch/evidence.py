@@ -54,6 +54,9 @@ def collect(spec: RunSpec, dataset: DatasetRecord, store: Store, records: Path, 
     Its files in the store are compared with their records; those of its dataset must have been verified. The number of workers, the kind of
     their device, and whether the training was deterministic, are known from its record, after a training on a cluster also the machine; the
     rest of its surroundings, and on a cluster those of the flow, from `environment`.
+
+    Raises:
+        StoreError: a record is damaged, or a file differs from its record.
     """
     identities = step_identities(spec, dataset)
     trained, embedded, scored = (read_finished(records, step, identity) for step, identity in identities.items())

@@ -93,8 +93,11 @@ def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, 
 def train(space: Workspace, specs: Sequence[RunSpec], until: float, say: Say) -> dict[tuple[str, int], str]:
     """Run specs of one dataset's standing comparison or of one table on one dataset, all with the same seed, with `dml reproduce`.
 
-    The command is ended when `time.monotonic()` is `until`; `say` receives its messages. Return (label, seed) -> reason, for runs that
-    failed: all of them if the command failed. Runs that neither failed nor finished were stopped at `until`.
+    The command is ended when `time.monotonic()` is `until`; `say` receives its messages.
+
+    Returns:
+        (label, seed) -> reason, for runs that failed: all of them if the command failed. Runs that neither failed nor finished were
+        stopped at `until`.
     """
     command = [sys.executable, "-m", "flows.cli", "reproduce", *_words(specs)]
     errors: list[str] = []

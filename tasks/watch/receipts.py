@@ -47,6 +47,10 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
     """Write the receipt of a dataset's standing comparison or of a table, replacing an earlier file and its signature.
 
     Arguments are as of `accept`; `key` is the private SSH key that signs it, or a public key whose private key ssh-agent holds.
+
+    Raises:
+        ConfigError: there is no such key, it cannot sign, `path` is a file that is not a receipt, or as `verified_reference`.
+        StoreError: the file cannot be written.
     """
     if key is not None and not key.is_file():
         raise ConfigError(f"--sign {key}: no such file; name an SSH key, for example ~/.ssh/id_ed25519")
@@ -62,7 +66,12 @@ def write_receipt(project: Project, name: str, path: Path, rows: Sequence[str], 
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Read a receipt, whose content must fit its hash."""
+    """Read a receipt.
+
+    Raises:
+        ConfigError: there is no such file.
+        StoreError: its content does not fit its hash, it has a run twice, or a newer version of the program wrote it.
+    """
     try:
         content = read_evidence(path)
         if content.pop("sha256", None) != json_sha256(content):
@@ -77,7 +86,11 @@ def read_receipt(path: Path) -> Receipt:
 
 
 def signer_of(path: Path, signers: Path | None = None) -> str | None:
-    """Return who signed a receipt: one of the allowed signers, if given, else the fingerprint of the key; None if it is not signed."""
+    """Return who signed a receipt: a person in the file of allowed signers, else the fingerprint of the key; None if it is not signed.
+
+    Raises:
+        ConfigError: the signature is not of this file, or, with `signers`, it is missing or of another person.
+    """
     signature = _signature(path)
     if not signature.is_file():
         if signers is not None:

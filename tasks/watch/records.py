@@ -134,7 +134,11 @@ class Reference(Record):
 
 
 class Receipt(Reference):
-    """Finished and verified runs of one project, for others to reproduce: what `accept` would make the reference."""
+    """Finished and verified runs of one project, for others to reproduce: what `accept` would make the reference.
+
+    Attributes:
+        lock: hash of the project's requirements.lock; None if it has none.
+    """
 
     lock: Hash | None = None  # of the project's requirements.lock
 

@@ -47,7 +47,11 @@ def _file_name(name: str) -> str:
 
 
 def read_reference(project: Project, name: str) -> Reference | None:
-    """Return the accepted reference of a table or dataset; None if there is none."""
+    """Return the accepted reference of a table or dataset; None if there is none.
+
+    Raises:
+        StoreError: the file is damaged or has a run twice, or a newer version of the program wrote it.
+    """
     path = reference_path(project, name)
     if not path.is_file():
         return None
@@ -79,27 +83,43 @@ def read_evidence(path: Path) -> dict[str, Any]:
 
 
 def check_runs_once(path: Path, reference: Reference) -> None:
-    """Check that a reference has no run twice: its band would be that of more seeds."""
+    """Check that a reference has no run twice: its band would be that of more seeds.
+
+    Raises:
+        StoreError: it has.
+    """
     for (row, seed), number in Counter((one.row, one.seed) for one in reference.evidence).items():
         if number > 1:
             raise StoreError(f"{path}: {number} runs of {row} have seed {seed}, as after a merge that kept both; keep one of them")
 
 
 def read_references(project: Project, without: str | None = None) -> dict[str, Reference]:
-    """Return name -> reference, of all accepted names but one."""
+    """Return name -> reference, of all accepted names but one.
+
+    Raises:
+        StoreError: as `read_reference`.
+    """
     names = [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("*.json"))]
     return {name: reference for name in names if name != without and (reference := read_reference(project, name)) is not None}
 
 
 def write_reference(project: Project, reference: Reference) -> Path:
-    """Write a reference, replacing an earlier one; return its file."""
+    """Write a reference, replacing an earlier one; return its file.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     path = reference_path(project, reference.name)
     write_evidence(path, reference.model_dump(mode="json"))
     return path
 
 
 def write_evidence(path: Path, content: dict[str, Any]) -> None:
-    """Write a reference's content as JSON with sorted keys, each run on a line."""
+    """Write a reference's content as JSON with sorted keys, each run on a line.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     runs = ",\n".join(json.dumps(evidence, sort_keys=True) for evidence in content["evidence"])
     texts = {key: f"[\n{runs}\n]" if key == "evidence" else json.dumps(content[key]) for key in sorted(content)}
     fields = ",\n".join(f'"{key}": {text}' for key, text in texts.items())
@@ -110,7 +130,11 @@ def write_evidence(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_verification(state: Path, verification: Verification) -> Path:
-    """Write a verification, and return its file."""
+    """Write a verification, and return its file.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     time = f"{verification.started_at:%Y%m%dT%H%M%S.%fZ}"
     path = state / VERIFICATIONS / f"{time}-{_file_name(verification.name)}"
     rows = tuple(
@@ -125,6 +149,9 @@ def read_verifications(state: Path, names: Iterable[str] = ()) -> list[Verificat
     """Return the verifications of some names, or of all, oldest first; damaged files are renamed with a warning.
 
     Those of the future are omitted, which began while the clock was wrong: they would be the last ones until then.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote one.
     """
     wanted = {_file_name(name) for name in names}
     paths = [path for path in sorted((state / VERIFICATIONS).glob("*.json")) if not wanted or path.name.partition("-")[2] in wanted]
@@ -141,7 +168,11 @@ def names_today(params: Params) -> list[str]:
 
 
 def rows_today(params: Params, name: str) -> dict[str, RunSpec]:
-    """Return row -> its run with seed 0, for all rows of a dataset's standing comparison or of a table; datasets are the project's."""
+    """Return row -> its run with seed 0, for all rows of a dataset's standing comparison or of a table; datasets are the project's.
+
+    Raises:
+        ConfigError: the name is unknown, or no row of it can be run.
+    """
     known = names_today(params)
     check_listed("dataset of the comparison or table", name, known, "`dml tables` lists the papers' tables")
     if name in params.comparison.datasets:
@@ -162,7 +193,11 @@ def protocol_of(params: Params, name: str) -> str:
 
 
 def matching_rows(rows: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return the rows that a person names by their full name, or by a part between their separators, as `softtriple`; all without names."""
+    """Return the rows that a person names by their full name, or by a part between their separators, as `softtriple`; all without names.
+
+    Raises:
+        ConfigError: a name matches no row.
+    """
     if not wanted:
         return list(rows)
     for text in wanted:

@@ -84,6 +84,10 @@ def verify(project: Project, request: VerifyRequest, say: Say, receipt: Receipt 
     With a receipt, runs are compared with its runs instead of accepted ones, and the verifications are returned only and raise no alarm;
     the request has no names then. The project's environment must be set; `say` receives progress, a line at a time. What `room` returns is
     held while runs are trained; the budget begins when it is entered.
+
+    Raises:
+        ConfigError: a name, row or seed is unknown, nothing is accepted or finished, or no row fits into the budget and no other verdict
+            raises an alarm.
     """
     return _Verifier(project, request, say, receipt, room).run()
 
