@@ -144,11 +144,7 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
 
 def class_names(packed: Path, comparison: str) -> list[str]:
-    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=").
-
-    Raises:
-        DataError: its manifest is damaged.
-    """
+    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=")."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -194,11 +190,7 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
 
 
 def is_at_hand(project: Project, params: Params, name: str) -> bool:
-    """Return whether a dataset is prepared, has raw files on this machine, or is drawn; if not, it is fetched, which can fail.
-
-    Raises:
-        DataError: as `prepared_folder`.
-    """
+    """Return whether a dataset is intact, has raw files on this machine, or is drawn; if not, it is fetched, which can fail."""
     spec = params.datasets[name]
     if spec.reader == DRAWN or _has_files(project.root / spec.raw):
         return True

@@ -81,12 +81,18 @@ def plan_runs(
     force: bool = False,
     known: Mapping[str, Any] = {},
 ) -> Generator[RunSteps]:
-    """Yield the steps of each run in order (`plan_run`), while those of the next runs are compared; what several runs share, once.
+    """Yield the steps of each run in order, while the files of the next runs are compared; what several runs share, once.
 
     Close it after an error, or the process does not end before all runs are compared.
 
+    Args:
+        store: store of the steps' files, which are compared with their hashes.
+        code: "keep" to accept a step made by other code, if the present code has made none.
+        force: run every step, finished or not.
+        known: identity -> record of a step whose files were compared before, or anything else for a step that runs already.
+
     Raises:
-        NewerFormatError: as `plan_run`.
+        NewerFormatError: a newer version of the program wrote a record.
     """
     compared, turns = dict(known), dict[str, Lock]()
 

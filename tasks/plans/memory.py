@@ -34,7 +34,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
         num_workers: number of workers that share a batch.
 
     Returns:
-        None if `size` is 0, or torch's meta device cannot run the network.
+        None if `size` is 0, or torch's meta device cannot run the network, or place the loss's centroids by k-means.
     """
     if not size:
         return None

@@ -227,9 +227,10 @@ def _keep_imported(project: Project, result: TableResult, runs: Sequence[Measure
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> tuple[list[RunSpec], dict[str, list[MeasuredRun]], list[str]]:
-    """Return those of the tables' runs that no other project has measured with the same data and settings (`import_result`).
+    """Return those of the tables' runs that were not imported with the present data and settings, and table -> imported runs of the others.
 
-    A damaged dataset counts as not prepared; whatever reads it names it.
+    The last are notes, a line for each dataset with imported runs that is not prepared: whether these have the same data is unknown. A
+    damaged dataset counts as not prepared; whatever reads it names it.
 
     Raises:
         NewerFormatError, StoreError: as in `load_result`.
