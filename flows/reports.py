@@ -37,6 +37,7 @@ class Report:
         title: name of the table, or title of the comparison in MLflow.
         key: its name on Prefect's pages.
         page: Markdown with the results, and with the failed runs; for a smoke run, the rows that ran.
+        path: path of the page.
         outcomes, failures: its runs; a run shared by two tables is in both.
         num_undelivered: records that wait in the outbox because MLflow did not accept them.
         best: of the standing comparison, the best of its runs (`tasks.runs.best`); None if none has a validation score.

@@ -144,7 +144,11 @@ def read_sizes(packed: Path, run: RunSpec) -> Sizes:
 
 
 def class_names(packed: Path, comparison: str) -> list[str]:
-    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=")."""
+    """Return the class of each image of a prepared dataset whose role is train ("=") or another one ("!=").
+
+    Raises:
+        DataError: its manifest is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -190,7 +194,7 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
 
 
 def is_at_hand(project: Project, params: Params, name: str) -> bool:
-    """Return whether a dataset is intact, has raw files on this machine, or is drawn; if not, it is fetched, which can fail."""
+    """Return whether a dataset is prepared and intact, has raw files here, or is drawn; if not, it is fetched, which can fail."""
     spec = params.datasets[name]
     if spec.reader == DRAWN or _has_files(project.root / spec.raw):
         return True
@@ -241,8 +245,7 @@ def _build_with_weights(backbone: BackboneConfig) -> None:
 def check_places(project: Project, scale: ScaleSpec) -> list[str]:
     """Check that the store is writable and that the configured servers accept connections, and Prefect's answers.
 
-    Returns:
-        Warnings that stop nothing, one line each.
+    Returns warnings that stop nothing, one line each.
 
     Raises:
         StoreError: the store is not writable.

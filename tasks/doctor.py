@@ -53,9 +53,11 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        where: place or address of what was checked, without secrets.
+        what: name of what was checked.
+        where: its place or address, without secrets.
         status: "note" marks a remark that stops nothing.
-        remedy: what to do about the result, or empty.
+        result: what was found, versions included.
+        remedy: what to do about it, or empty.
     """
 
     what: str

@@ -34,6 +34,7 @@ def copy_objects(
     changed here. Warnings name both, files that are deleted here, if they stay so, and those that are deleted there, which stay.
 
     Args:
+        address, folder: from where, and to where.
         progress: called with (bytes done, total bytes), of many objects with (objects done, all objects).
         record: file that has what was copied before; without it, or files in the folder, all missing ones are copied.
         keeps_deleted: do not copy again what was deleted here.

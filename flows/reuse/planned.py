@@ -139,6 +139,7 @@ def finished_record(
     The folder of a finished step gets the current time.
 
     Args:
+        title: title of the run for the warning.
         inputs: records of the steps that it reads: it must have been made from their files. Without them, from any.
 
     Raises:

@@ -31,9 +31,11 @@ class StepLock:
 
     Args:
         step: the step's Prefect task; its result is stored under the identity `of`.
+        title: title of the run, for messages.
         anew: run the step even if it is finished.
 
     Attributes:
+        of: the step.
         taken_over: whether another process had finished the step before this one got the lock.
     """
 

@@ -26,8 +26,11 @@ class Memory:
     Attributes:
         num_images: number of images whose activations are held at a time.
         weights: network, loss and cross-batch memory, and their moving average if any.
+        gradients: those of the trained parameters.
+        optimiser: state of the optimiser.
         activations: those of the network; the loss's, N x C for a classifier, are not counted.
         trained: bytes of a finished training on disk: its checkpoint (weights and optimiser), and in MLflow a copy of it and the network.
+        embedding_dim: dimensions of the network's output.
     """
 
     num_images: int

@@ -39,7 +39,8 @@ class Resources:
         disk_free: free bytes on the project's disk.
         memory: that of the run that takes most; None if no run trains or none can be computed.
         memory_of: that run, in words.
-        memory_here: bytes that it could use on this machine's device ("cpu" or "cuda"); None if unknown, as on a cluster.
+        memory_here: bytes that it could use on this machine's device; None if unknown, as on a cluster.
+        device: "cpu" or "cuda".
     """
 
     disk: tuple[DiskNeed, ...]

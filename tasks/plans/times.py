@@ -47,10 +47,12 @@ class Rate(Record):
 
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
+        device, num_workers: hardware and number of workers that it ran on.
         runs_per_gpu: number of runs that shared its GPU.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
-        cores, watts: processors that it kept busy and their power with that of GPUs, on average; None if not recorded.
+        cores: processors that it kept busy, on average; None if it was not recorded.
+        watts: power of processors and GPUs, on average; None if it cannot be read here.
     """
 
     step: TimedStep

@@ -36,9 +36,12 @@ class FinishedRun:
     """A run with its scores.
 
     Attributes:
-        identity: that of its scores.
+        spec: its specification.
+        identity: identity of its scores.
         is_current: whether the current code would make the same run.
-        scores: folder of the scores and figures; embeddings: key in the store.
+        metrics: content of `metrics.json`.
+        scores: folder of the scores and figures.
+        embeddings: key of the embeddings in the store.
     """
 
     spec: RunSpec
@@ -54,9 +57,12 @@ class SelectedRuns:
     """The finished runs of a run's page or of a comparison.
 
     Attributes:
+        title: title of the comparison, as in MLflow and reports.
+        dataset: its record.
         is_comparison: True for several variants, False for one run.
         runs: every finished run of every selected variant, in the order of `params.yaml`.
-        seed: that of the runs whose pictures are shown; missing: variants without a run with it.
+        seed: seed of the runs whose pictures are shown.
+        missing: variants without a run with that seed.
     """
 
     title: str

@@ -53,7 +53,8 @@ class Images:
 
     Attributes:
         queries, gallery: one object if the queries are also the gallery.
-        selectable: (L,) the queries that can be selected; album: all of them and their neighbours.
+        selectable: (L,) the queries that can be selected.
+        album: album of all of them and their neighbours.
     """
 
     queries: EmbeddedImages
@@ -73,7 +74,9 @@ class EvaluatedRun:
 
     Attributes:
         images: those of all pages; the run's own embeddings of them, which may be large, are not kept.
-        points: (P, 2) on the map, or None if there are too few; drawn: (P,) the queries that they show.
+        method: method of the map.
+        points: (P, 2), or None if there are too few.
+        drawn: (P,) the queries that the points show.
     """
 
     run: FinishedRun

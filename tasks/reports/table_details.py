@@ -32,12 +32,15 @@ class Details:
     """The runs of one line on one dataset, represented by the one with the lowest seed.
 
     Attributes:
+        run: that run.
         comparison, label: the comparison's title in MLflow, and the runs' label there.
         protocol_variant: the protocol's variant with which it is compared: the line's, or the one that tuned settings change.
         from_protocol: differences from the protocol's training; None if the protocol does not have the variant.
         changed: differences from the run that the current file has in its place, if they may change its scores.
         tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
-        unavailable: reason why that run's pictures cannot be shown.
+        settings: all settings, by dotted name.
+        pictures: pictures of that run.
+        unavailable: reason why they cannot be shown.
     """
 
     run: MeasuredRun

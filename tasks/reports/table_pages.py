@@ -141,7 +141,9 @@ class IndexEntry:
     """A table in the index.
 
     Attributes:
+        name, title: as in the tables' folder and in the table's file.
         table: content of its page; None without a page, or if another version wrote it.
+        has_page: whether there is a page to link to.
         needs: datasets of the paper that the user provides (`dml data add`).
     """
 

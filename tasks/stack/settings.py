@@ -64,7 +64,9 @@ class Stack:
     """A project's stack.
 
     Attributes:
+        folder: its folder in the state folder.
         run: a folder with a short path, for sockets and for what another user must reach.
+        root: the project's folder.
         file: `infra/stack.yaml` with its placeholders filled in, and without the S3 server if the user's own is used.
         ports: as chosen by the first `up`.
         environment: variables of all its processes.
@@ -163,7 +165,7 @@ def run_folder(state: Path) -> Path:
     """Return a folder with a short path for sockets, and for what PostgreSQL's user must reach: that of the first `up`, whatever TMPDIR is.
 
     Raises:
-        ConfigError: another user has made it, whose supervisor the stack would be controlled by.
+        ConfigError: another user has made it, whose supervisor the stack would be controlled by; or as `_chosen_before`.
     """
     chosen, name = state / "stack" / CHOSEN, f"dml-stack-{_short_digest(str(state))}"
     folder = Path(_chosen_before(chosen).get("run") or f"{tempfile.gettempdir()}/{name}")

@@ -21,7 +21,10 @@ class Alarm(Record):
 
     Attributes:
         cause: `<table or dataset> <row> <verdict>`, to read only: rows of tables contain spaces. A cause raises one alarm until it is over.
-        since: begin of the verification that found it; commit: that verification's.
+        since: begin of the verification that found it.
+        commit: commit of that verification.
+        text: what is wrong, in one sentence.
+        remedy: what to do.
         ended: begin of the verification that found it over; None while it lasts.
         event: id of the event that is still to be sent; None when Prefect's server has it.
     """

@@ -44,6 +44,7 @@ class Columns(Config):
         stands_in_for: the paper's dataset that this one replaces; None for the paper's own. Stand-ins are counted separately.
         tuned_on: dataset of this table on which `dml tune` found the settings of the variant `tuned`, such as a part of this one; None for
             this one. None of its training classes may be a test class here, which a run checks if both datasets are prepared.
+        note: remark on these columns for readers.
     """
 
     dataset: Name
@@ -59,6 +60,8 @@ class Row(Config):
     """One row of a table.
 
     Attributes:
+        label: name of the row in the paper.
+        kind: own, rerun or quoted.
         source: for a quoted row, whom the paper quotes.
         published: the published values, one per column; null where the paper has none. Absent in the project's own tables.
         runs_on: datasets of the columns on which the row runs; by default those with published values, or all if there are none.
@@ -76,6 +79,7 @@ class Row(Config):
         role: images that are scored and measured, instead of the table's.
         search: dotted name -> range that `dml tune` searches for this row; overrides the table's.
         lacks: missing feature that this row needs, in one line; such a row is shown and not run.
+        note: remark on this row for readers.
     """
 
     label: str
@@ -124,12 +128,14 @@ class Claim(Config):
     """A claim of a table or figure, as a difference that runs can show, paired by seed.
 
     Attributes:
+        says: the claim, paraphrased.
         row, metric: row and metric of the value; metric as named by the evaluator or a measurement.
         reference: row that the value is compared with, or a number in the metric's own unit, as 0.6 for 60 per cent.
         reference_metric: metric of the reference, if different.
         side: side of the reference on which the claim puts the value; "either" if it only says that the two differ.
         variant: variant of both rows; by default the first of each.
         dataset: dataset of the table's columns; by default the first.
+        evidence: place of the claim in the paper.
         history: how the measurement was changed after a first look, and what that look had shown.
         exploratory: whether it was examined again with other data or settings, and not confirmed on fresh seeds since.
     """
@@ -172,9 +178,12 @@ class TableFile(Config):
     """A table or figure of a paper.
 
     Attributes:
+        title: what it shows, paraphrased.
         page: page of the published paper, counted from 1; None for the project's own tables.
         states: what the paper says about it, paraphrased; for a figure, its claim.
+        columns: from left to right.
         variants: of the rows that name none.
+        rows: name -> row, from top to bottom.
         tolerance: default tolerance of the rows' verdicts, instead of those of metric and dataset (`tolerances.yaml`).
         tolerances: metric -> tolerance, instead of the table's.
         evaluation: changes to the protocol's scoring, such as the k-means of one table.
@@ -184,6 +193,7 @@ class TableFile(Config):
         role: images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
         search: dotted name -> range that `dml tune` searches for every row, in addition to the ranges of the loss's own options.
         scale: resources of its runs, overriding `scale` of `params.yaml`; changes no score. They run with a command of their own.
+        note: remark on the whole table for readers.
     """
 
     title: str

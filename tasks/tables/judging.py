@@ -72,7 +72,8 @@ def judge(
 
     Args:
         values: one per seed, at least one.
-        tolerance: that of the equivalence test, above 0.
+        published: the published value p.
+        tolerance: tolerance of the equivalence test, above 0.
         num_queries: number of queries of which the values are the share found; None for other scores.
         whole: score if all queries are found: 1, or 100 for per cent.
         rounding: half of the published value's last decimal place, which widens the prediction interval.

@@ -79,10 +79,12 @@ class MeasuredRun(TableRun):
         identity: identity of its evaluation at the time of the measurement.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
-        training, evaluation: all settings; measurements: their options by name.
-        seconds: duration of its training; digest: that of the dataset's content; costs: step -> what it cost; commit: git commit of its
-            flow. All as far as recorded.
+        training, evaluation: all settings; measurements: their options by name, empty for runs made before they were recorded.
+        seconds: duration of its training, if known.
         older_code: source files that differ from those that made it, if it was kept nevertheless.
+        digest: digest of the dataset's content; None for runs measured before it was recorded.
+        costs: step -> what it cost; empty for runs made before costs were recorded.
+        commit: git commit of its flow; None for runs made before it was recorded.
         is_imported: whether another project measured it (`dml tables import`); its files are not in this project's store.
     """
 

@@ -58,11 +58,13 @@ class ShownCell(Record):
     """Measurements of one cell, in the column's unit.
 
     Attributes:
-        half_width: half of the mean's 95 % interval over seeds; None for fewer than three seeds.
-        tolerance: that of the equivalence test; None if there is none.
+        values: seed -> value.
+        mean, half_width: mean, and half of its 95 % interval over seeds; the latter is None for fewer than three seeds.
+        tolerance: tolerance of the equivalence test; None if there is none.
         verdict: whether the published value may be one of the measured runs; None if the paper has no value.
         low, high: ends of the prediction interval of one run; None for fewer than three seeds.
         is_equal: whether the mean equals the published value within the tolerance.
+        says: the verdict in words.
         num_queries, num_classes: numbers behind the values, if the scores have them.
         same_as: line with the same settings on the dataset, which is compared instead: its variant, or its system if of another row.
     """
@@ -120,8 +122,11 @@ class ShownLine(Record):
     """Measurements of a row in one variant at one epoch.
 
     Attributes:
+        variant: variant of the protocol.
+        epoch: epoch whose weights were scored.
         seeds: all seeds that ran, on any dataset.
         cells: one per column; None where nothing was measured.
+        runs: by dataset and seed.
         older_code: files that differ from those that made some of its runs, which were kept nevertheless.
         system: name in comparisons: the row, with the variant if the row has several lines or it is not the row's first, and the epoch if
             it is not the last.
@@ -174,11 +179,13 @@ class ShownLine(Record):
 
 
 class ShownRow(Record):
-    """One row of the paper's table; its first fields are as in the table's file.
+    """One row of the paper's table.
 
     Attributes:
+        name, label, kind, source, note, published, released, independent: as in the table's file.
         independent_source: source of the independent values; "none found" for a row to be run that has none.
         status: whether the row was measured on all of the paper's own datasets that have it.
+        lines: its measurements, default variant first.
         waits: dataset -> what must be present or done before the row is measured on it; only the former if it failed.
         failures: "variant, dataset, seed" -> reason, of the last attempt.
     """
@@ -213,8 +220,12 @@ class JudgedClaim(Record):
     """A claim with its judgement; values in the unit of the metric's column, or the metric's own unit if no column shows it.
 
     Attributes:
+        says, row, metric, side, evidence, history, exploratory: as in the file.
+        dataset: dataset of the values.
         reference: row that the value is compared with; None for a number.
-        seeds: those that both sides have; values, references: one for each of these.
+        reference_metric: metric of the reference.
+        seeds: seeds that both sides have.
+        values, references: one for each of these seeds.
         difference, half_width: mean of value - reference, and half of its 95 % interval, not corrected for other claims; None for no seed,
             and for fewer than three.
         p_value: of the paired t test; p_holm: corrected over the table's claims.
@@ -293,15 +304,18 @@ class ShownTable(Record):
     """A table or figure of a paper, with everything that was measured of it.
 
     Attributes:
-        format: changes when readers have to change.
+        format: format of this record; it changes when readers have to change.
+        name: `<paper>/<file>`.
+        title, page, states, note: as in the file.
         made: git commit of the last run.
-        tolerances: those of verdicts; a later one overrides an earlier one.
+        tolerances: tolerances of verdicts; a later one overrides an earlier one.
         unresolved: neighbouring rows whose published values are within the tolerance of each other, a line for each pair.
         independent: findings about re-evaluations by others, for rows without an independent value.
         judged_epoch: epoch whose lines have verdicts and claims: the one that the paper prints.
+        own_data, stand_in: counts on the paper's own datasets, and on stand-ins.
         gone: rows that have runs and are no longer in the file.
         comparisons: measured lines compared by the first metric of each dataset that has a best, if two lines share enough seeds.
-        ranking: over the datasets that share a metric, or over the seeds of the only dataset.
+        ranking: ranking of the lines over the datasets that share a metric, or over the seeds of the only dataset.
         left_out: runs omitted because their data or settings differ from those of the runs shown, and shown runs with former settings,
             a line for each system and reason.
     """

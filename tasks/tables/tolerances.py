@@ -20,6 +20,7 @@ class Tolerance(Config):
         scale: "absolute": t is the value; "relative": t is this share of the published value; "binomial": for a share p in per cent, t is
             value times sqrt(p (100 - p)).
         at_least: the least t.
+        reason: reason for this size.
     """
 
     value: float = Field(gt=0)

@@ -225,8 +225,10 @@ def describe_comparison(
 ) -> str:
     """Return the description of a comparison's parent run, in Markdown.
 
-    First the sentence that names the best variant, or the description of a table (`report.about`); then a table of the variants that fit
-    into MLflow's limit, each with a link to its best run by validation scores (`tasks.runs.best`), else its lowest seed; then all else.
+    It begins with the sentence that names the best variant, or with the description of a table (`report.about`). A Markdown table of all
+    variants follows, or of those that fit into MLflow's limit: highest mean first, the confidence set of the best bold, a link to one run
+    for each variant (its best by validation scores (`tasks.runs.best`), else its lowest seed). Then follow the other statements about the
+    variants, links to the report and the model, and remarks: on omitted runs, and those that other code made.
     """
     bold = comparison.best_set if comparison is not None else frozenset()
     (_, _, *names), *rows = comparison_rows(runs)

@@ -52,7 +52,10 @@ def read_report(path: Path) -> Report:
 
 
 def runs_wait(outbox: Path, comparison: str, locks: Path) -> bool:
-    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`."""
+    """Return whether a record of a comparison's runs waits, after any deliveries of them, which hold its lock in the folder `locks`.
+
+    Records that cannot be read do not count.
+    """
     for path in sorted(outbox.glob("[!~]*.json")):  # a comparison's begins with ~
         with suppress(StoreError):  # records that cannot be read do not count
             report = read_sealed(path, REPORT)  # None if it was delivered meanwhile

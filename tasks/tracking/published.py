@@ -55,7 +55,10 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
 
 
 def current_runs(uri: str, dataset: str, comparison: str) -> CurrentRuns:
-    """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code; empty without MLflow."""
+    """Return (identity, variant) -> run, of the comparison's complete runs that are not marked as of older code.
+
+    Empty if MLflow is unavailable.
+    """
     try:
         runs = published_runs(uri, dataset, comparison)
     except TrackingError:

@@ -332,7 +332,10 @@ def register(client: MlflowClient, name: str, run_id: str, model_id: str, descri
 
 
 def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str | None:
-    """Point the alias `best` of a registered model to a run's model; return the version, or None if a user has deleted the run's model."""
+    """Point the alias `best` of a registered model to a run's model; return the version, which keeps its description afterwards.
+
+    None if MLflow has no model of the run: a user has deleted it.
+    """
     model_id = find_model(client, run)
     if model_id is None:
         return None

@@ -30,6 +30,7 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
+        trials: all, by number.
         winner: best of the trials that were scored on most pairs.
         confirmation: winner and own settings on fresh pairs; None if the own settings are the winner, or one cannot be trained there.
         space: final search space, with its ranges extended.

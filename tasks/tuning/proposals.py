@@ -33,6 +33,7 @@ class Trial:
 
     Attributes:
         number: 0 has the row's own settings.
+        params: dotted path -> value, for every searched path.
         scores: on pairs 0, 1, ... of fold and seed.
         reason: why the settings cannot be trained; None if they can.
     """
@@ -56,7 +57,9 @@ def propose(
     Args:
         past: all earlier trials, scored on the same pairs.
         draw: name and seed of the search, which seed the random draws.
+        round_number: the round, from 0.
         fits: returns whether settings can be run; those that cannot are drawn again.
+        count: number of settings.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{draw} {round_number}".encode()).digest()[:4], "big")
     sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP_TRIALS, multivariate=True)

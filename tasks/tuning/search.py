@@ -47,10 +47,13 @@ class Search:
     """A search of the settings of one row on one dataset.
 
     Attributes:
-        column: the dataset's name in the table; dataset: its name in the project.
+        table, row: those of the settings; column: the dataset's name in the table.
+        dataset: the dataset's name in the project.
         training: the row's own settings, without those of validation, kept epochs and scores during training.
-        evaluation: how a fold is scored; metric: the score to maximise.
-        folds: number of disjoint parts of the training classes.
+        space: search space.
+        evaluation: how a fold is scored.
+        metric: the score to maximise.
+        folds: number of disjoint parts of the training classes; seed: seed of the search.
         num_classes: number of training classes; None before the dataset is prepared.
     """
 
@@ -280,7 +283,10 @@ def tuned_file(
     tags: dict[str, str],
     requested_trials: int,
 ) -> TunedFile:
-    """Return the file of a search: `name` is its identity, `whole` the dataset that is searched on, and `dataset` has its training rows."""
+    """Return the file of a search (`TunedFile`).
+
+    `name` is its identity, `whole` the dataset that is searched on, `dataset` has its training rows, `tags` the commit of the code.
+    """
     winner = result.winner
     return TunedFile(
         table=search.table,

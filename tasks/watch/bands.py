@@ -73,7 +73,10 @@ def bands_of(accepted: Sequence[Evidence], level: float) -> dict[str, Band]:
 
 
 def judge(evidence: Evidence, accepted: Sequence[Evidence], level: float) -> tuple[dict[str, Band], str | None]:
-    """Return the bands of a row (`bands_of`) and the first score of a new run that is outside its band, in words, or None."""
+    """Return the bands of a row (`bands_of`) and the first score of a new run that is outside its band, in words; None if all are within.
+
+    A score that only the accepted runs have is outside.
+    """
     bands = bands_of(accepted, level)
     values = judged(evidence, _target(accepted, level)) if bands else {}
     for name, band in bands.items():

@@ -49,7 +49,10 @@ class Night:
     least: float
 
     def line(self, num_seeds: int | None) -> str:
-        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn."""
+        """Return the plan in a line: what follows, how long it takes, and when every row, each with `num_seeds`, has had its turn.
+
+        `num_seeds` is None for a receipt (`drawn_turns`): the next verification of it draws again.
+        """
         runs = f"{counted(len(self.turns), 'run')} to verify, about {math.ceil(self.seconds / 60)} min"
         every = "each verification covers every row" if self.num_nights == 1 else f"{self.num_nights} verifications cover every row"
         seeds = f", {self.num_nights * num_seeds} cover every accepted seed" if num_seeds is not None and num_seeds > 1 else ""

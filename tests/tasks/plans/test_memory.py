@@ -174,7 +174,7 @@ def test_the_losses_of_every_table_have_a_memory(name: str) -> None:
     small = [one.model_copy(update={"model": config().model.model_copy(update={"head": one.model.head})}) for one in trained]
     for training in {one.loss.model_dump_json(): one for one in small}.values():
         memory = training_memory(training, SIZE, num_images=1000, num_classes=100, device="cpu", num_workers=1)
-        if training.loss.options.get("centroids") == "kmeans":  # minutes for thousands of classes
+        if training.loss.options.get("centroids") == "kmeans":  # k-means of up to 1,000 classes
             assert memory is None
         else:
             assert memory is not None
