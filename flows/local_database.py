@@ -1,8 +1,8 @@
 """The database of the server of one flow: a copy of an empty one of the same Prefect, because its migrations take seconds.
 
 It holds nothing essential and ends with the server: finished steps are found by Prefect's stored results, which are separate files. In the
-state folder it would be shared by machines that share that, and SQLite's write-ahead log, which Prefect uses, is for one machine. The
-server updates any database, so a missing or damaged copy only costs time.
+state folder it would be shared by machines that share that, and SQLite's write-ahead log, which Prefect uses, is for one machine. Without
+an intact copy (`tasks.empty_databases` proves it by a hash) the server creates its own, which only costs time.
 """
 
 from contextlib import suppress

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from dml_core.errors import TrainingError
@@ -43,8 +43,7 @@ class LocalServer:
             self._port = listening.getsockname()[1]
             self.url = f"http://127.0.0.1:{self._port}/api"
             self.login = f"dml:{secrets.token_hex(16)}"
-            of_ray = Path(os.environ.get("RAY_TMPDIR") or "/none")  # is removed however the flow ends
-            self._home = tempfile.mkdtemp(prefix="dml-prefect-", dir=of_ray if of_ray.is_dir() else None)
+            self._home = _new_folder()
             words = [sys.executable, "-m", __name__, str(listening.fileno()), self._home]
             environment = os.environ | ONE_FLOW | {"PREFECT_HOME": self._home, "PREFECT_SERVER_API_AUTH_STRING": self.login}
             self._process = subprocess.Popen(words, env=environment, pass_fds=[listening.fileno()])
@@ -75,6 +74,13 @@ class LocalServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
 
+def _new_folder() -> str:
+    """Create and return a folder, in that of the flow's Ray if possible, which is removed however the flow ends."""
+    with suppress(OSError):
+        return tempfile.mkdtemp(prefix="dml-prefect-", dir=os.environ.get("RAY_TMPDIR") or None)
+    return tempfile.mkdtemp(prefix="dml-prefect-")
+
+
 def serve(listening: int, home: Path) -> None:
     """Serve Prefect's API on a socket that already listens; requests that came before the start are answered then.
 
@@ -99,4 +105,6 @@ def serve(listening: int, home: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), Path(sys.argv[2]))
+    with suppress(SystemExit):
+        serve(int(sys.argv[1]), Path(sys.argv[2]))
+    os._exit(0)  # Python would unload Prefect for a second, for which the command waits

@@ -26,8 +26,9 @@ OF_THE_USER = {
     "RAY_AUTH_MODE": "`token` (default) or `disabled`; the same on all nodes of a cluster.",
     "RAY_AUTH_TOKEN": "Token of the Ray cluster; on one machine each flow gets a random one.",
     "RAY_AUTH_TOKEN_PATH": "File with the token, instead of `RAY_AUTH_TOKEN`.",
-    "RAY_TMPDIR": "Folder in which a flow makes one for Ray's sockets, logs and spilled objects, and removes it; if it has more than 22 "
-    "letters, Ray uses it itself, and logs stay. Default `TMPDIR`, or `/tmp` if that has more than 39 letters.",
+    "RAY_TMPDIR": "Folder in which a flow makes one for Ray's sockets, logs and spilled objects and for Prefect's temporary server, and "
+    "removes it; if it has more than 22 letters, Ray uses it itself, and logs stay. Default `TMPDIR`, or `/tmp` if that has more than 39 "
+    "letters.",
     "AWS_ENDPOINT_URL": "Address of an S3 server other than Amazon's, for `s3://` addresses.",
     "AWS_ENDPOINT_URL_S3": "The same for S3 only; it overrides `AWS_ENDPOINT_URL` in `boto3`.",
     "AWS_ACCESS_KEY_ID": "User of the S3 server; other ways of `boto3` to log in work too, except for `dml stack up --s3`.",

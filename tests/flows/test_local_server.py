@@ -3,6 +3,7 @@
 import http.client
 import sqlite3
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -72,6 +73,16 @@ def test_a_server_that_ends_at_once_is_one_line(temporary: Path, monkeypatch: py
         server.wait()
     assert "\n" not in str(raised.value)
     server.stop()
+
+
+def test_without_a_writable_folder_of_ray_its_folder_is_a_usual_temporary_one(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("RAY_TMPDIR", "/proc")
+    server = LocalServer()
+    assert list(temporary.iterdir())
+    server.stop()
+    assert not list(temporary.iterdir())
 
 
 def test_a_server_that_has_to_be_killed_leaves_no_files(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
