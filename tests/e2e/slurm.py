@@ -61,9 +61,13 @@ class Slurm:
         self._log = (folder / "log.txt").open("ab")
         self._started = [self._start(command) for command in (munged, ["slurmctld", "-D"], *nodes)]
         until = time.monotonic() + 60
-        while self("sinfo", "--noheader", "--format=%D %t", code=None) != "2 idle\n":
-            assert time.monotonic() < until, (folder / "log.txt").read_text()
-            time.sleep(0.5)
+        try:
+            while self("sinfo", "--noheader", "--format=%D %t", code=None) != "2 idle\n":
+                assert time.monotonic() < until, (folder / "log.txt").read_text()
+                time.sleep(0.5)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=os.environ | self.environment, stdout=self._log, stderr=self._log)

@@ -1,6 +1,8 @@
 """`infra/slurm/job.sh` of docs/how-to/slurm.md: its options exist, and jobs of a real Slurm end with the bits of this machine."""
 
+import os
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -24,6 +26,72 @@ def test_the_script_is_bash_and_the_page_submits_it() -> None:
     submitted = [line for block in blocks for line in block.splitlines() if line.startswith("sbatch") and "--wrap" not in line]
     assert len(submitted) == 3
     assert all(re.fullmatch(rf"sbatch( --[a-z-]+=\S+)+ {SCRIPT} reproduce .+", line) for line in submitted)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder of stand-ins for the commands that the script runs; they write their words into `log`."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name, lines in {
+        "dml": "exec sleep 60",
+        "scontrol": "",
+        "scancel": "",
+        "srun": 'exec bash -c "${@: -1}"',
+        "ray": "echo reason; exit 1",
+    }.items():
+        (folder / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"{tmp_path}/log"\n{lines}\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def start(programs: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start the script as Slurm does in job 7 on one node."""
+    paths = {"PATH": f"{programs}:{os.environ['PATH']}", "RAY_TMPDIR": str(programs.parent)}
+    named = os.environ | paths | {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"} | environment
+    return subprocess.Popen(["bash", str(ROOT / SCRIPT), "reproduce"], env=named, stderr=subprocess.PIPE, text=True)
+
+
+def end_at_the_time_limit(programs: Path, **environment: str) -> tuple[int, str, list[str]]:
+    """Return the script's exit code, its errors, and the commands that it ran, the first without its words."""
+    log = programs.with_name("log")
+    script = start(programs, **environment)
+    while not log.exists():
+        assert script.poll() is None
+        time.sleep(0.01)
+    script.send_signal(signal.SIGUSR1)
+    _, errors = script.communicate()
+    first, *others = log.read_text().splitlines()
+    return script.returncode, errors, [first.split()[0], *others]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_job_ends_with_the_command_s_exit_code(programs: Path, code: int) -> None:
+    (programs / "dml").write_text(f"exit {code}\n")
+    script = start(programs)
+    script.communicate()
+    assert script.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("array", "job"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}, "7_1")], ids=["job", "array"]
+)
+def test_the_time_limit_requeues_this_job_alone(programs: Path, array: dict[str, str], job: str) -> None:
+    assert end_at_the_time_limit(programs, SECONDS="300", **array) == (0, "", ["dml", f"scontrol requeue {job}"])
+
+
+def test_a_time_limit_that_leaves_no_time_for_work_is_an_error(programs: Path) -> None:
+    error = "error: the time limit leaves less than five minutes for work; submit with a longer --time\n"
+    assert end_at_the_time_limit(programs) == (1, error, ["dml"]), "it would be requeued without end"
+
+
+def test_the_reason_why_ray_did_not_start_is_printed(programs: Path) -> None:
+    script = start(programs, SLURM_JOB_NUM_NODES="2", SLURM_NODEID="0", SLURM_CPUS_ON_NODE="1")
+    _, errors = script.communicate()
+    assert script.returncode == 1
+    assert errors == "error: Ray on node 0 ended; the end of its output:\nreason\n"
+    assert "dml" not in programs.with_name("log").read_text().replace("dml-ray", "")
+    assert not list(programs.parent.glob("dml-ray-*"))
 
 
 @pytest.fixture
@@ -56,35 +124,38 @@ def temporary() -> Iterator[Path]:
 @pytest.mark.proof
 def test_jobs_end_with_the_bits_of_this_machine_and_leave_nothing_on_their_nodes(slurm: Slurm, project: Project, temporary: Path) -> None:
     def submit(state: str, *options: str) -> str:
-        places = project.environment | {"DML_STATE": str(project.root / state), "TMPDIR": str(temporary), "RAY_TMPDIR": str(temporary)}
+        nodes_folder = temporary / state
+        nodes_folder.mkdir()
+        places = project.environment | {
+            "DML_STATE": str(project.root / state),
+            "TMPDIR": str(nodes_folder),
+            "RAY_TMPDIR": str(nodes_folder),
+        }
+        places["SECONDS"] = "300"  # as if the script had run for five minutes
         return slurm("sbatch", "--parsable", *options, SCRIPT, *WORDS, folder=project.root, **places).strip()
-
-    def checkpoints(state: str) -> list[Path]:
-        return list((project.root / state / "store/train").glob("*/checkpoint.pt"))
 
     project.run("dml", *WORDS, DML_STATE=str(project.root / "state"), SLURM_CPUS_ON_NODE="1")
     undisturbed = contents(project.root / "state/store")
 
-    job = submit("requeued")
-    while not checkpoints("requeued"):
-        assert slurm.state(job) != "FAILED", (project.root / f"slurm-{job}.out").read_text()
-        time.sleep(0.1)
-    slurm("scancel", "--batch", "--signal=USR1", job)  # as before the time limit
-    slurm.wait(job, "PENDING")
-    assert not list(temporary.glob("dml-*"))
-    slurm.wait(job, "COMPLETED")
-    printed = (project.root / f"slurm-{job}.out").read_text()
-    assert "interrupted; rerun the command to resume" in printed
-    assert "resum" in printed.partition("interrupted")[2]
-    assert contents(project.root / "requeued/store") == undisturbed
+    jobs = {}
+    for state, nodes in (("one", 1), ("two", 2)):
+        job = jobs[state] = submit(state, f"--nodes={nodes}")
+        while not list((project.root / state / "store/train").glob("*/checkpoint.pt")):
+            assert slurm.state(job) != "FAILED", (project.root / f"slurm-{job}.out").read_text()
+            time.sleep(0.1)
+        slurm("scancel", "--batch", "--signal=USR1", job)  # as before the time limit
+        slurm.wait(job, "PENDING")
+        assert not list((temporary / state).glob("dml-*"))
+    for state, training in (("one", "training on 1 CPU"), ("two", "training on 2 CPUs: 1 worker a run, 2 runs at a time")):
+        slurm.wait(jobs[state], "COMPLETED")
+        printed = (project.root / f"slurm-{jobs[state]}.out").read_text()
+        assert training in printed
+        assert "interrupted; rerun the command to resume" in printed
+        assert "resum" in printed.partition("interrupted")[2]
+        assert contents(project.root / state / "store") == undisturbed
 
-    job = submit("two-nodes", "--nodes=2")
-    slurm.wait(job, "COMPLETED")
-    assert "training on 2 CPUs: 1 worker a run, 2 runs at a time" in (project.root / f"slurm-{job}.out").read_text()
-    assert contents(project.root / "two-nodes/store") == undisturbed
-
-    jobs = submit("array", "--array=0-1")
-    slurm.wait(f"{jobs}_0", "COMPLETED")
-    slurm.wait(f"{jobs}_1", "COMPLETED")
-    assert contents(project.root / "array/store") == undisturbed
-    assert not list(temporary.glob("dml-*"))
+    array = submit("all", "--array=0-1")
+    slurm.wait(f"{array}_0", "COMPLETED")
+    slurm.wait(f"{array}_1", "COMPLETED")
+    assert contents(project.root / "all/store") == undisturbed
+    assert not list(temporary.glob("*/dml-*"))
