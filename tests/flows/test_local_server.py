@@ -61,9 +61,10 @@ def test_it_serves_on_this_machine_and_its_new_database_is_copied_for_the_next_f
     assert copy_empty_database(other)
     assert schema(other / "prefect.db") == schema(home / "prefect.db")
     assert revision(other / "prefect.db") == revision(home / "prefect.db")
-    server.stop()
-    assert not process.is_running()
+    process.terminate()  # as the supervisor does if the flow was killed, which then cannot remove the server's folder
+    process.wait(60)
     assert not list(temporary.iterdir())
+    server.stop()
 
 
 def test_a_server_that_ends_at_once_is_one_line(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
