@@ -13,7 +13,7 @@ from dml_core.config import merge
 from dml_core.data.registry import materialise
 from tests.damage import contents
 from tests.e2e.conftest import Project, make_project
-from tests.e2e.test_processes import Disturbed
+from tests.e2e.disturbed import Disturbed
 from tests.e2e.test_tables import TABLE, TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]

@@ -1,18 +1,21 @@
-"""A paper's table through the whole chain: run over seeds, judged, shown, published as a page, its runs shared with other tables."""
+"""A paper's table through the whole chain: run over seeds, protected, judged, shown, published as a page, its runs shared."""
 
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from dml_core.config import merge
+from dml_core.config import merge, read_yaml
 from dml_core.data.registry import materialise
 from tests.conftest import ROOT
+from tests.damage import contents
 from tests.e2e.conftest import UNUSUAL, Project, make_project
+from tests.e2e.disturbed import Disturbed, nobody_submits_work_without_the_token, nothing_listens_beyond_this_machine
 
 pytestmark = pytest.mark.slow
 TINY = {
@@ -80,17 +83,28 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = make_project(tmp_path_factory.mktemp(UNUSUAL) / "project", ("untrained",))
     shutil.rmtree(made.root / ".git")
     made.change(scale={"num_workers": 1})  # a run that fails takes its workers with it
-    add_tables(made, "table91", "table92", "table93")
+    add_tables(made, "table91", "table92", "table93", num_epochs=24)  # so that a test can stop the workers in between
     fails = TABLE["rows"]["trained"] | {"label": "Fails", "training": TINY | {"optimiser": {"name": "sgd", "learning_rate": 1e30}}}
-    (made.root / "flows/tables/softtriple/table91.yaml").write_text(yaml.safe_dump(merge(TABLE, {"rows": {"fails": fails}})))
+    table91 = made.root / "flows/tables/softtriple/table91.yaml"
+    table91.write_text(yaml.safe_dump(merge(read_yaml(table91), {"rows": {"fails": fails}})))
     (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(OWN))
     return made
 
 
 @pytest.fixture(scope="module")
-def printed(project: Project) -> str:
-    """Run a row of a table with three seeds, and return what is printed."""
-    return project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", *SEEDS)
+def stopped(project: Project) -> Iterator[Disturbed]:
+    """Run a row of a table with three seeds, and stop its worker while it trains."""
+    run = Disturbed(project, project.root / "state", ("dml", "reproduce", "softtriple/table91", "--row", "trained", *SEEDS))
+    run.freeze_in_the_middle()
+    yield run
+    run.process.terminate()  # unless it has ended
+    run.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def printed(stopped: Disturbed) -> str:
+    """Let that run continue to its end, and return what it has printed."""
+    return stopped.continues()
 
 
 def cells(printed: str, beginning: str) -> list[str]:
@@ -102,6 +116,18 @@ def cells(printed: str, beginning: str) -> list[str]:
 
 def page_of(project: Project, name: str) -> str:
     return (project.root / f"state/reports/tables/{name}.md").read_text()
+
+
+def test_while_it_runs_nobody_else_reaches_it_nor_replaces_its_images(project: Project, stopped: Disturbed, tmp_path: Path) -> None:
+    nothing_listens_beyond_this_machine(stopped)
+    nobody_submits_work_without_the_token(stopped)
+    one, other = sorted((project.root / "data/raw/cub200").rglob("*.jpg"))[:2]
+    before, packed = one.read_bytes(), contents(project.root / "data/packed/cub200")
+    one.write_bytes(other.read_bytes())
+    refused = project.run("dml", "data", "prepare", "cub200", code=2, DML_STATE=str(tmp_path))  # as another flow's stage of DVC, elsewhere
+    one.write_bytes(before)
+    assert re.search(r"cub200: in use by process \d+, whose runs would be lost", refused), refused
+    assert contents(project.root / "data/packed/cub200") == packed
 
 
 def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project, printed: str) -> None:
