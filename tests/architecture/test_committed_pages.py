@@ -98,14 +98,15 @@ def test_a_page_ranks_its_values_as_today_s_statistics_do(name: str) -> None:
 def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
     shown = page(name)
     assert (PAGES / f"{name}.md").read_text() == as_markdown(shown), AGAIN.format(name)
-    html = (PAGES / f"{name}.html").read_text()
-    assert "`" not in "".join(note.text for note in read(html).all("p", "note")), AGAIN.format(name)
-    diagrams = [figure.all("img")[0].attributes["src"] for figure in read(html).all("figure", "ranks")]
+    text = (PAGES / f"{name}.html").read_text()
+    html = read(text)
+    assert "`" not in "".join(note.text for note in html.all("p", "note")), AGAIN.format(name)
+    diagrams = [figure.all("img")[0].attributes["src"] for figure in html.all("figure", "ranks")]
     assert [str(source)[:22] for source in diagrams] == (["data:image/webp;base64"] if shown.ranking else []), AGAIN.format(name)
-    assert ("paper's system" in html) == (shown.page is not None), "a table of the project has no rows of a paper"
-    printed = [cell.text for row in read(html).all("tr", "printed") for cell in row.all("td")]
+    assert ("paper's system" in text) == (shown.page is not None), "a table of the project has no rows of a paper"
+    printed = [cell.text for row in html.all("tr", "printed") for cell in row.all("td")]
     assert not printed or {*printed} != {"-"}, "no lines of dashes where the paper prints no values"
-    figures = [cell.all("span", "figure")[0].text for cell in read((PAGES / f"{name}.html").read_text()).all("td", "measured")]
+    figures = [cell.all("span", "figure")[0].text for cell in html.all("td", "measured")]
     expected = [
         column.measured(cell.mean) + (f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else "")
         for row in shown.rows

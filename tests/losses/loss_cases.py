@@ -42,8 +42,8 @@ def case_id(case):
 def build(case, seed=0, num_classes=NUM_CLASSES, dim=DIM):
     """Build the case's loss in float64, with parameters drawn from `seed`."""
     name, options = case
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats its stack three times, for the seeds of absent GPUs
         return build_loss(name, options, num_classes, dim).double()
 
 
