@@ -156,7 +156,7 @@ def test_an_unknown_key(project: Path) -> None:
 def test_a_refused_loss_leaves_no_process(project: Path) -> None:
     """Prefect's server starts while losses are checked."""
     change(project, comparison={"variants": {"softtriple": {"loss": {"options": {"gama": 1}}}}})
-    shown = new_process("run", "synthetic", "softtriple", cwd=project)
+    shown = dml("run", "synthetic", "softtriple", cwd=project)
     assert shown.returncode == 2
     assert "did you mean 'gamma'" in shown.stderr.splitlines()[-1]
     left = [process.info["cmdline"] for process in psutil.process_iter(["cwd", "cmdline"]) if process.info["cwd"] == str(project)]

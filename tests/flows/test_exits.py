@@ -274,7 +274,7 @@ def long_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose list of datasets exceeds a pipe's buffer."""
     folder = tmp_path_factory.mktemp("project")
     names = [f"a-dataset-of-many-{number:04}" for number in range(100)]
-    datasets = {name: {"reader": "folder", "raw": f"data/{'raw/' * 250}{name}"} for name in names}
+    datasets = {name: {"reader": "folder", "raw": "data/" + 4 * f"{'raw' * 80}/" + name} for name in names}
     text = yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), {"datasets": datasets}), allow_unicode=True)
     (folder / "params.yaml").write_text(text, encoding="utf-8")
     return folder
