@@ -133,12 +133,19 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
     )
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of every tracker's database: MLflow prepares its statements once for a file, and that is a sixth of a test."""
+    return tmp_path_factory.mktemp("database") / "mlflow.db"
+
+
 @pytest.fixture
-def tracker(tmp_path: Path, store: Store, mlflow_database: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+def tracker(tmp_path: Path, store: Store, mlflow_database: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     """A tracker with an empty database, whose curves are sent at once."""
     monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
-    shutil.copy(mlflow_database, tmp_path / "mlflow.db")
-    return Tracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, store)
+    with closing(sqlite3.connect(mlflow_database)) as empty, closing(sqlite3.connect(database)) as emptied:
+        empty.backup(emptied)
+    return Tracker(f"sqlite:///{database}", tmp_path, store)
 
 
 def client_of(tracker: Tracker) -> MlflowClient:
