@@ -10,6 +10,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections import defaultdict
+from functools import cache
 from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns
 from typing import Any
@@ -60,6 +61,7 @@ BASE = modules_of(LIBRARY["project"]["dependencies"])
 OPTIONAL = {module: extra for extra, named in LIBRARY["project"]["optional-dependencies"].items() for module in modules_of(named)}
 
 
+@cache
 def imports(path: Path) -> dict[str, bool]:
     """Return third-party module -> whether it is imported with the file, not only within a function or for type checkers."""
     tree = ast.parse(path.read_text())

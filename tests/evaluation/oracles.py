@@ -14,12 +14,14 @@ def slow_scores(
     """Return (R, first rank, average precision at R, R-precision) of each query, from a fully sorted list of its neighbours."""
     exclude_self = queries is None
     queries, query_labels = (gallery, labels) if queries is None else (queries, query_labels)
+    gallery, queries = _in_float64(gallery, metric), _in_float64(queries, metric)
     scores = []
     for q, (query, label) in enumerate(zip(queries, query_labels, strict=True)):
+        distances = np.sum((query - gallery) ** 2, axis=1).astype(np.float32).tolist()
         neighbours = []
-        for g, item in enumerate(gallery):
+        for g, distance in enumerate(distances):
             if not (exclude_self and g == q):
-                neighbours.append((_distance(query, item, metric), bool(labels[g] == label)))
+                neighbours.append((distance, bool(labels[g] == label)))
         hits = [is_positive for _, is_positive in sorted(neighbours)]  # False before True: a tie never helps
         num_positives = sum(hits)
         if num_positives == 0:
@@ -30,8 +32,6 @@ def slow_scores(
     return scores
 
 
-def _distance(left: NDArray[np.float32], right: NDArray[np.float32], metric: str) -> np.float32:
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    if metric == "cosine":
-        left, right = left / np.sqrt(np.dot(left, left)), right / np.sqrt(np.dot(right, right))
-    return np.float32(np.sum((left - right) ** 2))
+def _in_float64(points: NDArray[np.float32], metric: str) -> NDArray[np.float64]:
+    rows = [row.astype(np.float64) for row in points]
+    return np.array([row / np.sqrt(np.dot(row, row)) for row in rows] if metric == "cosine" else rows)

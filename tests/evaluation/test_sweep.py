@@ -341,17 +341,17 @@ def test_a_tile_is_compared_as_its_entries_one_by_one(
     steps = generator.integers(0, 5, shape[axis]) / 10
     uppers, lowers = (upper + steps).round(1).astype(np.float32), (lower + steps).round(1).astype(np.float32)
     found = compared(torch.from_numpy(near_IJ), uppers, lowers, axis)
-    lines = near_IJ if axis == 0 else near_IJ.T
+    lines, bounds = (near_IJ if axis == 0 else near_IJ.T).tolist(), list(zip(uppers.tolist(), lowers.tolist(), strict=True))
     np.testing.assert_array_equal(
-        found.num_above, [sum(value >= bound for value in line) for line, bound in zip(lines, uppers, strict=True)]
+        found.num_above, [sum(value >= bound for value in line) for line, (bound, _) in zip(lines, bounds, strict=True)]
     )
     between = {
         (i, j) if axis == 0 else (j, i): value
-        for i, line in enumerate(lines)
+        for i, (line, (high, low)) in enumerate(zip(lines, bounds, strict=True))
         for j, value in enumerate(line)
-        if lowers[i] <= value < uppers[i]
+        if low <= value < high
     }
-    assert dict(zip(zip(found.rows.tolist(), found.columns.tolist(), strict=True), found.nearness, strict=True)) == between
+    assert dict(zip(zip(found.rows.tolist(), found.columns.tolist(), strict=True), found.nearness.tolist(), strict=True)) == between
     assert len(found.rows) == len(between)
     assert [part.dtype for part in found] == [np.int64, np.int64, np.int64, np.float32]
 

@@ -13,6 +13,7 @@ from dml_core.data.store.info import INFO_FILE
 from dml_core.errors import ConfigError, DmlError, StoreError
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
+from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.plans.plan import plan_tables
 from tasks.plans.progress import table_states
@@ -37,7 +38,7 @@ def measured(project: Project, seed: int, score: float, **changes: object) -> Me
     """Return a run of the row as today's project would measure it."""
     choice = Choice((ROW,), ("cub200",), seeds=(seed,))
     (spec,) = runs_of_tables([TABLE], choice)[0][TABLE, "cub200"]
-    record = look(project).dataset("cub200", load_table(TABLE))
+    record = read_dataset(project, "cub200")
     settings = {name: getattr(spec, name).model_dump(mode="json") for name in ("training", "evaluation")}
     place = {"row": ROW, "variant": spec.variant, "dataset": "cub200", "seed": seed, "project_dataset": record.name}
     values = {"identity": f"{seed}", "scores": {"recall@1": score}, "figures": f"evaluate/{seed}", "digest": record.digest}
@@ -160,7 +161,7 @@ def test_runs_with_former_settings_are_replaced_by_those_with_the_present(projec
 def of_today(project: Project, seed: int, score: float) -> MeasuredRun:
     """Return a run as `measured`, made by today's code."""
     (spec,) = runs_of_tables([TABLE], Choice((ROW,), ("cub200",), seeds=(seed,)))[0][TABLE, "cub200"]
-    record = look(project).dataset("cub200", load_table(TABLE))
+    record = read_dataset(project, "cub200")
     identity = step_identities(spec, record)["evaluate"]
     return measured(project, seed, score, identity=identity, figures=f"evaluate/{identity}")
 
@@ -344,7 +345,7 @@ def test_without_the_converted_weights_that_it_starts_from_no_code_is_called_oth
     settings = {"dataset": "cub200", "variant": run.variant, "seed": 0, "training": run.training, "evaluation": run.evaluation}
     spec = parse(RunSpec, settings, "run")
     weights.write_bytes(b"converted")
-    record = look(project).dataset("cub200", load_table(TABLE))
+    record = read_dataset(project, "cub200")
     run = run.model_copy(update={"identity": step_identities(spec, record)["evaluate"]})
     assert not is_of_other_code(run)
     weights.write_bytes(b"another")

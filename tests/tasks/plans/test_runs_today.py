@@ -8,6 +8,7 @@ import yaml
 
 from dml_core.config import read_yaml
 from flows.cli import models
+from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.gc import find_unused
 from tasks.models.listing import list_models
@@ -17,7 +18,6 @@ from tasks.runs.identity import network_identity, step_identities
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
-from tasks.tables.file import load_table
 from tasks.tables.result import FailedRun, MeasuredRun
 from tasks.tables.runs import runs_of_tables
 from tests.tasks.plans.conftest import look
@@ -37,7 +37,7 @@ def specs_of(choice: Choice) -> list[RunSpec]:
 
 def steps_of(project: Project, spec: RunSpec) -> dict[str, Path]:
     """Return the folders of a run's steps in the store."""
-    steps = step_identities(spec, look(project).dataset("cub200", load_table(TABLE)))
+    steps = step_identities(spec, read_dataset(project, "cub200"))
     return {step: Path(project.store) / step / identity for step, identity in steps.items()}
 
 

@@ -185,11 +185,11 @@ def test_steps_at_the_same_time_share_and_the_shares_add_up(tmp_path: Path) -> N
     used = psutil.Process().cpu_times()
     meter = Meter(tmp_path)
     with meter.step("train", "one") as one:
-        _busy(0.3)
+        _busy(0.1)
         with meter.step("train", "two") as two, meter.phase("reports"):
-            _busy(0.3)
+            _busy(0.1)
             both = [one, two]
-        _busy(0.3)
+        _busy(0.1)
         cpu = [Cost.model_validate(meter.facts(step)["cost"]).cpu_seconds for step in both]
     now = psutil.Process().cpu_times()
     total = now.user + now.system - used.user - used.system

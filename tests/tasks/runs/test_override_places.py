@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ Changes = dict[str, Any]
 
 def standing(tmp_path: Path, block: tuple[str, ...] = (), changes: Changes | None = None, settings: tuple[str, ...] = ()) -> TrainingConfig:
     """Return the settings of a run of the standing comparison after its file's `block` was overridden by changes, and by `--set`."""
-    values = yaml.safe_load(yaml.safe_dump(PARAMS))
+    values = deepcopy(PARAMS)
     at = values["comparison"]
     for key in block:
         at = at[key]
