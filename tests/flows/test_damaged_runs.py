@@ -119,11 +119,8 @@ class InProcess:
 
 @contextmanager
 def records_in(folder: Path) -> Iterator[None]:
-    """Let the project keep the steps' records in a folder, which Prefect does not read from the environment any more; publish no run.
-
-    There are no heartbeats, for whose thread a flow's end waits a second.
-    """
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), pytest.MonkeyPatch.context() as environment:
+    """Let the project keep the steps' records in a folder, which Prefect does not read from the environment any more; publish no run."""
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PREFECT_LOCAL_STORAGE_PATH", str(folder))
         environment.setattr(RunSteps, "is_in", lambda *_: True)
         yield
@@ -191,7 +188,10 @@ class Place:
 
 @pytest.fixture(scope="module")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Prefect's server for tests, with one worker, on a copy of this user's empty database if there is one: creating it takes 10 s."""
+    """Prefect's server for tests, with one worker, on a copy of this user's empty database if there is one: creating it takes 10 s.
+
+    Flows have no heartbeats, for whose thread a flow's end waits a second, and the server keeps no list of steps, which nothing here reads.
+    """
     from prefect.testing import utilities  # seconds, which the collection of tests need not take
 
     home = tmp_path_factory.mktemp("prefect")
@@ -200,7 +200,9 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (home / "prefect.db").rename(home / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(home))
-        with utilities.prefect_test_harness(server_startup_timeout=120):
+        patch.setenv("PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_ENABLED", "false")
+        without_heartbeats = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+        with without_heartbeats, utilities.prefect_test_harness(server_startup_timeout=120):
             ensure_limit(1, 1, print)
             yield
 

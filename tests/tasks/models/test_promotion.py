@@ -451,8 +451,8 @@ def share_of_years_with_a_promotion(num_years: int, num_nights: int, level_at: C
 
 
 def test_weeks_of_candidates_without_a_true_gain_replace_no_champion() -> None:
-    assert share_of_years_with_a_promotion(60, 90, level_of) <= 0.13
-    assert share_of_years_with_a_promotion(60, 90, lambda attempt: 0.025) > 0.25, "the same level every night, as it was before"
+    assert share_of_years_with_a_promotion(40, 90, level_of) <= 0.13
+    assert share_of_years_with_a_promotion(40, 90, lambda attempt: 0.025) > 0.25, "the same level every night, as it was before"
 
 
 @pytest.mark.proof

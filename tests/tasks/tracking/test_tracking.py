@@ -102,6 +102,12 @@ def report(packed: Path, store: Store) -> RunReport:
     return made(packed, store, "x", small_training("softtriple"), EvaluationConfig())
 
 
+@pytest.fixture
+def scored(report: RunReport) -> RunReport:
+    """The same run, of which only settings, curves, scores and figures are published, in half of the time."""
+    return report.model_copy(update={"scores_only": True})
+
+
 def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluation: EvaluationConfig) -> RunReport:
     spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=training, evaluation=evaluation)
     folders = {step: store.folder(f"{step}/{key}") for step in ("train", "embed", "evaluate")}
@@ -252,10 +258,10 @@ def test_an_oracle_is_published_with_its_own_weights_and_says_what_it_is(
     assert all(torch.equal(value, weights[name]) for name, value in model.items())
 
 
-def test_a_table_s_parent_says_what_it_is_and_has_its_page(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
-    tracker.publish(report)
+def test_a_table_s_parent_says_what_it_is_and_has_its_page(tracker: Tracker, scored: RunReport, tmp_path: Path) -> None:
+    tracker.publish(scored)
     for seed, recall in enumerate((0.8, 0.9, 0.85)):
-        tracker.publish(other(tracker, report, f"oracle-{seed}", "softtriple oracle", seed, recall))
+        tracker.publish(other(tracker, scored, f"oracle-{seed}", "softtriple oracle", seed, recall))
     page, gone = tmp_path / "table1.html", tmp_path / "table1.json"
     page.write_text("<!doctype html>")
     tags = {"git_commit": "abc", "paper": "softtriple", "table": "softtriple/table1"}
@@ -275,11 +281,11 @@ def test_a_table_s_parent_says_what_it_is_and_has_its_page(tracker: Tracker, rep
     assert Path(client_of(tracker).download_artifacts(parent, "table1.html")).read_text() == "<!doctype html><p>"
 
 
-def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_the_parameters(tracker: Tracker, report: RunReport) -> None:
-    run = client_of(tracker).get_run(tracker.publish(report))
+def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_the_parameters(tracker: Tracker, scored: RunReport) -> None:
+    run = client_of(tracker).get_run(tracker.publish(scored))
     defaults = dict(part.strip().split("=", 1) for part in run.data.tags["dml.defaults"].split(";") if part.strip())
     recorded = defaults | run.data.params
-    training = report.parameters["training"]
+    training = scored.parameters["training"]
     assert recorded["sampler.batch_size"] == "8"
     assert recorded["optimiser.momentum"] == str(training["optimiser"]["momentum"])
     assert defaults["freeze_batchnorm" if "freeze_batchnorm" in defaults else "model.freeze_batchnorm"] == "none"
@@ -303,11 +309,11 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
     assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", report.dataset.digest)}
 
 
-def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_metrics_are_there_on_request(tracker: Tracker, scored: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", "1")
-    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
+    live = LiveCurves(tracker, COMPARISON, scored.identity, spec_of(scored))
     live(Progress(0, 2, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     until = time.monotonic() + 60
     (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
@@ -316,15 +322,15 @@ def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport
         time.sleep(0.1)
     live.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("SystemMetricsMonitor")]
-    assert tracker.publish(report) == run.info.run_id
+    assert tracker.publish(scored) == run.info.run_id
 
 
-def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, report: RunReport) -> None:
-    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
+def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, scored: RunReport) -> None:
+    live = LiveCurves(tracker, COMPARISON, scored.identity, spec_of(scored))
     for epoch in range(2):
         live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     client = client_of(tracker)
-    assert tracker.publish(other(tracker, report, "identity-of-y", "softmax", 0, 0.5))
+    assert tracker.publish(other(tracker, scored, "identity-of-y", "softmax", 0, 0.5))
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "RUNNING"  # its process is this one, and is alive
     (running,) = [run for run in all_runs(tracker) if run.info.status == "RUNNING"]
@@ -333,27 +339,27 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
         ended.kill()
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "KILLED"
-    run_id = tracker.publish(report)
+    run_id = tracker.publish(scored)
     assert run_id == running.info.run_id
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
     history = client.get_metric_history(run_id, "epoch/loss")
     assert [(point.step, point.value == 9.0) for point in history] == [(1, True), (2, True), (3, False)]
 
 
-def test_a_run_whose_step_failed_is_failed_in_mlflow_until_it_is_retried(tracker: Tracker, report: RunReport) -> None:
+def test_a_run_whose_step_failed_is_failed_in_mlflow_until_it_is_retried(tracker: Tracker, scored: RunReport) -> None:
     def train() -> str:
-        LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+        LiveCurves(tracker, COMPARISON, scored.identity, spec_of(scored))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
         return statuses(tracker)["d / softtriple / seed 0"]
 
-    tracker.end_failed(COMPARISON, report.identity)  # before it was in MLflow
+    tracker.end_failed(COMPARISON, scored.identity)  # before it was in MLflow
     assert train() == "RUNNING"
-    tracker.end_failed(COMPARISON, report.identity)
+    tracker.end_failed(COMPARISON, scored.identity)
     tracker.publish(comparison())
     assert statuses(tracker)["d / softtriple / seed 0"] == "FAILED"
     assert train() == "RUNNING"
-    assert tracker.publish(report) is not None
+    assert tracker.publish(scored) is not None
     assert train() == "FINISHED", "it is forced, or its checkpoint was lost"
-    tracker.end_failed(COMPARISON, report.identity)
+    tracker.end_failed(COMPARISON, scored.identity)
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
 
 
@@ -368,7 +374,7 @@ def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(tracker:
 
 @pytest.mark.parametrize("call", ["log_batch", "set_terminated"])
 def test_a_server_that_dies_while_a_run_is_created_leaves_nothing_out(
-    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch, call: str
+    tracker: Tracker, scored: RunReport, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The server dies between a run and its settings, or between a parent run and its end."""
 
@@ -377,9 +383,9 @@ def test_a_server_that_dies_while_a_run_is_created_leaves_nothing_out(
 
     with monkeypatch.context() as patch:
         patch.setattr(tracker._client, call, dies)
-        LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
-    run_id = tracker.publish(report)
-    undisturbed = tracker.publish(other(tracker, report, "identity-of-y", "softtriple", 1, 0.5))
+        LiveCurves(tracker, COMPARISON, scored.identity, spec_of(scored))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    run_id = tracker.publish(scored)
+    undisturbed = tracker.publish(other(tracker, scored, "identity-of-y", "softtriple", 1, 0.5))
     settings = [client_of(tracker).get_run(found).data.params for found in (run_id, undisturbed)]
     assert settings[0] | {"seed": "1"} == settings[1]
     assert len(settings[0]) > 3
@@ -559,18 +565,18 @@ def test_an_alarm_stays_in_the_description_when_the_comparison_is_published_agai
     assert parent_of(tracker).data.tags[Tag.NOTE] == plain
 
 
-def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
-    run_id = tracker.publish(report)
+def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, scored: RunReport) -> None:
+    run_id = tracker.publish(scored)
     assert run_id is not None
-    assert current_identities(tracker) == {report.identity}
+    assert current_identities(tracker) == {scored.identity}
     recorded = points(tracker, run_id)
     file = "dml_core/losses/softtriple.py"
-    assert tracker.publish(report.model_copy(update={"tags": report.tags | {"older_code": file}})) == run_id
+    assert tracker.publish(scored.model_copy(update={"tags": scored.tags | {"older_code": file}})) == run_id
     assert client_of(tracker).get_run(run_id).data.tags["dml.older_code"] == file
     assert current_runs(tracker.uri, "d", COMPARISON) == {}, "so that it is published again, and the tag goes"
-    assert tracker.publish(report) == run_id
+    assert tracker.publish(scored) == run_id
     assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
-    assert current_identities(tracker) == {report.identity}
+    assert current_identities(tracker) == {scored.identity}
     assert points(tracker, run_id) == recorded
 
 
@@ -739,14 +745,14 @@ def test_variants_and_datasets_that_share_an_identity_are_all_there(tracker: Tra
     assert [tracker.publish(each) for each in of_one_identity] == numbers
 
 
-def test_after_its_experiment_is_renamed_a_comparison_is_published_again_beside_it(tracker: Tracker, report: RunReport) -> None:
-    first, client = tracker.publish(report), client_of(tracker)
+def test_after_its_experiment_is_renamed_a_comparison_is_published_again_beside_it(tracker: Tracker, scored: RunReport) -> None:
+    first, client = tracker.publish(scored), client_of(tracker)
     parent = tracker.publish(comparison())
     experiment = client.get_run(first).info.experiment_id
     client.rename_experiment(experiment, experiment_name("d-in-may"))
     assert published_runs(tracker.uri, "d", COMPARISON) == []
     assert search_published(tracker.uri, "d", COMPARISON) == []
-    second = tracker.publish(report)
+    second = tracker.publish(scored)
     assert tracker.publish(comparison()) not in (None, parent)
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
     assert variants_in_view(tracker).keys() == {"softtriple"}
@@ -968,9 +974,9 @@ def test_an_experiment_that_another_program_created_is_to_be_renamed(
     assert tracker.publish(run) is not None
 
 
-def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, report: RunReport) -> None:
+def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, scored: RunReport) -> None:
     """Two machines that publish the same run at the same moment leave two runs."""
-    runs = published_runs(tracker.uri, "d", COMPARISON) if tracker.publish(report) else []
+    runs = published_runs(tracker.uri, "d", COMPARISON) if tracker.publish(scored) else []
     twin = PublishedRun("twin", dict(runs[0].metrics), dict(runs[0].tags))
     with pytest.raises(TrackingError, match=r"^MLflow has two runs of softtriple, seed 0 on d \(.* and twin\); delete one there$"):
         comparable_runs("d", [*runs, twin], UNKNOWN)
@@ -987,11 +993,11 @@ def test_means_are_the_same_to_the_bit_whichever_seed_ended_first(tracker: Track
     assert {found[variant]["recall_at_1"] for variant in ("rising", "turned", "falling")} == {((0.1 + 0.2) + 0.3) / 3}
 
 
-def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunReport, store: Store, tmp_path: Path, monkeypatch) -> None:
+def test_a_server_that_is_away_costs_no_record(tracker: Tracker, scored: RunReport, store: Store, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     away = Tracker("http://127.0.0.1:9", tmp_path, store)
-    LiveCurves(away, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
-    assert away.publish(report) is None
+    LiveCurves(away, COMPARISON, scored.identity, spec_of(scored))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    assert away.publish(scored) is None
     assert away.publish(comparison()) is None
     assert tracker.publish(comparison()) is None  # waits with its runs, although this server would accept it
     assert current_runs(away.uri, "d", COMPARISON) == {}
@@ -1031,11 +1037,11 @@ def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_fr
     assert {waiting["flip"], f"{path.name}.damaged-2"} <= {path.name for path in tracker.outbox.iterdir()}
 
 
-def test_a_run_that_waits_is_replaced_by_a_newer_one_of_its_variant_and_seed(tracker: Tracker, report: RunReport, store: Store) -> None:
+def test_a_run_that_waits_is_replaced_by_a_newer_one_of_its_variant_and_seed(tracker: Tracker, scored: RunReport, store: Store) -> None:
     away = Tracker("http://127.0.0.1:9", tracker.outbox.parent, store)
-    assert away.publish(report) is None
-    assert away.publish(report.model_copy(update={"identity": "of-a-table", "comparison": "a table on d"})) is None
-    newer = tracker.publish(report.model_copy(update={"identity": "newer"}))
+    assert away.publish(scored) is None
+    assert away.publish(scored.model_copy(update={"identity": "of-a-table", "comparison": "a table on d"})) is None
+    newer = tracker.publish(scored.model_copy(update={"identity": "newer"}))
     assert tracker.sync() == 1
     assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [newer]
     assert len(published_runs(tracker.uri, "d", "a table on d")) == 1
@@ -1183,17 +1189,17 @@ def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: Ru
     assert (tmp_path / f"{path.name}.damaged-1").read_bytes() == damaged
 
 
-def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_delivered(tracker: Tracker, report: RunReport) -> None:
-    newer = keep_report(tracker.outbox, report.model_copy(update={"variant": "newer"}))
+def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_delivered(tracker: Tracker, scored: RunReport) -> None:
+    newer = keep_report(tracker.outbox, scored.model_copy(update={"variant": "newer"}))
     newer.write_text(as_format(newer.read_text(), 9))
     before = newer.read_bytes()
-    keep_report(tracker.outbox, report)
+    keep_report(tracker.outbox, scored)
     with pytest.raises(
         TrackingError, match=rf"^records delivered: 1, failed: 1: .*{newer.name}: written by a newer version \(format 9, .* up to 1\)"
     ):
         tracker.sync()
     with pytest.raises(NewerFormatError, match=rf"{newer.name}: written by a newer version"):
-        keep_report(tracker.outbox, report.model_copy(update={"variant": "newer"}))
+        keep_report(tracker.outbox, scored.model_copy(update={"variant": "newer"}))
     assert newer.read_bytes() == before
 
 
@@ -1333,8 +1339,8 @@ def test_a_database_before_the_first_run_has_no_versions(tmp_path: Path) -> None
     assert registered_versions(f"sqlite:///{tmp_path}/empty.db") == []
 
 
-def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
-    tracker.publish(report)
+def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, scored: RunReport, tmp_path: Path) -> None:
+    tracker.publish(scored)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     code = """
 import json, sys
@@ -1347,7 +1353,7 @@ print(json.dumps(sorted({"mlflow", "torch", "pandas", "prefect", "ray", "matplot
     environment = {"PATH": "", "PYTHONPATH": str(ROOT), "DML_STATE": str(tmp_path / "state"), "MLFLOW_TRACKING_URI": tracker.uri}
     printed = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert json.loads(printed.splitlines()[-1]) == []
-    assert f"{100 * report.scores.metrics['recall@1']:.1f}" in printed
+    assert f"{100 * scored.scores.metrics['recall@1']:.1f}" in printed
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
