@@ -22,7 +22,7 @@ from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.runs.records import ScoreRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
-from tasks.watch import verifying
+from tasks.watch import history, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
 from tasks.watch.records import Environment, Evidence, Reference, RowVerdict, Verdict
@@ -110,12 +110,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture
 def project(finished: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """The finished project; runs of a verification train in this process, and what a test adds is removed."""
+    """The finished project; runs of a verification train in this process, no page has a picture, and what a test adds is removed."""
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "DML_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(finished.root / "records"))
     monkeypatch.setenv("DVC_STAGE", "tests")  # datasets are verified without starting DVC
     monkeypatch.setattr(verifying, "train", train_here)
+    monkeypatch.setattr(history, "_picture", lambda *_: None)  # drawn for every verification, it would take a fifth of these tests' time
     before, (threads, head) = torch.get_num_threads(), (1, _head(finished.root))
     torch.set_num_threads(threads)
     yield finished

@@ -28,10 +28,10 @@ from tasks.runs.identity import step_identities
 from tasks.runs.replaced_data import use_packed
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.alarms import open_alarms
-from tasks.watch import accepting, bands, evidence, fresh_runs, verdicts, verifying
+from tasks.watch import accepting, bands, evidence, fresh_runs, history, verdicts, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace
-from tasks.watch.history import write_history
+from tasks.watch.history import _picture, write_history
 from tasks.watch.records import Reference, RowVerdict, Verdict, Verification
 from tasks.watch.rotation import Turn
 from tasks.watch.storage import (
@@ -562,6 +562,7 @@ def test_a_damaged_reference_can_be_accepted_again_as_its_error_says(accepted: P
 def test_the_same_rounding_errors_in_an_equal_environment_are_drift_whose_alarm_ends_with_them(
     accepted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(history, "_picture", _picture)
     with monkeypatch.context() as patch:
         slightly_other_numbers(patch)
         row = verified(accepted)
