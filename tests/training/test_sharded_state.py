@@ -31,7 +31,7 @@ from tests.workers import load_float64, spawn
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 NUM_WORKERS, NUM_CLASSES, DIM = 3, 5, 4  # the last worker has a single class
-BATCH_SIZES = [7, 2, 8]  # the last worker has no image of the second batch
+BATCH_SIZES = [7, 2, 9]  # the last worker has no image of the second batch; the third is shared equally
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalised_softmax", {}),
     ("softtriple", {"num_centres": 1}),
