@@ -1,16 +1,17 @@
 """The registry's gate on a real MLflow: a worse network is refused with the interval, and there is one champion."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,18 @@ def published(project: Project, mlflow_database: Path) -> Project:
     return project
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of every `fresh` project's database: MLflow prepares its statements once for a file."""
+    return tmp_path_factory.mktemp("database") / "mlflow.db"
+
+
 @pytest.fixture
-def fresh(published: Project, tmp_path: Path) -> Project:
+def fresh(published: Project, database: Path, tmp_path: Path) -> Project:
     """The same project with its own registry, in which nothing is promoted yet."""
-    shutil.copy(published.state / "mlflow.db", tmp_path / "mlflow.db")
-    return Project(published.root, tmp_path, published.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with closing(sqlite3.connect(published.state / "mlflow.db")) as unpromoted, closing(sqlite3.connect(database)) as used:
+        unpromoted.backup(used)
+    return Project(published.root, tmp_path, published.store, f"sqlite:///{database}")
 
 
 def recalls_by_hand(project: Project, text: str) -> np.ndarray:
@@ -407,7 +415,7 @@ def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Proje
     try:
         address = f"http://127.0.0.1:{port}"
         for _ in range(240):
-            with contextlib.suppress(requests.ConnectionError):
+            with suppress(requests.ConnectionError):
                 if requests.get(f"{address}/health", timeout=5).ok:
                     break
             time.sleep(0.5)
