@@ -132,7 +132,9 @@ USES = {
 }
 # Imports every module of the library, first without its extras and then, where that failed, with them.
 BARE = """
-import importlib, json, os, pkgutil, sys
+import gc, importlib, json, os, pkgutil, sys
+
+gc.disable()  # with the end below, which unloads nothing: half of the time
 
 class Without:
     def __init__(self, finder): self.finder = finder
@@ -177,7 +179,9 @@ MISSING = SERVICES
 failed = errors_of({name: imports[name] for name in need_extras})
 sets = {"opened": opened, "started": started, "read": read, "requested": requested}
 errors = {"uses": uses, "need_extras": need_extras, "failed": failed}
-print(json.dumps({"names": [*imports], "file": dml_core.__file__, **errors, **{name: sorted(found) for name, found in sets.items()}}))
+found = {"names": [*imports], "file": dml_core.__file__, **errors, **{name: sorted(found) for name, found in sets.items()}}
+print(json.dumps(found), flush=True)
+os._exit(0)
 """
 
 
