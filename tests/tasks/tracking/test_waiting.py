@@ -18,7 +18,17 @@ from tasks.tracking.live import LiveCurves
 from tasks.tracking.published import current_runs
 from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
-from tests.tasks.tracking.test_tracking import client_of, comparison, current_identities, made, other, spec_of, store, tracker  # noqa: F401
+from tests.tasks.tracking.test_tracking import (  # noqa: F401 - fixtures
+    client_of,
+    comparison,
+    current_identities,
+    database,
+    made,
+    other,
+    spec_of,
+    store,
+    tracker,
+)
 
 pytestmark = pytest.mark.slow
 SECONDS = 300  # far more than any of these tests takes
