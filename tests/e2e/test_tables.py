@@ -152,6 +152,7 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project, p
 
 
 @pytest.mark.proof
+@pytest.mark.usefixtures("printed")
 def test_a_run_that_fails_stops_no_other(project: Project) -> None:
     printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--row", "fails", *SEEDS, code=2)
     failed = re.findall(r" / fails as_published / seed (\d): FAILED: the loss '\w+' is not finite", printed)
