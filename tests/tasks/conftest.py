@@ -1,4 +1,4 @@
-"""`dml` in the stages of DVC runs in forked processes, because each process of its own would import for four seconds."""
+"""DVC's stages run `dml` in forked processes: a separate process would spend four seconds on imports."""
 
 import socketserver
 import sys
