@@ -65,7 +65,7 @@ class Disturbed:
         """Wait until the run has trained further, then stop its workers."""
         self.trains_further()
         workers = self.named("RayTrainWorker")
-        assert workers
+        assert workers, "no worker has started"
         for worker in workers:
             worker.send_signal(signal.SIGSTOP)
 
@@ -128,13 +128,13 @@ def nobody_submits_work_without_the_token(run: Disturbed) -> None:
     said = {name: process.communicate(timeout=180)[0] for name, process in started.items()}
     assert "ran here" in said["the token"], said["the token"]
     for name in ("another", "none"):
-        assert "ran here" not in said[name]
+        assert "ran here" not in said[name], f"work was accepted with {name} as its token"
         assert "nauthenticated" in said[name] or "AuthenticationError" in said[name], said[name]
     agents_answer_nobody_without_the_token(run)
     commands = [word for process in run.processes() for word in process.cmdline()]
     written = [path for path in [*run.state.rglob("*"), *session_of(gcs).rglob("*")] if path.is_file()]
-    assert not any(token in word for word in commands)
-    assert not [path for path in written if token.encode() in path.read_bytes()]
+    assert not any(token in word for word in commands), "the token is on a command line"
+    assert [path for path in written if token.encode() in path.read_bytes()] == [], "the token is in a file"
 
 
 def agents_answer_nobody_without_the_token(run: Disturbed) -> None:
