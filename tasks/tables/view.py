@@ -1,7 +1,7 @@
 """Compute what is shown of a table (`tasks.tables.shown`) from its file and its result."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from math import floor, log10
@@ -38,7 +38,7 @@ DECIMALS = {"share": 3, "distance": 3}  # least number for a measured value; 1 f
 NONE_FOUND = "none found"
 NOTHING = 1e-5  # smaller values are rounding errors, shown as 0
 Waiting = Mapping[tuple[str, str], str]
-Systems = dict[tuple[str, str | None], str]  # (dataset, settings) -> the first line with them, as compared
+Line = tuple[str, str, Epoch]  # row, variant, epoch
 
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
@@ -53,10 +53,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     result, left_out = comparable(result, today)
     protocol = paper_protocol(name)
     epoch = protocol.prints
-    systems: Systems = {}
-    reference_first = sorted(table.rows, key=lambda row: row != table.reference)  # of two rows with its settings it is compared
-    by_name = {row: _row(name, table, row, result, waiting or {}, systems) for row in reference_first}
-    rows = tuple(by_name[row] for row in table.rows)
+    by_line = _by_line(table, result)
+    rows = tuple(_row(name, table, row, result, waiting or {}, by_line) for row in table.rows)
     lines = [line for row in rows for line in row.lines]
     columns = _columns(table, lines)
     claims = judge_claims(table, result, epoch)
@@ -91,12 +89,13 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
     """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
 
-    A line has no cell on a dataset on which another one has the same settings: it is the same system. `printed` is the epoch of the
+    The reference is the row's first line that is compared; if none is, the other row's line with its settings. A line has no cell on a dataset on which another one has the same settings: it is the same system. `printed` is the epoch of the
     published values.
     """
     epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
     lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
-    systems = [line.system for line in lines.get(reference or "", ())]
+    cells = [(line.system, cell.same_as) for line in lines.get(reference or "", ()) for cell in line.cells if cell is not None]
+    systems = [*(system for system, same_as in cells if same_as is None), *(same_as for _, same_as in cells if same_as is not None)]
     return [_without_repeated(line) for of_row in lines.values() for line in of_row], next(iter(systems), None)
 
 
@@ -115,10 +114,10 @@ def _counted(datasets: set[str], columns: Sequence[ShownColumn], rows: Sequence[
     """Return what was measured and judged on these datasets."""
     verdicts: Counter[str | None] = Counter()
     for row in rows:
-        variants = {line.variant for line in row.lines}
+        judged = {line.variant for line in row.lines} - {*NOT_THE_ROWS}  # one verdict of the variants with the same settings
         for line in row.lines:
             cells = [cell for column, cell in zip(columns, line.cells, strict=True) if cell and column.dataset in datasets]
-            verdicts.update(cell.verdict for cell in cells if cell.same_as not in variants)
+            verdicts.update(cell.verdict for cell in cells if cell.same_as not in judged)
     judgements = Counter(claim.judgement for claim in claims if claim.dataset in datasets and claim.judgement != "not decided")
     return Counted(
         rows=sum(
@@ -224,9 +223,11 @@ def _unresolved(table: TableFile) -> Iterator[str]:
 # ---------------------------------------------------------------- rows
 
 
-def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting, systems: Systems) -> ShownRow:
+def _row(
+    name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting, by_line: Mapping[Line, Sequence[MeasuredRun]]
+) -> ShownRow:
     row, missing, own = table.rows[key], unmeasured(table, key, result), result.of_rows
-    lines = _lines(name, table, key, [run for run in result.runs if run.row == key], systems)
+    lines = _lines(name, table, key, by_line)
     failed_on = {run.dataset for run in own.failed if run.row == key}
     commands = {on: _how_to_run(name, key, on, own) for on in missing if on not in failed_on}
     reasons = {on: row.lacks or waiting.get((key, on)) or commands.get(on) for on in missing}
@@ -265,26 +266,56 @@ def _how_to_run(name: str, row: str, dataset: str, result: TableResult) -> str:
     return f"start it with dml reproduce {name}{which}{where}"
 
 
-def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun], systems: Systems) -> tuple[ShownLine, ...]:
-    """Return a line for each variant and epoch: the file's variants first, in its order. Adds them to the table's `systems`."""
-    row = table.rows[key]
-    is_ambiguous = sum(other.label == row.label for other in table.rows.values()) > 1
-    label = f"{row.label} ({key})" if is_ambiguous else row.label
-    by_line: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
-        by_line[run.variant, run.epoch].append(run)
-    is_only = len(by_line) == 1
-    variants = [*row.variants, *sorted({variant for variant, _ in by_line} - {*row.variants})]
-    lines, first_with = [], dict[tuple[str, str | None], str]()  # (dataset, settings) -> first variant with them
-    for variant, epoch in sorted(by_line, key=lambda line: (variants.index(line[0]), EPOCHS.index(line[1]))):
-        of_line = by_line[variant, epoch]
-        system = ", ".join(filter(None, [label, "" if is_only and variant in row.variants[:1] else variant, EPOCH_NOTES[epoch]]))
+def _by_line(table: TableFile, result: TableResult) -> dict[Line, list[MeasuredRun]]:
+    """Return the runs of each line: rows in the file's order, in each the file's variants first, in its order."""
+    by_line: defaultdict[Line, list[MeasuredRun]] = defaultdict(list)
+    for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
+        if run.row in table.rows:
+            by_line[run.row, run.variant, run.epoch].append(run)
+
+    def place(line: Line) -> tuple[int, int, str, int]:
+        row, variant, epoch = line
+        own = table.rows[row].variants
+        return [*table.rows].index(row), own.index(variant) if variant in own else len(own), variant, EPOCHS.index(epoch)
+
+    return {line: by_line[line] for line in sorted(by_line, key=place)}
+
+
+def _systems(table: TableFile, lines: Collection[Line]) -> dict[Line, str]:
+    """Return the lines' names in comparisons: of a row with one line, which has its first variant, the label alone."""
+    labels = Counter(row.label for row in table.rows.values())
+    num_lines = Counter(row for row, *_ in lines)
+    systems = {}
+    for row, variant, epoch in lines:
+        label = table.rows[row].label
+        label = f"{label} ({row})" if labels[label] > 1 else label
+        is_plain = num_lines[row] == 1 and variant in table.rows[row].variants[:1]
+        systems[row, variant, epoch] = ", ".join(filter(None, [label, "" if is_plain else variant, EPOCH_NOTES[epoch]]))
+    return systems
+
+
+def _compared(table: TableFile, by_line: Mapping[Line, Sequence[MeasuredRun]]) -> dict[tuple[str, str | None], Line]:
+    """Return (dataset, settings) -> the line that is compared of those with them: of most seeds, then the reference's, then the first."""
+    seeds: defaultdict[tuple[str, str | None], dict[Line, int]] = defaultdict(dict)
+    for line in sorted(by_line, key=lambda line: line[0] != table.reference):
+        for run in by_line[line]:
+            of_settings = seeds[run.dataset, run.facts.settings]
+            of_settings[line] = of_settings.get(line, 0) + 1
+    return {settings: max(numbers, key=numbers.__getitem__) for settings, numbers in seeds.items()}
+
+
+def _lines(name: str, table: TableFile, key: str, by_line: Mapping[Line, Sequence[MeasuredRun]]) -> tuple[ShownLine, ...]:
+    """Return the row's lines, in the order of `by_line`."""
+    row, systems, compared = table.rows[key], _systems(table, by_line), _compared(table, by_line)
+    lines = []
+    for (of, variant, epoch), of_line in by_line.items():
+        if of != key:
+            continue
         same_as: dict[str, str] = {}
         for dataset, run in {run.dataset: run for run in of_line}.items():  # the runs of a line share their settings on each dataset
-            settings = dataset, run.facts.settings
-            in_row, in_table = first_with.setdefault(settings, variant), systems.setdefault(settings, system)
-            if in_row != variant or in_table != system:
-                same_as[dataset] = in_row if in_row != variant else in_table
+            other = compared[dataset, run.facts.settings]
+            if other != (key, variant, epoch):
+                same_as[dataset] = other[1] if other[0] == key else systems[other]
         # published values apply neither to the common track and tuned settings nor to other epochs
         is_printed = variant not in NOT_THE_ROWS and epoch == paper_protocol(name).prints
         printed = row.published if is_printed else (None,) * len(row.published)
@@ -297,7 +328,7 @@ def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun], s
                 ShownRun(**run.model_dump(include=set(ShownRun.model_fields)), has_other_code=is_of_other_code(run)) for run in of_line
             ),
             older_code=tuple(sorted({file for run in of_line for file in run.older_code})),
-            system=system,
+            system=systems[key, variant, epoch],
         )
         lines.append(line)
     return tuple(lines)

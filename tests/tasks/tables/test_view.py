@@ -345,6 +345,32 @@ def test_a_tuned_line_with_the_row_s_own_settings_is_shown_and_is_no_second_syst
     assert rows(table)["wide"].lines[1].label == "tuned, 3 seeds, settings of as_published on some datasets: not compared"
 
 
+@pytest.mark.parametrize("num_own", [1, 2, 3])
+def test_of_lines_with_equal_settings_the_one_with_most_seeds_is_compared(num_own: int):
+    """A few runs of a second line must not remove five measured seeds from a comparison."""
+
+    def measured(row: str, variant: str, score: float, num_seeds: int, of: str) -> list:
+        runs = [run(row, seed, variant=variant, recall_at_1=score + seed**2 / 1000) for seed in range(num_seeds)]
+        return [one.model_copy(update={"training": {"of": of}}) for one in runs]
+
+    tuned, rival = measured("ours", "tuned", 0.6, 5, "o"), measured("wide", "as_published", 0.5, 5, "w")
+    file = FILE | {"reference": "ours"}
+    table = shown(*measured("ours", "as_published", 0.6, num_own, "o"), *tuned, *rival, file=file)
+    (found,) = table.comparisons
+    assert (list(found.means), found.reference) == (["Ours, tuned", "Wide"], "Ours, tuned")
+    assert found.sentence.endswith("5 seeds.")
+    assert [line.repeated for line in rows(table)["ours"].lines] == ["settings of tuned: not compared", ""]
+    assert sum(table.own_data.verdicts.values()) == 2, "published values are judged by the runs of the paper's settings"
+    other_row = measured("wide", "as_published", 0.6, 5, "o")
+    more = {"third": FILE["rows"]["wide"] | {"label": "Third"}}
+    third = [one.model_copy(update={"row": "third"}) for one in rival]
+    file["rows"] = FILE["rows"] | more
+    table = shown(*measured("ours", "as_published", 0.6, num_own, "o"), *other_row, *third, file=file)
+    (found,) = table.comparisons
+    assert (list(found.means), found.reference, found.is_named) == (["Wide", "Third"], "Wide", True)
+    assert rows(table)["ours"].lines[0].repeated == "settings of Wide: not compared"
+
+
 def test_a_lone_line_is_named_by_its_variant_if_that_is_not_the_row_s_first():
     runs = [run("ours", seed, variant="tuned", recall_at_1=0.6 + seed**2 / 1000) for seed in range(3)]
     table = shown(*runs, *seeds("wide", recall_at_1=0.5), file=FILE | {"reference": "ours"})
