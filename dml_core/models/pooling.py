@@ -42,6 +42,8 @@ class GeM(nn.Module):
         self.power = nn.Parameter(torch.tensor(power), requires_grad=learn_power)
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """Map (N, C, H, W) to (N, C) in float32 or better: x^3 overflows float16 above 40."""
+        """Map (N, C, H, W) to (N, C) in float32 or better, divided by the maximum meanwhile: no power overflows, nor all to 0."""
         with torch.autocast(maps_NCHW.device.type, enabled=False):
-            return at_least_float32(maps_NCHW).clamp_min(CLAMP).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power)
+            clamped = at_least_float32(maps_NCHW).clamp_min(CLAMP)
+            maximum_NC11 = clamped.detach().amax(dim=(2, 3), keepdim=True)  # no gradient is lost: the mean of c x is c times that of x
+            return (clamped / maximum_NC11).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power) * maximum_NC11[:, :, 0, 0]

@@ -30,6 +30,22 @@ def test_gem_is_the_average_at_one_and_near_the_maximum_at_a_large_power():
     torch.testing.assert_close(build_pooling(PoolingConfig(kind="gem", gem_power=200.0)).double()(maps), largest, rtol=0.03, atol=0)
 
 
+@pytest.mark.parametrize("power", [1.0, 3.0, 8.0, 30.0, 50.0])
+def test_gem_in_float32_is_the_formula_in_float64_at_any_power(power: float):
+    """Activations of a ReLU: from 0.001 to 100, and a channel that is 0 everywhere."""
+    maps = 10 ** (torch.rand(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) * 5 - 3)
+    maps[:, 0] = 0.0
+    own = build_pooling(PoolingConfig(kind="gem", gem_power=power, learn_gem_power=True))
+    x, exact = maps.clone().requires_grad_(), maps.double().requires_grad_()
+    p = torch.tensor(power, dtype=torch.float64, requires_grad=True)
+    pooled, expected = own(x), exact.clamp_min(1e-6).pow(p).mean(dim=(2, 3)).pow(1 / p)
+    torch.testing.assert_close(pooled.double(), expected, rtol=1e-5, atol=0)
+    pooled.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(own.power.grad.double(), p.grad, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("learn", [True, False])
 def test_gem_power_is_learned_only_on_request(learn):
     pooling = build_pooling(PoolingConfig(kind="gem", learn_gem_power=learn))
