@@ -172,6 +172,14 @@ def test_a_download_with_another_hash_is_refused_and_not_kept(address, tmp_path)
     assert not list((tmp_path / "hub" / "checkpoints").iterdir())
 
 
+def test_a_folder_that_cannot_keep_a_download_is_named(address, tmp_path, monkeypatch):
+    """A read-only home in a container, a mount that is missing: no worker was lost, and a restart does not help."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*/file/checkpoints \(Not a directory\); TORCH_HOME names another$"):
+        build_backbone(BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256="0" * 64))
+
+
 def test_a_kept_download_that_was_damaged_later_is_refused(address, tmp_path):
     config = BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256=hashlib.sha256(_Server.content).hexdigest())
     build_backbone(config)

@@ -129,9 +129,13 @@ def _download(address: str, sha256: str) -> Path:
         _check_hash(path, sha256, address)
         return path
     check_known("kind of weights address", scheme, DOWNLOADERS)
-    with downloaded(address, path.parent) as part:
-        _check_hash(part, sha256, address)
-        part.replace(path)
+    try:
+        with downloaded(address, path.parent) as part:
+            _check_hash(part, sha256, address)
+            part.replace(path)
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise ConfigError(f"backbone weights '{address}' cannot be stored in {path.parent} ({reason}); TORCH_HOME names another") from None
     return path
 
 
