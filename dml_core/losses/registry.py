@@ -79,8 +79,14 @@ def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss
         ConfigError: unknown loss, unknown option, or an option outside its range.
     """
     if name.startswith(PML_PREFIX):
-        options = {"target": name.removeprefix(PML_PREFIX), "options": dict(options)}
+        options = {"target": name.removeprefix(PML_PREFIX), "options": _without_null(options)}
     return parse_overridden(loss_class(name).Config, f"{where} '{name}'", options)
+
+
+def _without_null(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options, at every depth, without those that are null: the library's default holds."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return {name: _without_null(value) if isinstance(value, Mapping) else value for name, value in given.items()}
 
 
 def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embedding_dim: int) -> "Loss":

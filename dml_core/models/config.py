@@ -22,7 +22,7 @@ class HeadConfig(Config):
     Attributes:
         kind: "identity"; "linear" (SoftTriple, tuplet margin; heated-up softmax's LN and HLN with `normalise_in_training`); "bn"
             (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
-        embedding_dim: E; None omits bn_neck's projection, so that E = F (SGSL's 2048-d results).
+        embedding_dim: E; None omits bn_neck's projection, so that E = F (SGSL's 2048-d results). "identity" may have None.
         bias: use a bias in the linear layer.
         initial: initial weights of the linear layer of "linear" and "bn": "uniform", torch's default; or "slim", as in heated-up softmax's
             released code: TF-slim's normal of standard deviation sqrt(2 / F) (0.044 for 1024 features) and zero biases.
@@ -49,14 +49,14 @@ class HeadConfig(Config):
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        changed = self.model_dump(exclude_defaults=True).keys()
+        changed = self.model_dump(exclude_defaults=True, exclude_none=True).keys()
         unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
         if unread:
             raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
         if self.test_layer == "last" and not self.normalise_at_test:
             raise ValueError("test_layer 'last' gives test embeddings of unit length: remove 'normalise_at_test'")
-        if self.embedding_dim is None and self.kind != "bn_neck":
-            raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' can do without")
+        if self.embedding_dim is None and self.kind not in ("bn_neck", "identity"):
+            raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' and 'identity' can do without")
         return self
 
 

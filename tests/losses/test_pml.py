@@ -121,6 +121,16 @@ def test_objects_within_objects_come_by_name():
     assert output.total == output.parts["TripletMarginLoss"] == theirs(EMBEDDINGS, LABELS, by_hand(EMBEDDINGS, LABELS))
 
 
+def test_null_unsets_an_option_at_every_depth():
+    """A variant takes away what a layer below gives: the library's default holds."""
+    given = {"margin": None, "miner": None, "distance": {"name": "LpDistance", "power": None}}
+    loss = build_loss("pml:TripletMarginLoss", given, NUM_CLASSES, DIM)
+    assert loss.miner is None
+    plain = build_loss("pml:TripletMarginLoss", {"distance": {"name": "LpDistance"}}, NUM_CLASSES, DIM)
+    assert loss.loss.margin == plain.loss.margin
+    assert loss.config == plain.config
+
+
 def test_a_regulariser_is_told_the_number_of_classes():
     options = {"centers_per_class": 2, "weight_regularizer": {"name": "SparseCentersRegularizer", "centers_per_class": 2}}
     loss = build_loss("pml:SoftTripleLoss", options, NUM_CLASSES, DIM)

@@ -132,6 +132,15 @@ def test_settings_that_do_not_fit_are_refused(values, message):
         parse(HeadConfig, values, "head")
 
 
+def test_null_unsets_a_size_that_the_kind_does_not_read():
+    """A layer below gives 128; whoever takes the pooled features as they are cannot remove that line, but can override it."""
+    below = {"kind": "linear", "embedding_dim": 128}
+    with pytest.raises(ConfigError, match="head kind 'identity' does not read 'embedding_dim'"):
+        parse(HeadConfig, below | {"kind": "identity"}, "head")
+    config = parse(HeadConfig, below | {"kind": "identity", "embedding_dim": None}, "head")
+    assert build_head(config, 12, num_classes=7)(FEATURES).shape == (16, 12)
+
+
 @pytest.mark.parametrize("kind", READ_BY_KIND)
 def test_settings_survive_being_written_out_and_read_back(kind):
     config = HeadConfig(kind=kind, **SMALL[kind])
