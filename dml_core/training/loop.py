@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.device_decoding import check_decoder
@@ -246,9 +247,9 @@ def fit(
 
 
 def _derived_identity(config: TrainingConfig, dataset: PackedDataset, seed: int) -> str:
-    """Return a hash of all that the result depends on but the images' pixels, which would take long to read."""
+    """Return a hash of all that the result depends on."""
     settings = config.model_dump(mode="json", exclude={"checkpoint_every_epochs"})
-    parts = [settings, seed, dataset.class_names, dataset.labels.tolist()]
+    parts = [settings, int(seed), read_info(dataset.folder).fingerprint, dataset.role, dataset.class_names]
     if (sha256 := unnamed_weights(config.model.backbone)) is not None:
         parts.append(sha256)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from dml_core.config import merge
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.models.backbones.registry import build_backbone
@@ -22,7 +25,7 @@ from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall, ScoredImages
-from tests.conftest import LAST_BATCHES, small_training
+from tests.conftest import LAST_BATCHES, SYNTHETIC_OPTIONS, small_training
 from tests.training.stopping import StoppedError, checkpoint_of, same, stop_after
 
 CPU = torch.device("cpu")
@@ -54,16 +57,24 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     assert read_history(tmp_path / "resumed") == read_history(tmp_path / "undisturbed")
 
 
+def drawn_again(folder: Path) -> PackedDataset:
+    """Return the training images of `packed` drawn from another seed: the same classes, labels and names, other pixels."""
+    options = SYNTHETIC_OPTIONS | LAST_BATCHES["four"] | {"seed": 9}
+    materialise("synthetic", options, folder / "raw")
+    prepare("synthetic", folder / "raw", folder / "packed", options)
+    return PackedDataset(folder / "packed", "train")
+
+
 def test_without_an_identity_another_run_s_checkpoint_is_not_resumed(packed: Path, tmp_path: Path) -> None:
-    """Another configuration, another seed, and another dataset's classes or labels."""
+    """Another configuration, another seed, and another dataset's classes, role or pixels."""
     config, data = small_training("proxy_nca", num_epochs=2), PackedDataset(packed, "train")
     fit(config, data, 0, tmp_path / "shared", CPU)
     faster = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"learning_rate": 0.5})})
-    renamed, relabelled = PackedDataset(packed, "train"), PackedDataset(packed, "train")
-    renamed.class_names = [name.upper() for name in data.class_names]
-    relabelled.labels = data.labels[::-1].copy()
+    fewer, tested = PackedDataset(packed, "train", tuple(data.class_names[:3])), PackedDataset(packed, "test")
+    redrawn = drawn_again(tmp_path / "redrawn")
+    assert (redrawn.class_names, redrawn.labels.tolist(), redrawn.paths) == (data.class_names, data.labels.tolist(), data.paths)
     others = [(faster, data, 0), (config, data, 1), (config.model_copy(update={"num_epochs": 1}), data, 0)]
-    for number, (other, dataset, seed) in enumerate([*others, (config, renamed, 0), (config, relabelled, 0)]):
+    for number, (other, dataset, seed) in enumerate([*others, *((config, dataset, 0) for dataset in (fewer, tested, redrawn))]):
         alone = fit(other, dataset, seed, tmp_path / f"alone {number}", CPU).state_dict()
         notes: list[Progress] = []
         shared = fit(other, dataset, seed, tmp_path / "shared", CPU, report=notes.append).state_dict()
@@ -71,7 +82,7 @@ def test_without_an_identity_another_run_s_checkpoint_is_not_resumed(packed: Pat
         assert "the checkpoint is another run's" in str(notes[0].note)
         assert (tmp_path / f"shared/.checkpoint.pt.damaged-{number + 1}").exists()
     saving_less = config.model_copy(update={"checkpoint_every_epochs": 2})
-    fit(saving_less, relabelled, 0, tmp_path / "shared", CPU, report=lambda progress: pytest.fail("trained again"))
+    fit(saving_less, redrawn, np.int64(0), tmp_path / "shared", CPU, report=lambda progress: pytest.fail("trained again"))
 
 
 def test_a_finished_run_is_not_trained_further(packed: Path, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Identity of a step: changes that must alter it, and changes that must not."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from dml_core.config import merge, parse
+from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES, class_names
@@ -232,7 +231,9 @@ def test_a_backbone_s_published_weights_stay_the_file_that_they_are() -> None:
     ], advice
 
 
-def test_another_file_of_weights_without_a_published_hash_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_of_weights_without_a_published_hash_is_another_run(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Users convert these files themselves: a better conversion must not find the runs of a wrong one."""
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
 
@@ -241,8 +242,7 @@ def test_another_file_of_weights_without_a_published_hash_is_another_run(tmp_pat
         scaling = TRAINED_WITH.get(backbone, "minus-one-one")
         training = small_training(model=model, transform={"scaling": scaling})
         spec = RunSpec(dataset="d", variant="v", seed=0, training=training, evaluation=EvaluationConfig())
-        images = SimpleNamespace(class_names=["a", "b"], labels=np.array([0, 1]))
-        return identity.train_step(spec, DATASET).identity, _derived_identity(training, images, 0)  # type: ignore[arg-type]
+        return identity.train_step(spec, DATASET).identity, _derived_identity(training, PackedDataset(packed, "train"), 0)
 
     for backbone, file in PUBLISHED.items():
         found = [identities_of(backbone)]
