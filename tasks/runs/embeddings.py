@@ -12,13 +12,12 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from dml_core.errors import EvaluationError, StoreError
-from dml_core.files import check_regular, read_regular, write_errors, writing
+from dml_core.files import BAD_ARRAY, check_regular, read_regular, write_errors, writing
 from tasks.files import write_whole
 from tasks.runs.records import Record, changed_file
 from tasks.sealed import read_bytes
@@ -129,7 +128,7 @@ def kept_epoch(folder: Path) -> dict[str, float]:
 def _load(path: Path) -> np.ndarray:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError):
+    except BAD_ARRAY:
         raise changed_file(path) from None
 
 
@@ -223,8 +222,12 @@ def _open_parquet(path: Path) -> list[Part]:
 
 
 def _load_row_group(path: Path, file: Any, number: int) -> np.ndarray:
+    import pyarrow.compute as pc
+
     with _readable(path):
         column = file.read_row_group(number, ["embedding"])["embedding"].combine_chunks()
+        if column.null_count or len(pc.unique(pc.list_value_length(column))) > 1:
+            raise ValueError("rows without an embedding, or of different sizes")
         return np.asarray(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
 
 
@@ -234,7 +237,7 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, BadZipFile, zlib.error, OSError, EOFError, ValueError, LookupError, TypeError) as error:
+    except (pa.ArrowException, *BAD_ARRAY, zlib.error, LookupError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise EvaluationError(f"{path}: cannot be read ({reason}); expected the complete output of `dml embed`") from None
 

@@ -16,6 +16,7 @@ from dml_core.errors import ConfigError, EvaluationError, StoreError, first_line
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.retrieval.approximate import READ_BY_INDEX, ApproximateConfig, evaluate_approximately
+from dml_core.files import BAD_ARRAY
 from tasks.runs.embeddings import MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
 
 MOST_DIGITS = 18  # of a number of 64 bits
@@ -100,6 +101,8 @@ def _open_embedded(files: Files) -> list[EmbeddingShard]:
     parts = open_embedded(path)
     if any(part.labels is None for part in parts):
         raise EvaluationError(f"{path}: not embeddings with classes as `dml embed` writes them; embed images with classes")
+    if not any(part.labels for part in parts):
+        raise EvaluationError(f"{path}: no embeddings")
     return [EmbeddingShard(part.load, np.array(part.labels)) for part in parts]
 
 
@@ -145,7 +148,7 @@ def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
         array = np.load(path, "r" if memory_mapped else None, allow_pickle=False)
     except FileNotFoundError:
         raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
-    except (ValueError, EOFError, OSError) as error:
+    except BAD_ARRAY as error:
         reason = first_line(error)  # numpy advises to load Python objects, which would execute code
         why = "it holds Python objects, or is no .npy file" if "pickle" in reason else reason
         raise EvaluationError(f"{path}: not an array of numbers or strings saved by numpy.save ({why})") from None

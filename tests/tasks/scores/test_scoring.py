@@ -5,7 +5,9 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
@@ -92,6 +94,48 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[]")
     with pytest.raises(EvaluationError, match="not the manifest"):
         score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_damaged_arrays_are_refused_in_one_line(tmp_path: Path, stream: bool) -> None:
+    """Each byte of the header is changed, and a truncated archive has the name of an array."""
+    write_role(tmp_path, "test", 0)
+    array, labels, damaged = tmp_path / "test-0.npy", tmp_path / "labels.npy", tmp_path / "damaged.npy"
+    np.save(labels, np.zeros(50, dtype=np.int64))
+    content = array.read_bytes()
+    np.savez(tmp_path / "archive.npz", embeddings=np.ones((50, 8)))
+    others = [(tmp_path / "archive.npz").read_bytes()[:90]]
+    others += [content[:at] + bytes([byte]) + content[at + 1 :] for at in range(0, 128, 3) for byte in b"\x00 (]\xff\n{"]
+    refusals = []
+    for other in others:
+        damaged.write_bytes(other)
+        try:
+            score_files(Files(damaged, labels, None, None), CONFIG, stream, approximation=None)
+        except EvaluationError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 180
+    assert not [refusal for refusal in refusals if "\n" in refusal]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "kind", "why"),
+    [
+        ([[1.0, 2.0], None, [3.0, 4.0], None], pa.list_(pa.float32()), "rows without an embedding, or of different sizes"),
+        ([[1.0, 2.0], [3.0], [4.0, 5.0, 6.0], [7.0, 8.0]], pa.list_(pa.float32()), "rows without an embedding, or of different sizes"),
+        ([[1.0, 2.0], None, [3.0, 4.0], None], pa.list_(pa.float32(), 2), "size=2"),
+        ([1.0, 2.0, 3.0, 4.0], pa.float32(), "list"),
+        ([], pa.list_(pa.float32(), 2), "no embeddings"),
+    ],
+)
+def test_a_parquet_file_that_somebody_rewrote_is_not_scored_with_shifted_rows(
+    tmp_path: Path, stream: bool, rows: list, kind: pa.DataType, why: str
+) -> None:
+    names, labels = ["a", "b", "c", "d"][: len(rows)], ["x", "x", "y", "y"][: len(rows)]
+    table = pa.table({"name": pa.array(names, pa.string()), "label": pa.array(labels, pa.string()), "embedding": pa.array(rows, kind)})
+    parquet.write_table(table, tmp_path / "rewritten.parquet")
+    with pytest.raises(EvaluationError, match=why):
+        score_files(only(tmp_path / "rewritten.parquet"), EvaluationConfig(recall_at=(1,)), stream, approximation=None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
