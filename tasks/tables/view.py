@@ -89,8 +89,8 @@ def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult
 def compared_lines(rows: Sequence[ShownRow], reference: str | None, printed: Epoch) -> tuple[list[ShownLine], str | None]:
     """Return the lines that are compared, all at one epoch, and the system that is the reference, if that row was measured.
 
-    The reference is the row's first line that is compared; if none is, the other row's line with its settings. A line has no cell on a dataset on which another one has the same settings: it is the same system. `printed` is the epoch of the
-    published values.
+    The reference is the row's first line that is compared; if none is, the other row's line with its settings. A line has no cell on a
+    dataset on which another one has the same settings: it is the same system. `printed` is the epoch of the published values.
     """
     epoch = compared_epoch(printed, {line.epoch for row in rows for line in row.lines})
     lines = {row.name: [line for line in row.lines if line.epoch == epoch] for row in rows}
