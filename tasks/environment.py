@@ -108,15 +108,17 @@ def _tracking(address: str) -> str:
     """Return MLflow's address; a SQLite file has an absolute path.
 
     Raises:
-        ConfigError: it is a folder, MLflow's former default, or a server without http://.
+        ConfigError: it is neither a server's nor a SQLite file's, or that has options, which the project's own readers do not know.
     """
-    if address.startswith("file:") or ("://" not in address and address != "databricks"):
-        raise ConfigError(
-            f"MLFLOW_TRACKING_URI: '{shown(address)}' is neither http://SERVER nor sqlite:///FILE, and MLflow keeps no runs in folders any "
-            "more; unset it, or set it to one of these"
-        )
     path = address.removeprefix("sqlite:///")
-    return address if path == address else f"sqlite:///{_folder(path)}"
+    is_file = path not in (address, "", ":memory:")
+    if not is_file and (re.match(r"\s*(file|sqlite)\b", address, re.IGNORECASE) or ("://" not in address and address != "databricks")):
+        remedy = "MLflow keeps no runs in folders any more; unset it, or set it to one of these"
+        raise ConfigError(f"MLFLOW_TRACKING_URI: '{shown(address)}' is neither http://SERVER nor sqlite:///FILE, and {remedy}")
+    uri = f"sqlite:///{_folder(path)}" if is_file else address
+    if is_file and "?" in uri:
+        raise ConfigError(f"MLFLOW_TRACKING_URI: '{uri}': options and '?' are not supported in a SQLite address; remove them")
+    return uri
 
 
 def ray_cluster() -> str | None:
@@ -133,8 +135,7 @@ def ray_address() -> str:
     """
     address = ray_cluster() or "local"
     if address.startswith("ray://"):
-        remedy = "set it to HEAD:6379, on a machine that is a node of the cluster"
-        raise ConfigError(f"RAY_ADDRESS: '{shown(address)}' is for Ray Client; {remedy}")
+        raise ConfigError(f"RAY_ADDRESS: '{shown(address)}' is for Ray Client; on a node of the cluster, set it to HEAD:6379")
     return address
 
 
@@ -382,8 +383,7 @@ def _ray_on_this_machine() -> dict[str, str]:
     Each flow gets a new token, which is only in the environment of its processes. The address is set by a switch of Ray: with it Ray uses
     127.0.0.1 as the node's address where clusters are not supported, despite the switch's name.
     """
-    named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    token = {} if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     folder = {"RAY_TMPDIR": "/tmp"} if len(os.fsencode(os.environ.get("TMPDIR", ""))) > RAY_FOLDER_BYTES else {}
     return {
         **token,

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import ConfigError, StoreError, TrackingError
 from tasks.data import dataset_if_prepared
-from tasks.environment import Project, finished_records
+from tasks.environment import Project, finished_records, shown
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
 from tasks.plans.plan import LocalState
@@ -73,7 +73,8 @@ def find_unused(project: Project, days: float) -> tuple[list[StoredStep], int, i
     Raises:
         ConfigError: the store is not in the state folder, or the parameters are wrong.
         DataError: a prepared dataset is damaged.
-        StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
+        StoreError, TrackingError: a table's result is damaged or MLflow's database is missing or does not answer, so their references are
+            unknown.
     """
     _check_own(project)
     store = open_store(project)
@@ -202,17 +203,24 @@ def _contents(folder: Path, kind: type[Content], repair: str) -> Iterator[Conten
 
 
 def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
-    """Return the scores MLflow shows. A run has their identity or, outside the standing comparison, a hash of it and its comparison."""
+    """Return the scores MLflow shows. A run has their identity or, outside the standing comparison, a hash of it and its comparison.
+
+    Raises:
+        TrackingError: MLflow's database is missing although runs have been scored, or MLflow does not answer.
+    """
+    scored = [step.identity for step in stored if step.step == "evaluate"]
     if not project.is_tracked:
+        if scored:  # these runs were published, here before it was moved away or elsewhere
+            missing = f"MLflow's database {shown(project.tracking_uri)} is missing, so the steps that it shows are unknown"
+            raise TrackingError(f"{missing}; restore it, or correct MLFLOW_TRACKING_URI; if it is lost: dml reproduce")
         return set()
     from tasks.tracking.published import published_as
 
-    shown, comparisons = published_as(project.tracking_uri)
-    scored = [step.identity for step in stored if step.step == "evaluate"]
+    published, comparisons = published_as(project.tracking_uri)
     return {
         f"evaluate/{identity}"
         for identity in scored
-        if identity in shown or any(identity_in(comparison, identity) in shown for comparison in comparisons)
+        if identity in published or any(identity_in(comparison, identity) in published for comparison in comparisons)
     }
 
 

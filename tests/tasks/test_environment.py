@@ -18,8 +18,10 @@ import ray
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from ray._private.utils import validate_socket_filepath
+from sqlalchemy.engine import make_url
 
 from dml_core.data.readers.shared.packages import cache_folder
 from dml_core.errors import ConfigError, StoreError
@@ -46,6 +48,8 @@ from tasks.environment import (
 )
 from tasks.files import write_whole
 from tasks.runs.specs import ScaleSpec
+from tasks.tracking.published import published_as
+from tasks.tracking.tags import Tag
 from tasks.workers.connection import connect
 from tests.conftest import ROOT
 from tests.damage import DAMAGE
@@ -323,6 +327,49 @@ def test_a_folder_is_no_address_of_mlflow(address: str, inside: Path) -> None:
         find_project()
 
 
+IN_MEMORY = ["sqlite://", "sqlite:///", "sqlite:///:memory:"]
+WITH_DRIVER = [
+    "sqlite+pysqlite:///runs.db",
+    "sqlite+pysqlite:////srv/runs.db",
+    "SQLITE:///runs.db",
+    "sqlite://localhost/runs.db",
+    " sqlite:///runs.db",
+]
+WITH_OPTIONS = [
+    "sqlite:///runs.db?timeout=30",
+    "sqlite:////srv/runs.db?mode=ro&uri=true",
+    "sqlite:///file:runs.db?uri=true",
+    "sqlite:///what?/runs.db",
+]
+
+
+@pytest.mark.parametrize("address", [*IN_MEMORY, *WITH_DRIVER, *WITH_OPTIONS, "FILE:///srv/mlruns", "sqlite:runs.db"])
+def test_an_address_that_mlflow_and_the_project_would_read_differently_is_refused(address: str, inside: Path) -> None:
+    """With options `dml gc --delete` would have removed all runs that only MLflow shows."""
+    os.environ["MLFLOW_TRACKING_URI"] = address
+    with pytest.raises(ConfigError, match=r"^MLFLOW_TRACKING_URI: '[^\n]+; (unset|remove)[^\n]+$"):
+        find_project()
+
+
+def test_a_relative_database_in_a_folder_that_no_address_can_name_is_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (inside / "what?").mkdir()
+    monkeypatch.chdir(inside / "what?")
+    os.environ["MLFLOW_TRACKING_URI"] = "sqlite:///runs.db"
+    with pytest.raises(ConfigError, match=r"what\?/runs.db': options and '\?' are not supported"):
+        find_project()
+
+
+@pytest.mark.parametrize(
+    "name", ["runs.db", "{}/runs.db", "/{}/runs.db", "a b.db", "a%20b.db", "a#b.db", "a;b'c.db", "ü.db", "C:a.db", "file:a.db"]
+)
+def test_mlflow_and_the_project_read_the_same_file(name: str, inside: Path, mlflow_database: Path) -> None:
+    os.environ["MLFLOW_TRACKING_URI"] = address = f"sqlite:///{name.format(inside)}"
+    shutil.copy(mlflow_database, inside / str(make_url(address).database))
+    client = MlflowClient(address)
+    client.create_run(client.create_experiment("dml-repro/d"), tags={Tag.IDENTITY: "shown"})
+    assert published_as(find_project().tracking_uri) == ({"shown"}, set())
+
+
 def test_a_login_without_http_is_not_printed(inside: Path) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = "ann:planted-secret@server:5000"
     with pytest.raises(ConfigError, match="'server:5000' is neither"):
@@ -465,7 +512,9 @@ def test_the_address_of_ray_client_is_refused_before_a_run(inside: Path, monkeyp
     monkeypatch.setenv("RAY_ADDRESS", "ray://me:secret@head:10001")
     project = open_project()  # of commands that use no Ray
     for use in (connect, lambda: check_places(project, ScaleSpec())):
-        with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'ray://head:10001' is for Ray Client; set it to HEAD:6379, on a machine that"):
+        with pytest.raises(
+            ConfigError, match=r"RAY_ADDRESS: 'ray://head:10001' is for Ray Client; on a node of the cluster, set it to HEAD:6379"
+        ):
             use()
     finding = doctor._ray(project)
     assert (finding.where, finding.status, finding.result) == ("ray://head:10001", "wrong", "an address of Ray Client")

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from dml_core.data.store.info import INFO_FILE
-from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.errors import ConfigError, DataError, StoreError, TrackingError
 from dml_core.files import set_aside
 from tasks import gc
 from tasks.environment import Project, find_project, finished_records
@@ -38,8 +38,11 @@ LONG_AGO = 1_600_000_000.0
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Three runs r1, r2, r3 in the store, each with a network, embeddings, scores, and the provenance of each step; one table has plans."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow_database: Path) -> Project:
+    """Three runs r1, r2, r3 in the store, each with a network, embeddings, scores, and the provenance of each step; one table has plans.
+
+    MLflow's database shows none of them.
+    """
     for name in ("DML_STORE", "DML_STATE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "state" / "prefect"))
@@ -50,6 +53,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     found = find_project()
     for run in ("r1", "r2", "r3"):
         make_run(found, run, LONG_AGO)
+    shutil.copy(mlflow_database, found.state)
     return found
 
 
@@ -137,14 +141,24 @@ def test_a_table_keeps_its_scores_and_what_they_were_made_of(project: Project) -
     assert unused(project) == run_of("r2") | run_of("r3")
 
 
-def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is_not(project: Project, mlflow_database: Path) -> None:
-    shutil.copy(mlflow_database, project.state)
+def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is_not(project: Project) -> None:
     published(project, "r1-evaluate", "comparison on d")
     published(project, identity_in("softtriple/table1 on d", "r2-evaluate"), "softtriple/table1 on d")
     superseded = published(project, "r3-evaluate", "comparison on d")
     assert unused(project) == set()
     MlflowClient(project.tracking_uri).delete_run(superseded)
     assert unused(project) == run_of("r3")
+
+
+def test_without_mlflow_s_database_it_is_unknown_what_it_shows(project: Project) -> None:
+    """A shell without the usual MLFLOW_TRACKING_URI lists every run that only MLflow shows."""
+    database = Path(project.tracking_uri.removeprefix("sqlite:///"))
+    database.rename(elsewhere := database.with_name("elsewhere.db"))
+    with pytest.raises(TrackingError, match=r"^MLflow's database sqlite:\S+ is missing, so .* unknown; [^\n]+$"):
+        find_unused(project, 7.0)
+    assert unused(replace(project, tracking_uri=f"sqlite:///{elsewhere}")) == run_of("r1") | run_of("r2") | run_of("r3")
+    shutil.rmtree(Path(project.store) / "evaluate")
+    assert find_unused(project, 7.0)[0], "what has no scores was never published"
 
 
 def test_what_a_table_would_run_today_stays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
