@@ -323,8 +323,9 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Use a state's records as Prefect's, and skip computing the runs of the current tables, which takes seconds."""
+    """Use a state's records as Prefect's, show nothing in MLflow, and skip computing the runs of current tables, which takes seconds."""
     monkeypatch.setattr(gc, "_of_today", lambda project, results: set())
+    monkeypatch.setattr(gc, "_in_mlflow", lambda project, stored: set())
     return lambda state: monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(state / "kept"))
 
 

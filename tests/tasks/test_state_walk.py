@@ -110,6 +110,7 @@ class Walk(RuleBasedStateMachine):
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
         identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
         gc.runs_of_tables = lambda *_: ({}, {})  # type: ignore[attr-defined]
+        gc._in_mlflow = lambda *_: set()  # type: ignore[assignment]
         present.present_digest = lambda project, name: self.digest if name == self.name else None  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------ actions of a user
@@ -311,8 +312,8 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore after the walk what it replaces."""
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
-        (results, "dataset_if_intact"), (gc, "dataset_if_prepared"), (gc, "runs_of_tables"), (identity, "source_digest"),
-        (identity, "source_digests"), (present, "present_digest"),
+        (results, "dataset_if_intact"), (gc, "dataset_if_prepared"), (gc, "runs_of_tables"), (gc, "_in_mlflow"),
+        (identity, "source_digest"), (identity, "source_digests"), (present, "present_digest"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ def test_who_reads_a_damaged_result_first_repairs_it_for_all(project: Project, c
     assert len(caplog.records) == 1
 
 
-def test_a_variant_that_is_not_tuned_yet_stops_neither_rebuilding_nor_cleaning_up(project: Project) -> None:
+def test_a_variant_that_is_not_tuned_yet_stops_neither_rebuilding_nor_cleaning_up(project: Project, mlflow_database: Path) -> None:
+    shutil.copy(mlflow_database, project.state)
     values = read_yaml(project.params_file)
     variants = {"softmax": {"loss": {"name": "softmax"}}, "mine": {"loss": {"name": "softmax"}, "tuned": True}}
     values["comparison"] |= {"default_datasets": ["cub200"], "datasets": {"cub200": {}}, "variants": variants}
