@@ -1,5 +1,6 @@
 """Tables on the terminal, with whole names: columns that do not fit are omitted by importance, and a line below the table names them."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from flows.cli.session import print_lines
 PROSE_WIDTH = 20  # characters to which a column of prose shrinks before another column is omitted
 NARROW_PROSE_WIDTH = 10  # characters to which it shrinks before other values fold
 FRAME_WIDTH = 3  # of each column; the table has one character more
+_BAR = re.compile(r"(?<!\\)\|")  # between cells of a Markdown table; `tasks.reports.kit.markdown_table` escapes those in a cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,7 @@ def print_page(page: str) -> None:
         return
     for is_table, lines in groupby(page.splitlines(), key=lambda line: line.startswith("|")):
         if is_table:
-            header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            header, _, *rows = ([cell.strip().replace(r"\|", "|") for cell in _BAR.split(line.strip("|"))] for line in lines)
             _print_markdown_table(header, rows)
         else:
             print_lines(*lines)
@@ -96,7 +98,7 @@ def print_page(page: str) -> None:
 
 def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a page's table; names, the first metric and differences are never omitted, of the others the last is omitted first."""
-    num_kept = 3 if header[1] == "values" else 2
+    num_kept = 3 if "values" in header[1:2] else 2
     columns = []
     for place, title in enumerate(header):
         drop = None if place < num_kept or title.startswith("difference") else len(header) - place
@@ -106,8 +108,8 @@ def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def _bold(cell: str) -> Text:
     """Return a cell of a Markdown table, which may begin with bold text."""
-    _, bold, rest = cell.split("**", 2) if cell.startswith("**") else ("", "", cell)
-    return Text.assemble((bold, "bold"), rest)
+    bold = re.match(r"\*\*(.+?)\*\*", cell)
+    return Text(cell) if bold is None else Text.assemble((bold[1], "bold"), cell[bold.end() :])
 
 
 def terminal_width() -> int | None:

@@ -27,6 +27,7 @@ from flows.cli.columns import Column
 from tasks.doctor import Finding
 from tasks.models import listing, searching
 from tasks.plans.progress import Measured
+from tasks.reports.kit import markdown_table
 from tasks.runs.specs import load_params, variants_on
 from tasks.tables import view
 from tasks.tables.file import load_table, table_names
@@ -396,6 +397,16 @@ def test_a_terminal_gets_a_report_with_fitted_tables(monkeypatch: pytest.MonkeyP
         assert shown["row"] == "ThefirstsystemwithalongnameThesecond"
         assert shown["recall@1 cub200"] == "60.560.5±1.2compatible,meanequal50.5"
         assert max(cell_len(line) for line in printed.splitlines() if line[:1] in FRAME and line) <= width
+
+
+def test_a_terminal_gets_every_value_of_a_row_whose_name_has_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: 80)
+    columns.print_page(markdown_table([["row", "values", "R@1"], ["a | b", "paper", "61.0"], ["**c|", "**mine**, new", "62.0"]]))
+    assert table_of(capsys.readouterr().out) == {"row": "a|b**c|", "values": "papermine,new", "R@1": "61.062.0"}
+    columns.print_page(markdown_table([["row"], ["only"]]))
+    assert table_of(capsys.readouterr().out) == {"row": "only"}
 
 
 def test_the_report_of_the_comparison_keeps_names_and_differences(
