@@ -104,8 +104,12 @@ def _flow(evidence: Evidence) -> Environment:
 
 
 def _step(step: int, evidence: Evidence) -> str:
-    epoch = f" of epoch {step // evidence.steps_per_epoch + 1}" if evidence.steps_per_epoch else ""
-    return f"step {step + 1}{epoch}"
+    num_steps = evidence.steps_per_epoch
+    if not num_steps:
+        return f"step {step + 1}"
+    # Shortened evidence has the first and the last epoch alone, and looks like that of a run of two epochs.
+    is_last = num_steps <= step and len(evidence.losses) == 2 * num_steps
+    return f"step {step % num_steps + 1} of {'the last epoch' if is_last else f'epoch {step // num_steps + 1}'}"
 
 
 def _number(score: float | None) -> str:
