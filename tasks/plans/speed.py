@@ -33,7 +33,7 @@ def comparison_times(comparisons: Sequence[Sequence[RunSpec]], counts: Mapping[s
     rates = measured_rates(longest, placement)
 
     def time_of(run: RunSpec) -> Estimate:
-        steps: list[TimedStep] = ["train", "embed"] if run.training.num_epochs else ["embed"]
+        steps: tuple[TimedStep, ...] = ("train", "embed")
         return total([step_estimate(step, run, dict(counts), rates, placement) for step in steps])
 
     times = [total([time_of(run) for run in runs], placement.num_groups) for runs in comparisons]

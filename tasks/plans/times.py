@@ -168,6 +168,8 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
     """Estimate how long a step of a run takes from rates measured on this machine; `counts` are the images of each role of its dataset."""
     if not counts:
         return Estimate(None, "no time estimate (dataset not prepared)")
+    if _num_passed(step, spec, counts) == 0:  # the training of a frozen network
+        return Estimate(0.0, "measured", Cost())
     backbone, size = spec.training.model.backbone.name, input_size(spec)
     comparable = [(rate, _ratio(rate, backbone, size)) for rate in rates if (rate.step, rate.device) == (step, placement.device)]
     if not any(ratio for _, ratio in comparable):

@@ -89,6 +89,15 @@ def test_a_shared_gpu_has_rates_of_its_own(spec: RunSpec, tmp_path: Path) -> Non
     assert step_estimate("train", spec, COUNTS, rates[:1], shared).basis == "from bn_inception at 224 pixels, 1 run a GPU"
 
 
+def test_a_frozen_network_takes_the_time_of_its_embedding_also_where_no_training_was_measured(spec: RunSpec) -> None:
+    """The whole table had no estimate."""
+    frozen = spec.model_copy(update={"training": spec.training.model_copy(update={"num_epochs": 0})})
+    rates = [rate(step="embed", images_per_second=40)]
+    estimate = total([step_estimate("train", frozen, COUNTS, rates, TWO), step_estimate("embed", frozen, COUNTS, rates, TWO)])
+    assert estimate == Estimate(5_924 / 40, "measured")
+    assert estimate.cost is not None
+
+
 @pytest.mark.parametrize("other", [rate(device="cuda"), rate(step="embed"), rate(backbone="small_cnn", crop_size=48)])
 def test_what_says_nothing_of_it(spec: RunSpec, other: Rate) -> None:
     assert step_estimate("train", spec, COUNTS, [other], TWO) == Estimate(None, "no time estimate (not measured here)")
