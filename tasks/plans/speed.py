@@ -60,6 +60,7 @@ def measured_rates(run: RunSpec, placement: Placement) -> list[Rate]:
             crop_size=side,
             device=placement.device,
             num_workers=placement.num_workers,
+            num_sharing=1 if placement.device == "cuda" else placement.num_sharing,  # one run's share of the cores, but a whole GPU
             images_per_second=speed * placement.num_workers,
         )
         for step, speed in speeds.items()

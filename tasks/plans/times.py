@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import AliasChoices, Field
+
 from dml_core.files import write_errors
 from tasks.environment import num_cores
 from tasks.runs.costs import FACT, Cost, total_cost
@@ -48,7 +50,7 @@ class Rate(Record):
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
         device, num_workers: hardware and number of workers that it ran on.
-        runs_per_gpu: number of runs that shared its GPU.
+        num_sharing: number of runs that shared its GPU, or on CPUs the cores; `runs_per_gpu` in older files, which have 1 for CPUs.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
         cores: processors that it kept busy, on average; None if it was not recorded.
@@ -60,7 +62,7 @@ class Rate(Record):
     crop_size: int
     device: str
     num_workers: int
-    runs_per_gpu: int = 1
+    num_sharing: int = Field(default=1, validation_alias=AliasChoices("num_sharing", "runs_per_gpu"))
     images_per_second: float
     cores: float | None = None
     watts: float | None = None
@@ -68,7 +70,7 @@ class Rate(Record):
     @property
     def key(self) -> tuple[str, str, int, str, int, int]:
         """What was measured: a later rate with the same key replaces it."""
-        return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.runs_per_gpu
+        return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.num_sharing
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         crop_size=input_size(spec),
         device=facts["device"],
         num_workers=facts["num_workers"],
-        runs_per_gpu=facts.get("runs_per_gpu", 1),
+        num_sharing=facts.get("num_sharing", 1),
         images_per_second=round(_num_passed(step, spec, dataset.counts) / seconds, 2),
         cores=round(cost.cpu_seconds / cost.wall_seconds, 3),
         watts=None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2),
@@ -176,17 +178,18 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
         return Estimate(None, "no time estimate (not measured here)")
 
     def distance(rate: Rate, ratio: float) -> float:
-        other_share = abs(math.log(rate.runs_per_gpu / placement.runs_per_gpu))
+        other_share = abs(math.log(rate.num_sharing / placement.num_sharing))
         return abs(math.log(ratio)) + other_share + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
 
     nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
     seconds = _num_passed(step, spec, counts) * ratio / nearest.images_per_second
     cost = _cost(seconds, nearest, placement)
-    same_hardware = (nearest.num_workers, nearest.runs_per_gpu) == (placement.num_workers, placement.runs_per_gpu)
+    same_hardware = (nearest.num_workers, nearest.num_sharing) == (placement.num_workers, placement.num_sharing)
     if same_hardware and (nearest.backbone, nearest.crop_size) == (backbone, size):
         return Estimate(seconds, "measured", cost)
     workers = "" if nearest.num_workers == placement.num_workers else f" with {counted(nearest.num_workers, 'worker')}"
-    runs = "" if nearest.runs_per_gpu == placement.runs_per_gpu else f", {counted(nearest.runs_per_gpu, 'run')} a GPU"
+    shared = "a GPU" if placement.device == "cuda" else "at a time"
+    runs = "" if nearest.num_sharing == placement.num_sharing else f", {counted(nearest.num_sharing, 'run')} {shared}"
     return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}{runs}", cost)
 
 

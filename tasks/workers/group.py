@@ -90,7 +90,7 @@ class WorkerGroup:
             self._start_fit()
 
     def run(self, job: Job, watch: Watch, spent: Spent = lambda attempt, cost: None) -> dict[str, object]:
-        """Have the workers do a job, and return its facts: device, num_workers, runs_per_gpu, seconds, attempts.
+        """Have the workers do a job, and return its facts: device, num_workers, num_sharing, seconds, attempts.
 
         `watch` receives every progress message, `spent` about twice a second what the workers have used.
 
@@ -144,7 +144,7 @@ class WorkerGroup:
                 self._end()
                 raise
             else:
-                return {**facts, "runs_per_gpu": self._placement.runs_per_gpu, "attempts": num_attempts}
+                return {**facts, "num_sharing": self._placement.num_sharing, "attempts": num_attempts}
 
     def _attempt(self, job: Job, watch: Watch, spent: Callable[[Cost], None]) -> dict[str, object]:
         """Have one group do the job.

@@ -48,6 +48,11 @@ class Placement:
         return {"CPU": self.num_cores} | ({"GPU": 10_000 // self.runs_per_gpu / 10_000} if self.device == "cuda" else {})
 
     @property
+    def num_sharing(self) -> int:
+        """Runs that share a GPU, or on CPUs all cores: a rate that was measured with another number is not that of these runs."""
+        return self.runs_per_gpu if self.device == "cuda" else self.num_groups
+
+    @property
     def num_devices(self) -> int:
         """GPUs or CPUs that the flow uses."""
         return -(-self.num_workers * self.num_groups // self.runs_per_gpu)

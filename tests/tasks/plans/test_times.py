@@ -79,7 +79,7 @@ def test_a_shared_gpu_has_rates_of_its_own(spec: RunSpec, tmp_path: Path) -> Non
     """Eighteen runs that share a GPU are each many times slower than one alone."""
     record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
     for seconds, runs_per_gpu in ((1_000.0, 1), (9_000.0, 18)):
-        facts = {"device": "cuda", "num_workers": 1, "runs_per_gpu": runs_per_gpu, "cost": {"wall_seconds": seconds}}
+        facts = {"device": "cuda", "num_workers": 1, "num_sharing": runs_per_gpu, "cost": {"wall_seconds": seconds}}
         note_rate(tmp_path, "train", spec, record, facts)
     rates = read_rates(tmp_path)
     alone, shared = (Placement("cuda", 1, runs_per_gpu, runs_per_gpu=runs_per_gpu) for runs_per_gpu in (1, 18))
@@ -87,6 +87,23 @@ def test_a_shared_gpu_has_rates_of_its_own(spec: RunSpec, tmp_path: Path) -> Non
     assert step_estimate("train", spec, COUNTS, rates, shared) == Estimate(pytest.approx(9_000, rel=1e-3), "measured")
     assert step_estimate("train", spec, COUNTS, rates[1:], alone).basis == "from bn_inception at 224 pixels, 18 runs a GPU"
     assert step_estimate("train", spec, COUNTS, rates[:1], shared).basis == "from bn_inception at 224 pixels, 1 run a GPU"
+
+
+def test_runs_that_share_the_cores_have_rates_of_their_own(spec: RunSpec, tmp_path: Path) -> None:
+    """A single run with all cores replaced the rate of eight at a time, and the plan of eight was a seventh of their time."""
+    record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
+    for seconds, num_sharing in ((8_000.0, 8), (1_000.0, 1)):
+        facts = {"device": "cpu", "num_workers": 1, "num_sharing": num_sharing, "cost": {"wall_seconds": seconds}}
+        note_rate(tmp_path, "train", spec, record, facts)
+    rates = read_rates(tmp_path)
+    eight, alone = Placement("cpu", 1, 8), Placement("cpu", 1, 1)
+    assert step_estimate("train", spec, COUNTS, rates, eight) == Estimate(pytest.approx(8_000, rel=1e-3), "measured")
+    assert step_estimate("train", spec, COUNTS, rates, alone) == Estimate(pytest.approx(1_000, rel=1e-3), "measured")
+    assert step_estimate("train", spec, COUNTS, rates[1:], eight).basis == "from bn_inception at 224 pixels, 1 run at a time"
+
+
+def test_a_rate_of_a_shared_gpu_in_an_older_file_is_read() -> None:
+    assert rate(device="cuda", runs_per_gpu=18).num_sharing == 18
 
 
 def test_a_frozen_network_takes_the_time_of_its_embedding_also_where_no_training_was_measured(spec: RunSpec) -> None:

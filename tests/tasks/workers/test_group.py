@@ -258,7 +258,7 @@ def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers
     with pytest.raises(DataError, match="no-such-folder"):
         workers.run(job(many_images.parent / "no-such-folder", state, "mistaken"), lambda message: None)
     facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)  # already done: nothing is trained
-    assert (facts["attempts"], facts["num_workers"]) == (1, 2)
+    assert (facts["attempts"], facts["num_workers"], facts["num_sharing"]) == (1, 2, workers._placement.num_groups)
 
 
 @pytest.mark.proof
