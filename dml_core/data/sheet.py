@@ -60,5 +60,6 @@ def _tile(dataset: PackedDataset, index: int) -> Image.Image:
     box = dataset.box(index)
     if box is not None:
         left, top, right, bottom = (side * scale for side in box)
-        ImageDraw.Draw(fitted).rectangle((left, top, right - 1, bottom - 1), outline=_BOX_COLOUR)
+        shape = (left, top, max(left, right - 1), max(top, bottom - 1))  # at least a pixel
+        ImageDraw.Draw(fitted).rectangle(shape, outline=_BOX_COLOUR)
     return ImageOps.pad(fitted, (_TILE_PIXELS, _TILE_PIXELS), color="white")

@@ -4,17 +4,19 @@ import io
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from dml_core.data.check import CheckReport, check_dataset, check_own_images
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import dataset_class
-from dml_core.data.sheet import contact_sheet
+from dml_core.data.sheet import _tile, contact_sheet
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Counts
 from dml_core.data.views.transform_config import TransformConfig
@@ -322,6 +324,15 @@ def test_contact_sheet_has_a_row_per_class(packed_synthetic: Path, tmp_path: Pat
         picture = Image.open(io.BytesIO(dataset.raw_bytes(index))).convert("RGB").resize((96, 96))
         tile = sheet[row * 100 + 4 :, 180 + column * 100 :][:96, :96]
         assert np.median(np.abs(tile.astype(int) - np.asarray(picture))) <= 2, "the box is drawn over it, the rest is the image"
+
+
+def test_a_box_smaller_than_a_pixel_of_its_tile_is_drawn() -> None:
+    """A detector's small product in a large photograph."""
+    photograph = SimpleNamespace(image=lambda _: torch.full((3, 1500, 2000), 255, dtype=torch.uint8), box=lambda _: (1000, 600, 1012, 605))
+    tile = np.asarray(_tile(photograph, 0))  # type: ignore[arg-type]
+    drawn = np.argwhere((tile != 255).any(axis=2))
+    assert {(int(row), int(column)) for row, column in drawn} <= {(40, 48), (41, 48)}
+    assert len(drawn) > 0
 
 
 def test_a_contact_sheet_has_the_letters_of_other_languages(tmp_path: Path) -> None:
