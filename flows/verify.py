@@ -40,7 +40,7 @@ def verify(request: VerifyRequest = VerifyRequest()) -> list[str]:  # noqa: B008
         request: what to verify.
     """
     project = open_project()
-    if not request.names and not any((project.root / ACCEPTED).glob("*.json")):
+    if not request.names and not any((project.root / ACCEPTED).glob("[!.]*.json")):
         logger.info("nothing is accepted yet; accept results with: dml accept NAME --why ...")
         return []
     scale = load_params(project.params_file).scale

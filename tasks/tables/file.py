@@ -310,7 +310,7 @@ class TableFile(Config):
 
 def table_names() -> list[str]:
     """Return all tables and figures as `<paper>/<file>`: papers alphabetically, tables before figures, by number; the project's last."""
-    paths = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
+    paths = [path for path in TABLES.glob("*/[!.]*.yaml") if path.stem != "protocol"]
 
     def order(path: Path) -> tuple[bool, str, bool, int, str]:
         kind = path.stem.rstrip("0123456789")

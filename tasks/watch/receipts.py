@@ -117,7 +117,7 @@ def read_receipts(project: Project, references: dict[str, Reference], level: flo
 
     `references` has the accepted reference of each name; `level` is that of the bands (`tasks.watch.bands.shared_level`).
     """
-    read = [_compared(path, references, level) for path in (project.root / RECEIPTS).glob("*.json")]
+    read = [_compared(path, references, level) for path in (project.root / RECEIPTS).glob("[!.]*.json")]
     return sorted(read, key=lambda one: ("" if one.receipt is None else one.receipt.accepted_at.isoformat(), one.file))
 
 

@@ -99,7 +99,7 @@ def read_references(project: Project, without: str | None = None) -> dict[str, R
     Raises:
         StoreError: as `read_reference`.
     """
-    names = [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("*.json"))]
+    names = [path.stem.replace("~", "/") for path in sorted((project.root / ACCEPTED).glob("[!.]*.json"))]
     return {name: reference for name in names if name != without and (reference := read_reference(project, name)) is not None}
 
 

@@ -1,10 +1,14 @@
 """Requested tables and runs: patterns, filters, the common track, smoke."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from dml_core.errors import ConfigError
 from tasks.runs.protocols import load_protocol
 from tasks.runs.specs import load_params
+from tasks.tables import file
 from tasks.tables.choice import Choice
 from tasks.tables.file import PROJECT, chosen_tables, load_table, paper_tables, table_names
 from tasks.tables.runs import chosen_runs, runs_of, runs_of_tables
@@ -25,6 +29,17 @@ def test_patterns_mean_the_papers_tables() -> None:
     assert chosen_tables(["project/standing"]) == ["project/standing"]
     with pytest.raises(ConfigError, match=r"unknown table 'softriple/\*'; did you mean 'softtriple/"):
         chosen_tables(["sgsl/*", "softriple/*"])
+
+
+@pytest.mark.parametrize("name", [".#table1.yaml", "._table1.yaml", ".table1.yaml"])
+def test_hidden_files_are_no_tables(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emacs's lock of an open file, macOS's copy of attributes: gc and the other commands that load all tables failed."""
+    names = table_names()
+    shutil.copytree(file.TABLES, tmp_path / "tables")
+    monkeypatch.setattr(file, "TABLES", tmp_path / "tables")
+    (tmp_path / "tables" / "softtriple" / name).write_bytes(b"\0")
+    assert table_names() == names
+    assert chosen_tables(["softtriple/*"]) == [table for table in paper_tables() if table.startswith("softtriple/")]
 
 
 @pytest.mark.parametrize(
