@@ -32,16 +32,16 @@ def replace_automations(url: str, path: Path) -> None:
         same_name = {"automations": {"name": {"any_": [automation["name"]]}}}
         response = session.post(f"{url}/automations/filter", json=same_name, timeout=SECONDS)
         response.raise_for_status()
-        for old in response.json():
-            session.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
+        former = response.json()
         webhooks = [action for action in automation["actions"] if action["type"] == "call-webhook"]
         for action in webhooks:
             action["block_document_id"] = _webhook_block(session, url, os.environ.get(action.pop("webhook")))
-        if any(action["block_document_id"] is None for action in webhooks):
-            continue
-        response = session.post(f"{url}/automations/", json=automation, timeout=SECONDS)
-        if not response.ok:
-            raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
+        if all(action["block_document_id"] is not None for action in webhooks):
+            response = session.post(f"{url}/automations/", json=automation, timeout=SECONDS)
+            if not response.ok:  # the former one stays
+                raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
+        for old in former:
+            session.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
 
 
 def _webhook_block(session: requests.Session, url: str, address: str | None) -> str | None:
