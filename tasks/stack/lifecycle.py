@@ -166,13 +166,17 @@ def _end(folder: Path, run: Path) -> int:
 
 
 def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
-    """Return a stack's processes: they have its mark in their environment, or work in its folder (PostgreSQL and Ray overwrite theirs)."""
+    """Return a stack's processes: they have its mark in their environment, or work in its folder (PostgreSQL and Ray overwrite theirs).
+
+    A process with a terminal there is a person's: a shell, or a reader of the logs.
+    """
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 has_mark, works_in = process.environ().get(MARK) == str(folder), Path(process.cwd()).is_relative_to
-                if has_mark or works_in(run) or works_in(folder / DATA) or any(str(run) in word for word in process.cmdline()):
+                is_there = works_in(run) or works_in(folder / DATA) or any(str(run) in word for word in process.cmdline())
+                if has_mark or (is_there and process.terminal() is None):
                     processes.append(process)
     return processes
 

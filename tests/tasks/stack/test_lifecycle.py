@@ -1,10 +1,13 @@
 """Servers are started in order, watched and ended, by a stack of two small ones; `tests/e2e/test_stack.py` starts the real ones."""
 
+import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -282,3 +285,24 @@ def test_the_page_s_password_is_named_only_if_the_servers_were_started_with_it(t
     assert "without a password" in stack_login(tmp_path, Path("/state/env"))
     config.write_text('environment=PREFECT_SERVER_API_AUTH_STRING="dml:x"')
     assert stack_login(tmp_path, Path("/state/env")).endswith(named)
+
+
+def test_a_person_s_shell_and_reader_of_logs_are_no_processes_of_the_stack(tmp_path: Path) -> None:
+    """`down` kills what is left of the stack; a shell that stands in its folder of logs is not."""
+    folder, run = tmp_path / "stack", tmp_path / "run"
+    run.mkdir()
+    (run / "log").touch()
+    terminal, other_side = os.openpty()
+    command = ["sh", "-c", "sleep 600"]
+    try:
+        shell = subprocess.Popen(command, cwd=run, preexec_fn=lambda: (os.setsid(), fcntl.ioctl(other_side, termios.TIOCSCTTY, 0)))
+        server = subprocess.Popen(command, cwd=run, start_new_session=True)
+        assert {process.pid for process in processes_of(folder, run)} >= {server.pid}
+        assert shell.pid not in {process.pid for process in processes_of(folder, run)}
+    finally:
+        for process in (shell, server):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(terminal)
+        os.close(other_side)
