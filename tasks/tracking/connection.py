@@ -165,7 +165,8 @@ def open_client(uri: str, state: Path) -> Any:
 
     if uri.startswith(SQLITE):
         create_database(Path(uri.removeprefix(SQLITE)), state / LOCKS / "creation")
-    return LockingClient(MlflowClient(uri), database_lock(uri, state))
+    # MLFLOW_REGISTRY_URI would name another registry than the one that is read
+    return LockingClient(MlflowClient(uri, registry_uri=uri), database_lock(uri, state))
 
 
 def open_database(path: Path) -> sqlite3.Connection:

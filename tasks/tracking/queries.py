@@ -67,6 +67,10 @@ def query_server(uri: str, call: str, part: str, method: Literal["GET", "POST"] 
             answer = requests.request(method, address, timeout=TIMEOUT_SECONDS, **values)
             answer.raise_for_status()
             page = dict(answer.json())
+        except requests.exceptions.SSLError as error:
+            reason = re.search(r"certificate verify failed[^('\"]*", str(error))
+            said = f"{reason[0].strip() if reason else 'no TLS connection'}; for an own authority set REQUESTS_CA_BUNDLE to its file"
+            raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {said}") from None
         except (requests.ConnectionError, requests.Timeout):
             raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer") from None
         except (requests.RequestException, ValueError) as error:

@@ -32,7 +32,7 @@ from tasks.environment import shown
 from tasks.locks import alone
 from tasks.runs.best import RULE
 from tasks.runs.specs import FROZEN
-from tasks.tracking.connection import all_pages, one_line_errors, project_runs
+from tasks.tracking.connection import SQLITE, all_pages, one_line_errors, project_runs
 from tasks.tracking.tags import Tag
 from tasks.tracking.versions import FETCHED, LOCK_SUFFIX, REGISTRY_PREFIX, Version, versions_of
 
@@ -86,7 +86,13 @@ class Registry:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        """MLflow's client, created on first use, inside code that raises `TrackingError`: it opens a local database."""
+        """MLflow's client, created on first use, inside code that raises `TrackingError`: it opens a local database.
+
+        Raises:
+            TrackingError: there is no local database; the client would create one in place, which is damaged if that is cut off.
+        """
+        if self.uri.startswith(SQLITE) and not Path(self.uri.removeprefix(SQLITE)).exists():
+            raise TrackingError(f"MLflow's database {shown(self.uri)} is missing; dml reproduce creates it, or correct MLFLOW_TRACKING_URI")
         return MlflowClient(self.uri, registry_uri=self.uri)
 
     # ------------------------------------------------------------ networks as folders
