@@ -7,11 +7,14 @@ training ran again, which may give other weights under the same identity.
 
 from pathlib import Path
 
+import torch
+
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
 from dml_core.files import write_errors
-from dml_core.network_description import DESCRIPTION_FILE, intact_description
-from dml_core.trained import save_network
+from dml_core.models.embedder import network_weights
+from dml_core.network_description import DESCRIPTION_FILE, intact_description, read_description
+from dml_core.trained import load_network, save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import dataset_if_prepared
 from tasks.environment import Project, find_project, open_project, set_environment
@@ -37,7 +40,8 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
 
     The text is a folder or its `network.json`, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
     identity of a training or network, or `models:/name@alias` or `models:/name/version` of MLflow's registry. A checkpoint and a training
-    stand for the epoch that their run scores. The project of the runs is by default that around the working directory.
+    stand for the epoch that their run scores. The project of the runs is by default that around the working directory; of a checkpoint it
+    is the one around it, if there is one.
 
     Raises:
         ConfigError: there is no such network; the message lists what is available.
@@ -54,10 +58,10 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
         return path
     if path.name == DESCRIPTION_FILE:
         return path.parent
-    project = project or find_project()
     training = _training_folder(path)
     if training is not None:
-        return network_of(project, training.resolve().name)
+        return _network_of_checkpoint(training.resolve(), project)
+    project = project or find_project()
     if NETWORK_IDENTITY.fullmatch(text):
         return network_of(project, text)
     return package(project, find_run(project, text))
@@ -142,6 +146,27 @@ def network_of(project: Project, identity: str) -> Path:
     if fetched is None:
         raise missing
     return fetched
+
+
+def _network_of_checkpoint(training: Path, project: Project | None) -> Path:
+    """Return the folder of the network in a training's checkpoint, whose run a project knows.
+
+    Raises:
+        ConfigError: no run has it, or its run has other weights by now: another machine may train the same run, and this one again.
+    """
+    project = project or find_project(training, Path.cwd())
+    if open_store(project).folder(f"train/{training.name}").resolve() != training:
+        project = find_project(training, project.root)
+    network = network_of(project, training.name)
+    own, checkpoint = load_network(network, read_description(network)).state_dict(), load_checkpoint(training)
+    epochs = () if checkpoint is None else ("last", *checkpoint.get("kept", {}))
+    weights = [network_weights(weights_of(checkpoint, epoch)[0]) for epoch in epochs]
+    if not any(all(torch.equal(value, state[name]) for name, value in own.items()) for state in weights):
+        raise ConfigError(
+            f"{training}: its run was trained again since, or elsewhere, and {network} has other weights; name the run for these, or "
+            "open the project with this checkpoint's records"
+        )
+    return network
 
 
 def _fetched_by_address(cache: Path, identity: str) -> Path | None:

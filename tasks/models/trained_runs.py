@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from dml_core.config import check_known
 from tasks.data import dataset_if_intact
@@ -11,8 +12,10 @@ from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params, runnable_runs
+from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
-from tasks.tables.file import load_table
+from tasks.tables.file import load_table, table_names
+from tasks.tables.result import result_path
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,13 @@ def trained_among(project: Project, runs: Iterable[tuple[RunSpec, DatasetRecord]
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:
-    """Return the run of the standing comparison whose training or network has this identity, or None."""
-    return next((run for run in trained_runs(project) if identity in (run.trained, run.network)), None)
+    """Return the run of the standing comparison, or else of a measured table, whose network or training has this identity, or None."""
+    measured = (name for name in table_names() if name != STANDING and result_path(project, name).is_file())
+    for runs in chain([trained_runs(project)], (trained_runs_of_table(project, name) for name in measured)):
+        for run in sorted(runs, key=lambda run: run.network != identity):  # of several epochs of a training the one with this identity
+            if identity in (run.network, run.trained):
+                return run
+    return None
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:

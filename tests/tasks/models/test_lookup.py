@@ -33,6 +33,7 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import lookup
+from tasks.models import trained_runs as trained_runs_module
 from tasks.models.listing import list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
@@ -180,6 +181,44 @@ def test_a_network_that_was_trained_again_is_extracted_again(
     fresh = replace(own, state=tmp_path / "other state")
     np.testing.assert_array_equal(rows, load_model(resolve_model("own/good/0", fresh)).embed(images))
     assert (resolve_model(find_run(own, "own/good/0").trained, own) / "network.pt").stat().st_mtime_ns == written, "extracted once"
+
+
+def test_a_checkpoint_s_path_means_its_weights(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colleague's training of the same run has the same identity and, on another processor, other weights."""
+    with monkeypatch.context() as records:
+        other = trained_again(project, tmp_path / "other", records)
+    monkeypatch.chdir(project.root)
+    theirs = Path(other.store) / "train" / find_run(project, "own/good/0").trained / "checkpoint.pt"
+    with pytest.raises(ConfigError, match=r"its run was trained again since, or elsewhere, and \S+ has other weights; name the run"):
+        resolve_model(str(theirs), project)
+    (tmp_path / "other" / "params.yaml").write_bytes(project.params_file.read_bytes())
+    (tmp_path / "other" / "data").symlink_to(project.root / "data")
+    (tmp_path / "other" / "state" / "store").symlink_to(other.store)
+    network = resolve_model(str(theirs), project)
+    checkpoint = load_checkpoint(theirs.parent)
+    assert checkpoint is not None
+    for name, value in torch.load(network / "network.pt").items():
+        assert torch.equal(value, checkpoint["system"][f"model.{name}"]), name
+    own = Path(project.store) / "train" / theirs.parent.name
+    assert load_model(resolve_model(str(own), project)).weights_sha256 != load_model(network).weights_sha256
+
+
+def test_a_table_s_network_is_found_without_mlflow(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its identity is listed by `dml models TABLE`; the run is of no standing comparison."""
+    run = find_run(project, "own/good/1")
+    assert run_of(project, run.trained) == run
+    monkeypatch.setattr(trained_runs_module, "trained_runs", lambda _: [])
+    monkeypatch.setattr(trained_runs_module, "table_names", lambda: ["project/claims", "project/glyphs", STANDING])
+    monkeypatch.setattr(trained_runs_module, "trained_runs_of_table", lambda _, name: {"project/glyphs": [run]}[name])
+    assert run_of(project, run.trained) is None, "no table was measured"
+    result = project.state / "tables" / "project" / "glyphs.json"
+    result.parent.mkdir(parents=True)
+    result.touch()
+    try:
+        assert run_of(project, run.trained) == run
+        assert load_model(resolve_model(run.trained, project)).title == "own / good / seed 1"
+    finally:
+        shutil.rmtree(project.state / "tables")
 
 
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
