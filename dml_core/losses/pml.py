@@ -6,6 +6,7 @@ weight_regularizer), at any depth, is a mapping of `name` and its options:
 """
 
 import inspect
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Self
@@ -144,6 +145,9 @@ def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str
     for option, value in options.items():
         if option not in known:
             raise ConfigError(f"{name} has no option '{option}'{nearest_hint(option, known)} (it has: {', '.join(sorted(known))})")
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):  # JSON has one form for all of these
+            raise ConfigError(f"{name}: option '{option}' is not a finite number")
         if option in CLASSES:
             if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
                 raise ConfigError(f"{name}: option '{option}' is a mapping of 'name' and options, found {value!r}")
