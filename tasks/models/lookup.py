@@ -159,8 +159,8 @@ def _network_of_checkpoint(training: Path, project: Project | None) -> Path:
         project = find_project(training, project.root)
     network = network_of(project, training.name)
     own, checkpoint = load_network(network, read_description(network)).state_dict(), load_checkpoint(training)
-    epochs = () if checkpoint is None else ("last", *checkpoint.get("kept", {}))
-    weights = [network_weights(weights_of(checkpoint, epoch)[0]) for epoch in epochs]
+    states = [] if checkpoint is None else [weights_of(checkpoint, epoch)[0] for epoch in ("last", *checkpoint.get("kept", {}))]
+    weights = map(network_weights, states)
     if not any(all(torch.equal(value, state[name]) for name, value in own.items()) for state in weights):
         raise ConfigError(
             f"{training}: its run was trained again since, or elsewhere, and {network} has other weights; name the run for these, or "
