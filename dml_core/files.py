@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, Any
 from uuid import uuid4
-from zipfile import BadZipFile
 
 from dml_core.errors import StoreError
 
 SEAL = "sha256"  # key of the hash of all other values
 SET_ASIDE = ".damaged-"
-BAD_ARRAY = (OSError, ValueError, EOFError, SyntaxError, TokenError, BadZipFile)  # raised by numpy.load for damaged files
 LEFTOVER = r"\..+\.[0-9a-f]{32}"  # name of a file that a killed process was writing (`writing`)
 
 

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from dml_core.errors import EvaluationError, StoreError
-from dml_core.files import BAD_ARRAY, check_regular, read_regular, write_errors, writing
+from dml_core.files import check_regular, read_regular, write_errors, writing
 from tasks.files import write_whole
 from tasks.runs.records import Record, changed_file
 from tasks.sealed import read_bytes
@@ -26,6 +28,7 @@ MANIFEST_FILE = "manifest.json"
 PLAN_FILE, ITEMS_FILE = "plan.json", "items.parquet"
 IMAGES_ROLE = "images"  # the only role of `dml embed`
 KEPT_EPOCH_FILE = "kept_epoch.json"
+BAD_ARRAY = (OSError, ValueError, EOFError, SyntaxError, TokenError, BadZipFile)  # raised by numpy.load for damaged files
 NUM_ROWS_AT_ONCE = 8192
 KEPT_EPOCH = "kept_epoch"  # name of the score: number of epochs after which the weights were reached
 

@@ -16,8 +16,7 @@ from dml_core.errors import ConfigError, EvaluationError, StoreError, first_line
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.retrieval.approximate import READ_BY_INDEX, ApproximateConfig, evaluate_approximately
-from dml_core.files import BAD_ARRAY
-from tasks.runs.embeddings import MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
+from tasks.runs.embeddings import BAD_ARRAY, MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
 
 MOST_DIGITS = 18  # of a number of 64 bits
 INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}

@@ -112,10 +112,10 @@ def fit(cell: Cell, rank: int, num_workers: int, folder: Path) -> dict[str, Any]
     arguments = (config_of(cell), Drawn(BATCH_SIZE * NUM_FULL + cell.last_batch), 0, folder, CPU)
     how = Saving(every_steps=2, stop_wanted=stop)
     try:
-        system = loop.fit(*arguments, saving=how)
+        system = loop.fit(*arguments, saving=how, identity=str(cell))
         assert not cell.stops
     except InterruptedRunError:
-        system = loop.fit(*arguments, saving=how)
+        system = loop.fit(*arguments, saving=how, identity=str(cell))
     return {"weights": system.state_dict(), "history": read_history(folder)}
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from dml_core.data.store.info import IMAGES_FILE
 from dml_core.errors import DataError
-from dml_core.files import BAD_ARRAY
 
 RANGES_FILE = "ranges.npy"
 _RANGE = np.dtype([("offset", "<i8"), ("length", "<i8"), ("hash", "<u8")])  # 24 bytes per image
@@ -58,6 +57,6 @@ def open_ranges(folder: Path) -> Ranges:
         ranges_N: Ranges = np.load(path, "r", allow_pickle=False)
         if ranges_N.dtype != _RANGE:
             raise ValueError
-    except BAD_ARRAY:
+    except (OSError, ValueError, EOFError):
         raise DataError(f"{path}: missing, damaged or of another version; rerun the command") from None
     return ranges_N

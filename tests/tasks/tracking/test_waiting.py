@@ -159,7 +159,7 @@ def test_a_local_database_has_one_call_at_a_time_and_a_server_as_many_as_come(
             now -= 1
 
     trackers = [Tracker(uri.format(tmp_path), tmp_path, store) for _ in range(4)]  # as in four processes
-    monkeypatch.setattr(MlflowClient, "__init__", lambda *_: None)
+    monkeypatch.setattr(MlflowClient, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(MlflowClient, "set_tag", slow)
     list(pool.map(lambda own: own._client.set_tag("run", "name", "value"), trackers))
     assert max(seen) == most
