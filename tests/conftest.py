@@ -3,6 +3,7 @@
 What they need is imported in them: xdist's controller loads this file, but runs no test.
 """
 
+import contextlib
 import gc
 import hashlib
 import logging
@@ -79,14 +80,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Undo changes of the environment by a test or a library (such as MLflow, which sets its server's address)."""
+@contextlib.contextmanager
+def _undone() -> Iterator[None]:
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_environment_of_modules() -> Iterator[None]:
+    """Undo changes of the environment by a module's fixtures: another module's tests would find them, on some of pytest's workers."""
+    with _undone():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def same_environment(same_environment_of_modules: None) -> Iterator[None]:
+    """Undo changes of the environment by a test or a library (such as MLflow, which sets its server's address)."""
+    with _undone():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Images read from a bucket over HTTP: the packed bytes in every process, fetched ahead, and no other bytes."""
 
+import faulthandler
 import os
 import pickle
 import threading
@@ -100,10 +101,14 @@ def fetching_threads() -> list[threading.Thread]:
 
 
 def all_threads_end() -> bool:
-    until = time.monotonic() + 10
+    """Wait for them, longer than a request that is sent again takes; print where those are that remain."""
+    until = time.monotonic() + 60
     while fetching_threads() and time.monotonic() < until:
         time.sleep(0.01)
-    return not fetching_threads()
+    remaining = fetching_threads()
+    if remaining:
+        faulthandler.dump_traceback(2)
+    return not remaining
 
 
 @pytest.mark.parametrize(("num_loader_workers", "cache_gb"), [(0, NOTHING), (0, 5e-6), (0, EVERYTHING), (2, 5e-6), (2, EVERYTHING)])

@@ -1,6 +1,5 @@
 """Fixtures of tests with real Ray workers: jobs long enough to be disturbed midway, and Ray's settings during a module."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -65,11 +64,8 @@ def ray_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.Mo
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        before = dict(os.environ)
         set_environment(Project(root=state, state=state, store=str(state / "store"), tracking_uri=f"sqlite:///{state}/mlflow.db"))
         yield patch
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
 
 
 def job(packed: Path, state: Path, name: str, num_epochs: int = EPOCHS, **changes: object) -> Job:
