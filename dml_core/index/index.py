@@ -96,8 +96,8 @@ class Index:
         """Return the nearest items of each query, nearest first.
 
         An approximate index may miss some of them (`info.found` measures this), but still returns k, with their exact scores. Equal scores
-        are ordered by position. Which of more than eight are among the k is arbitrary if their scores are equal or differ by less than
-        float32's rounding, about 1e-7.
+        are ordered by position. Which of more than eight are among the k is arbitrary if their scores are equal or, among hundreds of
+        queries at once, differ by less than float32's rounding, about 1e-7.
 
         Args:
             embeddings: (Q, D), of the index's own model; of any length for cosine.
@@ -115,18 +115,24 @@ class Index:
             raise ConfigError(f"k = {k} neighbours were asked for; ask for 1 or more")
         k = min(int(k), self.num_items)  # FAISS refuses numpy's integers
         if self._approximate is None:
-            return self._exactly(rows_QD, k)
-        scores_Qk, positions_Qk = self.approximately(rows_QD, k)
-        short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists searched had fewer
-        if len(short):
-            scores_Qk[short], positions_Qk[short] = self._exactly(rows_QD[short], k)
-        order_Qk = np.lexsort((positions_Qk, -scores_Qk))
-        return np.take_along_axis(scores_Qk, order_Qk, axis=1), np.take_along_axis(positions_Qk, order_Qk, axis=1)
+            distances_Qk, positions_Qk = self._exactly(rows_QD, k)
+        else:
+            distances_Qk, positions_Qk = self.approximately(rows_QD, k)
+            short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists searched had fewer
+            if len(short):
+                distances_Qk[short], positions_Qk[short] = self._exactly(rows_QD[short], k)
+        order_Qk = np.lexsort((positions_Qk, distances_Qk))
+        scores_Qk = as_similarities(np.take_along_axis(distances_Qk, order_Qk, axis=1), self.metric)
+        return scores_Qk, np.take_along_axis(positions_Qk, order_Qk, axis=1)
 
     def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search only the approximate index, for rows in the form of the stored vectors; missing neighbours are -1 at the end."""
-        distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)  # of whole vectors, so the distances are exact
-        return as_similarities(distances_Qk, self.metric), positions_Qk
+        """Search only the approximate index, for rows in the form of the stored vectors; missing neighbours are -1 at the end.
+
+        Returns:
+            squared distances (Q, k), exact, as they are those of whole vectors; positions (Q, k).
+        """
+        found: tuple[NDArray[np.float32], NDArray[np.int64]] = self._approximate.search(rows_QD, k)
+        return found
 
     def item(self, position: int) -> Item:
         """Return the item at a position, 0 to N - 1.
@@ -153,17 +159,16 @@ class Index:
         return centred(points, np.zeros(self.num_dimensions))
 
     def _exactly(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search by FAISS's brute force over the mapped vectors, without copying them, and order what it finds.
+        """Search by FAISS's brute force over the mapped vectors, without copying them, and order what it finds by exact distances.
 
-        FAISS orders equal scores by chance, and of many queries it computes scores from products, whose errors would set an image apart
-        from its own copy: the same query would have other neighbours among other queries, or with another k.
+        FAISS orders equal distances by chance, and of many queries it computes them from products, whose errors would set an image apart
+        from its own copy: the same query would have other neighbours among other queries, or with another k. The distances of unit vectors
+        order them as their cosines do, but still differ in float32 where the cosines of a nearly collapsed network are equal.
         """
-        metric = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
-        num_candidates = min(k + NUM_SPARE_CANDIDATES, self.num_items)
-        candidates_Qm = faiss.knn(rows_QD, self.vectors_ND, num_candidates, metric=metric)[1]
+        candidates_Qm = faiss.knn(rows_QD, self.vectors_ND, min(k + NUM_SPARE_CANDIDATES, self.num_items))[1]
         vectors, queries = as_points(self.vectors_ND, "euclidean"), as_points(rows_QD, "euclidean")  # of unit length if for cosine
         positions_Qk, distances_Qk = in_order(vectors, queries, np.arange(len(queries)), candidates_Qm, k)
-        return as_similarities(distances_Qk, self.metric), positions_Qk
+        return distances_Qk, positions_Qk
 
 
 def read_approximate(path: Path, mapped: bool) -> Any:

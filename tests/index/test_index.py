@@ -140,6 +140,42 @@ def test_what_is_missed_is_measured_and_not_assumed(tmp_path: Path, monkeypatch:
     assert Index.open(tmp_path / "index").info.found == found
 
 
+def nearly_collapsed() -> NDArray[np.float32]:
+    """Return vectors whose mean cosine is 0.9999998, so that most cosines are equal in float32."""
+    return (1 + 5e-4 * np.random.default_rng(0).standard_normal((3000, 16))).astype(np.float32)
+
+
+def nearest_of_stored(index: Index, positions: NDArray[np.int64], k: int) -> list[list[int]]:
+    """Return the k nearest others of items, by float64 distances between the stored vectors."""
+    stored = np.asarray(index.vectors_ND, dtype=np.float64)
+    orders = [np.argsort(np.square(stored - stored[position]).sum(axis=1), kind="stable").tolist() for position in positions]
+    return [[other for other in order if other != own][:k] for order, own in zip(orders, positions, strict=True)]
+
+
+def test_a_nearly_collapsed_network_s_neighbours_are_found(tmp_path: Path) -> None:
+    """By inner products 2 % of the nearest ten were found."""
+    index = built(tmp_path / "index", nearly_collapsed())
+    for asked in (np.arange(1), np.arange(40)):
+        found = index.search(index.vectors_ND[asked], 11)[1]
+        np.testing.assert_array_equal(found[:, 0], asked)
+        assert found[:, 1:].tolist() == nearest_of_stored(index, asked, 10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_approximate_index_claims_no_more_than_it_finds_of_a_nearly_collapsed_network(tmp_path: Path, kind: str) -> None:
+    """It claimed a recall of 1.00 where it was 0.48, as all cosines were equal; and an image came behind others at no distance to it."""
+    index = built(tmp_path / "index", nearly_collapsed(), kind)
+    assert index.info.found is not None
+    sample = np.sort(np.random.default_rng(index.info.found.seed).permutation(3000)[: index.info.found.num_queries])
+    distances, found = index.approximately(np.asarray(index.vectors_ND[sample]), 11)
+    mine = [[other for other in row if other != own][:10] for row, own in zip(found.tolist(), sample, strict=True)]
+    recall = np.mean([len(set(some) & set(exact)) / 10 for some, exact in zip(mine, nearest_of_stored(index, sample, 10), strict=True)])
+    assert index.info.found.recalls[10] == pytest.approx(recall, abs=0.01)
+    is_found = (distances == 0).any(axis=1)
+    assert is_found.any()
+    np.testing.assert_array_equal(index.search(index.vectors_ND[sample[is_found]], 11)[1][:, 0], sample[is_found])
+
+
 def test_k_results_even_where_the_lists_have_fewer(tmp_path: Path) -> None:
     embeddings = rows(3000)
     index = built(tmp_path / "index", embeddings, "ivf")

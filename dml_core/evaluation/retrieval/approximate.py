@@ -22,7 +22,6 @@ from dml_core.evaluation.retrieval.geometry import (
     NUM_ROWS_AT_ONCE,
     Points,
     as_points,
-    as_similarities,
     blocks,
     centred,
     load_points,
@@ -184,19 +183,20 @@ def index_recall(
     """
     widths = [found_Sn.shape[1] for found_Sn in found.values()]
     found_Sm = np.concatenate(list(found.values()), axis=1)
-    found_similarities_Sm = np.full(found_Sm.shape, -np.inf)
-    nearest_Sk = np.empty((len(found_Sm), 0))
+    found_distances_Sm = np.full(found_Sm.shape, np.inf)
+    nearest_Sk = np.empty((len(found_Sm), 0))  # distances: cosines of a nearly collapsed network are equal in float32
     for points, first in _loaded(gallery, asked.metric):
         num_wanted = min(len(points), max(widths) + (self_index_S is not None))
-        indices, similarities = nearest(points, asked, num_wanted)
+        indices_Sw, _ = nearest(points, asked, num_wanted)
+        queries = np.arange(len(found_Sm)).repeat(num_wanted)
+        distances_Sw = squared_distances(points, indices_Sw.ravel(), asked, queries).reshape(indices_Sw.shape)
         if self_index_S is not None:
-            similarities[indices + first == self_index_S[:, None]] = -np.inf
-        nearest_Sk = -np.sort(-np.concatenate([nearest_Sk, similarities], axis=1), axis=1)[:, : max(widths)]
+            distances_Sw[indices_Sw + first == self_index_S[:, None]] = np.inf
+        nearest_Sk = np.sort(np.concatenate([nearest_Sk, distances_Sw], axis=1), axis=1)[:, : max(widths)]
         rows, columns = np.nonzero((found_Sm >= first) & (found_Sm < first + len(points)))
-        distances = squared_distances(points, found_Sm[rows, columns] - first, asked, rows)
-        found_similarities_Sm[rows, columns] = as_similarities(distances, asked.metric)
-    parts = np.split(found_similarities_Sm, np.cumsum(widths)[:-1], axis=1)
+        found_distances_Sm[rows, columns] = squared_distances(points, found_Sm[rows, columns] - first, asked, rows)
+    parts = np.split(found_distances_Sm, np.cumsum(widths)[:-1], axis=1)
     return {
-        f"index_recall@{n}": float((part_Sn >= nearest_Sk[:, part_Sn.shape[1] - 1, None]).mean())
+        f"index_recall@{n}": float((part_Sn <= nearest_Sk[:, part_Sn.shape[1] - 1, None]).mean())
         for n, part_Sn in zip(found, parts, strict=True)
     }
