@@ -3,11 +3,12 @@
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Event, Lock
 from time import monotonic
 
@@ -40,13 +41,17 @@ def copy_objects(
         keeps_deleted: do not copy again what was deleted here.
 
     Raises:
-        StoreError: the bucket cannot be read, or an object's name leads out of the folder.
+        StoreError: the bucket cannot be read, or an object's name leads out of the folder, or to the file or folder of another.
     """
     source = Store(address, folder)
     there = source.list_objects(is_first=True)
     for name in there:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
+    paths = Counter(map(PurePosixPath, there))  # "a//b" and "a/b" are one
+    for name in there:
+        if paths[PurePosixPath(name)] > 1 or any(parent in paths for parent in PurePosixPath(name).parents):
+            raise StoreError(f"{address}: refused, object '{name}' and another would be one file, or a file and its folder; rename one")
     copied = _read(record, folder)
     here = {name for name in {*there, *copied} if (folder / name).is_file()}
     if record is not None:

@@ -234,7 +234,7 @@ class Store:
             StoreError: it cannot be read, or ends early; the part received is kept.
         """
         etag, total = map(self._call("head_object", key, "soon").get, ("ETag", "ContentLength"))
-        received = path.with_name(f".{path.name}.{etag[1:-1]}.partial")
+        received = path.with_name(f".{hashlib.sha256(f'{path.name} {etag}'.encode()).hexdigest()}.partial")  # however long the name is
         received.parent.mkdir(parents=True, exist_ok=True)
         with received.open("ab") as file, self._one_line("get_object"):
             if file.tell() < total:

@@ -109,6 +109,8 @@ def embed_batches(
             bad = {position: image for position, image in zip(batch, decoded, strict=True) if isinstance(image, str)}
             views = [(position, *image) for position, image in zip(batch, decoded, strict=True) if not isinstance(image, str)]
             rows, refused = model.try_views([view for _, view, _ in views])
+            infinite = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
+            refused = dict.fromkeys(infinite, "its embedding is not finite") | refused  # whose own rows are not set
             bad |= {views[place][0]: reason for place, reason in refused.items()}
             good = [place for place in range(len(views)) if place not in refused]
             thumbnails = [views[place][2] for place in good]

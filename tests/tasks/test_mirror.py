@@ -1,6 +1,7 @@
 """Copies of a bucket's objects, over HTTP."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -160,10 +161,10 @@ def test_an_interrupted_copy_goes_on_only_with_the_object_that_it_began_with(tmp
 
 def test_an_interrupted_copy_does_not_ask_for_its_first_bytes_again(tmp_path: Path, s3_bucket: str) -> None:
     content, told = os.urandom(3_000_000), []
-    etag = boto3.client("s3").put_object(Bucket=s3_bucket, Key="m/a.zip", Body=content)["ETag"].strip('"')
+    etag = boto3.client("s3").put_object(Bucket=s3_bucket, Key="m/a.zip", Body=content)["ETag"]
     for there in (1000, len(content)):  # or it was killed before it renamed the file
         (tmp_path / "a.zip").unlink(missing_ok=True)
-        (tmp_path / f".a.zip.{etag}.partial").write_bytes(content[:there])
+        (tmp_path / f".{hashlib.sha256(f'a.zip {etag}'.encode()).hexdigest()}.partial").write_bytes(content[:there])
         copy_objects(f"s3://{s3_bucket}/m", tmp_path, lambda done, total: told.append(done))
         assert (tmp_path / "a.zip").read_bytes() == content
         assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
@@ -175,3 +176,20 @@ def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Pat
     with pytest.raises(StoreError, match="would be written outside"):
         copy_objects(f"s3://{s3_bucket}/evil", tmp_path / "raw")
     assert not (tmp_path / "outside.txt").exists()
+
+
+@pytest.mark.parametrize("names", [("a//b", "a/b"), ("a", "a/b")])
+def test_objects_that_would_be_one_file_are_refused_by_name(tmp_path: Path, s3_bucket: str, names: tuple[str, str]) -> None:
+    """One silently replaced the other."""
+    for name in names:
+        boto3.client("s3").put_object(Bucket=s3_bucket, Key=f"two/{name}", Body=name.encode())
+    with pytest.raises(StoreError, match=r"refused, object 'a/+b' and another would be one file, or a file and its folder; rename one$"):
+        copy_objects(f"s3://{s3_bucket}/two", tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()
+
+
+def test_an_object_s_name_may_be_as_long_as_a_file_s(tmp_path: Path, s3_bucket: str) -> None:
+    name = "n" * 251 + ".jpg"
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key=f"long/a//{name}", Body=b"x")
+    copy_objects(f"s3://{s3_bucket}/long", tmp_path)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [name]

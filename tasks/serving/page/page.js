@@ -120,7 +120,7 @@ function show(next) {
 
 // Search with a file or a hit; the browser's Back returns to the query before.
 function ask(next) {
-  const place = (history.state ?? -1) + 1;
+  const place = Math.min((history.state ?? -1) + 1, queries.length); // a reload loses the queries, not the browser's history
   queries.splice(place, queries.length, next);
   history[place ? "pushState" : "replaceState"](place, "");
   show(next);

@@ -233,6 +233,21 @@ def test_ten_bad_images_are_named_and_of_more_the_line_says_so(model: TrainedMod
     assert ("; ...)" in str(raised.value)) == (num_bad == 11)
 
 
+def test_an_image_whose_embedding_is_not_finite_is_a_bad_one(
+    model: TrainedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as embedded, and no search finds it."""
+    monkeypatch.setattr(model, "_forward", lambda views: np.full((len(views), model.num_dimensions), [[1], [np.nan], [np.inf]], np.float32))
+    shutil.copytree(folder / "class 00", tmp_path / "in")
+    for path in sorted((tmp_path / "in").iterdir())[3:]:
+        path.unlink()
+    images = find_images(str(tmp_path / "in"))
+    assert len(images) == 3
+    found = embed_images(model, images, tmp_path / "out", skip_bad=True)
+    assert (found.num_rows, found.bad) == (1, tuple((name, "its embedding is not finite") for name in images.names[1:]))
+    assert np.load(next((tmp_path / "out").glob("images-0*.npy"))).shape == (1, model.num_dimensions)
+
+
 def test_all_bad_is_never_an_empty_result(model: TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jpg").write_text("text")

@@ -189,6 +189,30 @@ def test_the_page_works_by_keyboard_alone(made: Made, service: Service, browser:
 
 @pytest.mark.slow
 @pytest.mark.proof
+def test_back_shows_the_query_before_after_a_reload_too(made: Made, service: Service, browser: Browser) -> None:
+    """A reload loses the queries, and the browser's history keeps their numbers."""
+    complaints: list[str] = []
+    page = opened(browser, service.url, 1280, complaints)
+    first = page.locator("#results li").first
+
+    def ask(position: int) -> None:
+        page.set_input_files("#file", made.files[position])
+        expect(first).to_contain_text(made.files[position].name)
+
+    ask(2)
+    ask(3)
+    page.reload()
+    page.go_back()
+    ask(5)
+    ask(6)
+    page.go_back()
+    expect(first).to_contain_text(made.files[5].name)
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.proof
 def test_what_is_not_one_image_is_refused_aloud(made: Made, service: Service, browser: Browser) -> None:
     """A refused drop leaves the results of the last query."""
     complaints: list[str] = []
