@@ -10,7 +10,7 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.options import PriceFile, SameOverrides, check_folder
 from flows.cli.session import open_project, print_lines, say
-from tasks.runs.specs import changes_results, load_params
+from tasks.runs.specs import load_params, result_settings
 from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted
 
@@ -69,7 +69,7 @@ def look(
 
     params = load_params(project.params_file, override or ())
     selection = choose(project, params, what, seed, override or ())
-    changes = "\n".join(sorted(filter(changes_results, override or ())))
+    changes = "\n".join(result_settings(override or ()))
     called = [what.strip("/").replace("/", "-"), *([hashlib.sha256(changes.encode()).hexdigest()[:8]] if changes else [])]
     folder = output or project.root / SITE / "look" / "-".join(called)
     page = write_look(project, selection, params.comparison.reference, folder, map_by, say)

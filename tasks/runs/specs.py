@@ -4,6 +4,7 @@ The standing comparison is the product of datasets, variants and seeds. A run's 
 overridden by the dataset's part and then the variant's (`dml_core.overrides`); every value is written once.
 """
 
+import json
 import os
 import re
 from collections import Counter
@@ -34,6 +35,7 @@ PRETRAINED_ONLY = "pretrained_only"  # key of a variant: whether it runs only on
 OWN_KEYS = (TUNED, BY_DEFAULT, PRETRAINED_ONLY)  # of datasets and variants, beside settings of training
 FROZEN = "frozen"  # variant of the pretrained network without training: what fine-tuning has to beat
 SEEDS = range(2**32)  # accepted by every random number generator
+WITHOUT_RESULTS = ("scale.", "promotion.", "comparison.default_datasets.")  # settings that change no result
 SMOKE = "smoke"  # the comparison of all smoke runs
 
 
@@ -202,7 +204,7 @@ class RunSpec(Config):
     Attributes:
         dataset: its name in the project.
         variant: a variant of the standing comparison; in a table, the protocol's variant; in a search, the trial's label.
-        overrides: the `--set` settings that can change results, as given.
+        overrides: the `--set` settings that can change results, as `result_settings` returns them.
         table: the table that the run belongs to, as `softtriple/table1`; None for the standing comparison's runs.
         row: its row in the table; column: the dataset's name in the table's columns. None in the standing comparison and in searches.
         is_smoke: the run is on drawn images, to test the pipeline. All smoke runs form one comparison, whichever table requested them: a
@@ -300,8 +302,8 @@ def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> 
     Runs scored on validation classes and runs with other settings are separate comparisons: they replace nothing in the standing one.
     """
     validation = [] if role == "test" else [f"{role} classes"]
-    named = [setting.strip().replace("'", '"') for setting in overrides if changes_results(setting)]  # MLflow's filters have no escape
-    return ", ".join([f"comparison on {dataset}", *validation, *sorted(named)])
+    named = [setting.replace("'", '"') for setting in result_settings(overrides)]  # MLflow's filters have no escape
+    return ", ".join([f"comparison on {dataset}", *validation, *named])
 
 
 def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
@@ -427,9 +429,11 @@ def check_seeds(seeds: Iterable[int]) -> None:
             raise ConfigError(f"--seed: {error}") from None
 
 
-def changes_results(setting: str) -> bool:
-    """Return whether a `--set` setting can change a result; those of `scale` and `promotion` cannot."""
-    return _path_of(setting).split(".")[0] not in ("scale", "promotion")
+def result_settings(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return the `--set` settings that can change a result, sorted, each value spelt in one way: 0.001 for 1e-3, [1, 2] for [1,2]."""
+    values = {_path_of(setting): _value_of(setting) for setting in overrides if not f"{_path_of(setting)}.".startswith(WITHOUT_RESULTS)}
+    spelt = {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for path, value in values.items()}
+    return tuple(sorted(f"{path}={value}" for path, value in spelt.items()))
 
 
 def standing_runs(
@@ -639,7 +643,7 @@ def comparison_runs(
         check_known("variant", variant, comparison.variants)
         if variant not in present:
             raise ConfigError(f"variant '{variant}' needs a backbone with pretrained weights; that of '{dataset}' starts from random ones")
-    named = tuple(setting for setting in overrides if changes_results(setting))
+    named = result_settings(overrides)
     runs = []
     for variant in present:
         if variants and variant not in variants:
@@ -743,8 +747,11 @@ def _set_value(values: dict[str, Any], setting: str) -> dict[str, Any]:
 
 def _nested(setting: str) -> dict[str, Any]:
     """Return a `--set` that has a path and a value as nested settings."""
-    path = _path_of(setting)
-    return nested({path: tuples_for_lists(read_value(setting.partition("=")[2], f"--set {path}"))})
+    return nested({_path_of(setting): tuples_for_lists(_value_of(setting))})
+
+
+def _value_of(setting: str) -> Any:
+    return read_value(setting.partition("=")[2], f"--set {_path_of(setting)}")
 
 
 def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:

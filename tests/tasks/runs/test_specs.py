@@ -16,13 +16,13 @@ from tasks.checks import check_parts
 from tasks.runs.specs import (
     RunSpec,
     ScaleSpec,
-    changes_results,
     comparison_runs,
     comparison_title,
     dropped_options,
     is_whole,
     limited_overrides,
     load_params,
+    result_settings,
     setting_notes,
     standing_runs,
     variants_on,
@@ -413,7 +413,7 @@ def test_the_runs_of_every_documented_setting_start(tmp_path: Path, settings: li
     params.write_text(yaml.safe_dump(merge(PARAMS, {"datasets": datasets, "comparison": {"datasets": blocks}})))
     dataset = named.pop() if named else "synthetic"
     runs = standing_runs(load_params(params, settings), [dataset], None, [0], settings)[dataset]
-    assert {run.overrides for run in runs} == {tuple(filter(changes_results, settings))}
+    assert {run.overrides for run in runs} == {result_settings(settings)}
 
 
 def test_settings_of_a_variant_reach_its_runs(tmp_path: Path) -> None:
@@ -480,6 +480,26 @@ def test_a_variant_that_cannot_be_the_best_run_may_hold_out_other_classes(tmp_pa
     assert overridden(tmp_path, *held_out, f"comparison.variants.softmax.{own}")
 
 
+@pytest.mark.parametrize(
+    ("key", "spellings", "in_title"),
+    [
+        ("comparison.protocol.optimiser.learning_rate", ("0.001", "1e-3", " 0.0010", "1.0E-3"), "0.001"),
+        ("comparison.protocol.num_epochs", ("10", "0xa", " 10 "), "10"),
+        ("evaluation.recall_at", ("[1, 2]", "[1,2]", "[ 1, 0x2 ]"), "[1, 2]"),
+        ("comparison.protocol.transform.flip", ("true", "True", "TRUE"), "true"),
+        ("comparison.protocol.sampler.kind", ("shuffled", "'shuffled'", '"shuffled"'), "shuffled"),
+        ("comparison.protocol.validation", ("{share: 0.2}", "{'share': 2e-1}", '{"share": 0.2}'), '{"share": 0.2}'),
+    ],
+)
+def test_a_value_spelt_in_several_ways_is_one_comparison(tmp_path: Path, key: str, spellings: Sequence[str], in_title: str) -> None:
+    """`--set a=1e-3` for some seeds and `--set a=0.001` for others made two comparisons, whose seeds were not averaged."""
+    titles = set()
+    for spelling in spellings:
+        settings = [f"{key}={spelling}"]
+        titles |= {run.comparison for run in comparison_runs(overridden(tmp_path, *settings), "synthetic", ["softmax"], [0], settings)}
+    assert titles == {f"comparison on synthetic, {key}={in_title}"}
+
+
 def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:
     neutral = [" scale.num_workers=1", "scale={max_failures: 3}", "promotion.min_gain=1"]
     overrides = ["evaluation.recall_at=[1]", *neutral, " comparison.protocol.num_epochs=3"]
@@ -487,6 +507,7 @@ def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_pa
     assert run.comparison == "comparison on synthetic, comparison.protocol.num_epochs=3, evaluation.recall_at=[1]"
     (standing,) = comparison_runs(overridden(tmp_path), "synthetic", ["softmax"], [0], ["scale.num_workers=1"])
     assert standing.comparison == comparison_title("synthetic", "test") == "comparison on synthetic"
+    assert comparison_title("synthetic", "test", ["comparison.default_datasets=[cub200]"]) == "comparison on synthetic"
     assert comparison_title("synthetic", "validation", ["a=1"]) == "comparison on synthetic, validation classes, a=1"
 
 
