@@ -83,19 +83,20 @@ def _first_rung(
 ) -> tuple[list[Trial], Space]:
     """Score every setting on the first pair; while the best is near the end of a range, add a round in a wider one."""
     trials: list[Trial] = []
-    most = num_trials
+    most, is_exhausted = num_trials, False
     for round_number in range(-(-num_trials // ROUND_SIZE) + MOST_EXTENSIONS):
-        if len(trials) >= most:
+        if is_exhausted or len(trials) >= most:
             wider = widened(space, _best(trials)[0].params, fits)
             if wider == space:
                 break
-            space, most = wider, most + ROUND_SIZE
+            space, most = wider, max(most, len(trials) + ROUND_SIZE)
         count = min(ROUND_SIZE, most - len(trials))
         first = list(guesses[:count]) if round_number == 0 else []
         known = [*trials, *(Trial(number, params) for number, params in enumerate(first))]
         settings = [*first, *propose(space, known, draw, round_number, fits, count - len(first))]
-        if not settings:
-            break
+        is_exhausted = not settings  # every value of a space of integers and choices was tried
+        if is_exhausted:
+            continue
         trials += score([Trial(len(trials) + place, params) for place, params in enumerate(settings)], range(1))
         if trials[0].reason is not None:
             where = "the first pair of fold and seed (another --seed has another)"

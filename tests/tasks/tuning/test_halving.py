@@ -211,6 +211,17 @@ def test_a_winner_near_the_end_gets_more_trials_beyond_it() -> None:
     assert result.winner.params["a"] > 1.0
 
 
+def test_a_space_of_few_values_is_widened_too() -> None:
+    """The search ended once all values were tried, although the best one was at the end of the range and most trials were left."""
+    space = {"n": Search(low=1, high=4, integer=True), "c": Search(choices=("x", "y"))}
+    rising = scoring(lambda trial, pair: float(trial.params["n"]))
+    result = search(space, [{"n": 1, "c": "x"}], 30, "draw", lambda params: True, rising)
+    assert result.winner.params["n"] > 4
+    assert len(result.trials) <= 30
+    inside = search(space, [{"n": 1, "c": "x"}], 30, "draw", lambda params: params["n"] <= 4, rising)
+    assert sorted((trial.params["n"], trial.params["c"]) for trial in inside.trials) == [(n, c) for n in range(1, 5) for c in "xy"]
+
+
 @settings(max_examples=25, deadline=None)
 @given(num_trials=st.integers(2, 20), seed=st.integers(0, 10**6))
 def test_whatever_the_scores_are_the_winner_was_scored_on_most_pairs(num_trials: int, seed: int) -> None:
