@@ -148,7 +148,7 @@ def export_result(project: Project, name: str, path: Path) -> TableResult:
         others = counted(len(result.runs) - len(known), "run")
         logger.warning("%s: left out %s whose row, variant or dataset is no longer in the table", name, others)
     runs = tuple(run.model_copy(update={"is_imported": False}) for run in known)
-    exported = TableResult(name=name, runs=runs, made=result.made)
+    exported = result.model_copy(update={"runs": runs, "failed": ()})
     write_sealed(path, exported, "choose another file with -o, or free space")
     return exported
 
@@ -223,7 +223,7 @@ def _keep_imported(project: Project, result: TableResult, runs: Sequence[Measure
     in_result = {run.facts for run in result.runs}
     others = {run.facts: run.model_copy(update={"is_imported": True}) for run in (*before.runs, *runs)}
     kept = [run for facts, run in others.items() if facts not in in_result]
-    write_sealed(path, TableResult(name=result.name, runs=(*kept, *in_place.values())))
+    write_sealed(path, before.model_copy(update={"runs": (*kept, *in_place.values())}))
 
 
 def unmeasured_runs(project: Project, runs: Sequence[RunSpec]) -> tuple[list[RunSpec], dict[str, list[MeasuredRun]], list[str]]:

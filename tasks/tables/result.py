@@ -168,12 +168,11 @@ class TableResult(Record):
         measured = {run.place: run for run in (*self.runs, *runs)}
         failures = {run.place: run for run in self.failed if run.place not in {run.place for run in runs}}
         failures |= {run.place: run for run in failed}
-        return TableResult(
-            name=self.name,
-            runs=tuple(run for _, run in sorted(measured.items())),
-            failed=tuple(run for _, run in sorted(failures.items())),
-            made=made,
-        )
+        entries = {
+            "runs": tuple(run for _, run in sorted(measured.items())),
+            "failed": tuple(run for _, run in sorted(failures.items())),
+        }
+        return self.model_copy(update={**entries, "made": made})  # keeps fields that a newer program added
 
 
 def result_path(project: Project, name: str) -> Path:

@@ -53,7 +53,8 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
                 raise ConfigError(f"{name}: the accepted rows have another protocol; accept all rows, without --row")
             new = {one.row for one in reference.evidence}
             evidence = _in_order([*reference.evidence, *(one for one in accepted.evidence if one.row not in new)], specs)
-            reference = reference.model_copy(update={"evidence": evidence, "earlier": _earlier(accepted, new)})
+            of_newer_program = accepted.model_extra or {}
+            reference = reference.model_copy(update={**of_newer_program, "evidence": evidence, "earlier": _earlier(accepted, new)})
         path = write_reference(project, reference)
     for line in _lost_bands(reference, [one for one in kept if one.name != name]):
         say(line)

@@ -211,10 +211,11 @@ def test_a_newer_version_and_unknown_fields(project: Project) -> None:
     before = finished_table(project)
     path = result_path(project, TABLE)
     content = json.loads(unseal(path.read_bytes()))
-    content["runs"][0]["weather"] = "rain"
+    content["weather"] = content["runs"][0]["weather"] = "rain"
     path.write_text(seal(json.dumps(content)))
     add_runs(project, TABLE, (before.runs[-1],), (), None)
-    assert json.loads(unseal(path.read_bytes()))["runs"][0]["weather"] == "rain"
+    after = json.loads(unseal(path.read_bytes()))
+    assert (after["weather"], after["runs"][0]["weather"]) == ("rain", "rain")
     path.write_text(as_format(path.read_text(), 2))
     newer = path.read_bytes()
     for act in (lambda: load_result(project, TABLE), lambda: add_runs(project, TABLE, (), (), None)):

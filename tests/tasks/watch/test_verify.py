@@ -265,9 +265,13 @@ def test_rows_that_another_person_accepts_leave_the_others_theirs(accepted: Proj
         return [(one.who, one.rows) for one in after.earlier]
 
     first = reference.who
+    write_reference(accepted, reference.model_copy(update={"later": 1}))
     assert accept_as("B", "own/b") == [(first, ("own/good",))]
     assert accept_as("C", "own/c") == [(first, ("own/good",)), ("B", ("own/b",))]
     assert accept_as("D", "own/b") == [(first, ("own/good",)), ("C", ("own/c",))]
+    after = read_reference(accepted, "own")
+    assert after is not None
+    assert after.model_extra == {"later": 1}, "a field that a newer program added"
     assert accept_as("E", "own/good") == [("C", ("own/c",)), ("D", ("own/b",))]
     verify(accepted, VerifyRequest(("own",), ("own/good",), seeds=(3,)), say)
     page = (accepted.root / SITE / HISTORY).read_text()
