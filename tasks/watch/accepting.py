@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from tasks.watch.records import Acceptance, Environment, Evidence, Reference, Ve
 from tasks.watch.storage import (
     matching_rows,
     protocol_of,
+    read_evidence,
     read_reference,
     read_references,
     read_verifications,
+    reference_path,
     rows_today,
     write_reference,
 )
@@ -39,10 +42,12 @@ def accept(project: Project, name: str, why: str, rows: Sequence[str], say: Say)
 
     Raises:
         ConfigError: no reason is given, the accepted rows that stay have another protocol, or as `verified_reference`.
-        StoreError: the reference cannot be written, or another one is damaged.
+        StoreError: the reference cannot be written, a newer version of the program wrote it, or another one is damaged.
     """
     if not why.strip():
         raise ConfigError("--why: give the reason for accepting these results, for example --why 'first results'")
+    with suppress(OSError, ValueError):  # a missing or damaged one is replaced, a newer one is not
+        read_evidence(reference_path(project, name))
     specs = rows_today(load_params(project.params_file), name)
     kept = list(read_references(project, without=None if rows else name).values())
     reference = verified_reference(project, name, why, rows, kept, say)

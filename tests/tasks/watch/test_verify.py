@@ -559,6 +559,10 @@ def test_a_damaged_reference_can_be_accepted_again_as_its_error_says(accepted: P
     reference_path(accepted, "own").write_text("{")
     with pytest.raises(StoreError, match="or accept again: dml accept own"):
         verified(accepted)
+    reference_path(accepted, "own").write_text('{"format": 9}')
+    with pytest.raises(StoreError, match=r"written by a newer version \(format 9\)"):
+        accept(accepted, "own", "again", (), say)
+    reference_path(accepted, "own").write_text("{")
     accept(accepted, "own", "again", (), say)
     assert verified(accepted).verdict is Verdict.IDENTICAL
 
