@@ -250,10 +250,11 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: st
     key, store = f"train/{identity}", services.store
 
     def work(group: WorkerGroup) -> CheckpointRecord:
-        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), lock.anew, waits=True) as meter:
+        with services.meter.step("train", identity, _predicted("train", spec, dataset, services), lock.from_start, waits=True) as meter:
             logger.info("%s: training", spec.title)
             live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
-            store.clear(key, keep=() if lock.anew else (CHECKPOINT_FILE,))
+            store.clear(key, keep=() if lock.from_start else (CHECKPOINT_FILE,))
+            lock.from_start = False
 
             def watch(message: Progress) -> None:
                 if message.note is not None:

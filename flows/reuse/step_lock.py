@@ -36,12 +36,14 @@ class StepLock:
 
     Attributes:
         of: the step.
+        from_start: whether its work drops what earlier attempts left; a retry of a forced training does not, and resumes.
         taken_over: whether another process had finished the step before this one got the lock.
     """
 
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
         self._step, self._title, self._services = step, title, services
         self.of, self.anew = of, anew
+        self.from_start = anew
         self._lock = FileLock(services.store.step_lock(step.name, of.identity))
         self.taken_over = False
 

@@ -56,6 +56,7 @@ from tasks.sealed import seal, unseal, write_sealed
 from tasks.start_times import StartTimes
 from tasks.storage import Store
 from tasks.tracking.child_run import PublishedRun
+from tasks.tracking.live import LiveCurves
 from tasks.tracking.published import CurrentRuns
 from tasks.watch import evidence
 from tasks.watch.evidence import environment_here
@@ -475,6 +476,34 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
     assert place.workers.num_epochs == 2 + 1 + 1  # forced; forced and stopped; its remaining epoch
     assert not any(path.exists() for path in costs_so_far)
+    assert place.files() == undisturbed.files()
+
+
+@pytest.mark.parametrize("after_training", [False, True])
+def test_a_forced_training_that_prefect_retries_resumes(
+    place: Place, undisturbed: Place, monkeypatch: pytest.MonkeyPatch, after_training: bool
+) -> None:
+    """An error that is none of the user's, such as a worker's or a failing disk's, repeated the training from its initial weights."""
+
+    def fail_once(*_: object) -> None:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("no error of the user's")
+
+    def watch_and_fail(curves: LiveCurves, message: Progress) -> None:
+        if message.epoch_ended:
+            fail_once()
+
+    failed: list[bool] = []
+    if after_training:
+        monkeypatch.setattr(flows.chain, "note_rate", fail_once)
+    else:
+        monkeypatch.setattr(LiveCurves, "__call__", watch_and_fail)
+    monkeypatch.setattr(flows.chain.train, "retry_delay_seconds", 0)
+    outcome = place.run(force=True)
+    assert isinstance(outcome, Outcome)
+    assert (failed, outcome.ran) == ([True], dict.fromkeys(STEPS, True))
+    assert place.workers.num_epochs == 2
     assert place.files() == undisturbed.files()
 
 
