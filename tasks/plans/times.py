@@ -38,7 +38,7 @@ BILLIONS = {
     "resnet101": 7.8,
     "vgg16": 15.5,
 }
-OTHER_WORKERS = 0.01  # breaks ties: prefers a measurement with the same number of workers
+OTHER_WORKERS = OTHER_SETTING = 0.01  # break ties: prefer a measurement with the same number of workers, and with the same settings
 
 TimedStep = Literal["train", "embed"]
 logger = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class Rate(Record):
         num_sharing: number of runs that shared its GPU, or on CPUs the cores; `runs_per_gpu` in older files, which have 1 for CPUs.
         images_per_second: of all workers together, as `num_images` counts, over the whole step: scores of the curve, checkpoints and short
             epochs included, so that an estimate from it includes them too.
+        precision, recall_every_epochs: settings of a training that change its time; 0 epochs without a curve. None of an embedding, and in
+            older files.
         cores: processors that it kept busy, on average; None if it was not recorded.
         watts: power of processors and GPUs, on average; None if it cannot be read here.
     """
@@ -64,13 +66,16 @@ class Rate(Record):
     num_workers: int
     num_sharing: int = Field(default=1, validation_alias=AliasChoices("num_sharing", "runs_per_gpu"))
     images_per_second: float
+    precision: str | None = None
+    recall_every_epochs: int | None = None
     cores: float | None = None
     watts: float | None = None
 
     @property
-    def key(self) -> tuple[str, str, int, str, int, int]:
+    def key(self) -> tuple[object, ...]:
         """What was measured: a later rate with the same key replaces it."""
-        return self.step, self.backbone, self.crop_size, self.device, self.num_workers, self.num_sharing
+        hardware = self.device, self.num_workers, self.num_sharing
+        return self.step, self.backbone, self.crop_size, *hardware, self.precision, self.recall_every_epochs
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,15 @@ def _num_passed(step: TimedStep, spec: RunSpec, counts: dict[str, int]) -> int:
     return num_images(step, spec, counts) * (spec.training.num_epochs if step == "train" else 1)
 
 
+def _settings(step: TimedStep, spec: RunSpec, device: str) -> dict[str, Any]:
+    """Return the settings of a training that change its time per image, as in a `Rate`; none for an embedding, which is float32."""
+    training = spec.training
+    if step == "embed":
+        return {}
+    is_float32 = training.precision == "float32" or (training.precision == "auto" and device == "cpu")
+    return {"precision": "float32" if is_float32 else "bfloat16", "recall_every_epochs": training.recall_every_epochs or 0}
+
+
 def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any]) -> None:
     """Record the speed of a finished step, from the cost in its facts; steps with few images are skipped.
 
@@ -129,6 +143,7 @@ def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecor
         num_workers=facts["num_workers"],
         num_sharing=facts.get("num_sharing", 1),
         images_per_second=round(_num_passed(step, spec, dataset.counts) / seconds, 2),
+        **_settings(step, spec, facts["device"]),
         cores=round(cost.cpu_seconds / cost.wall_seconds, 3),
         watts=None if cost.energy_joules is None else round(cost.energy_joules / cost.wall_seconds, 2),
     )
@@ -177,20 +192,31 @@ def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates:
     if not any(ratio for _, ratio in comparable):
         return Estimate(None, "no time estimate (not measured here)")
 
+    settings = _settings(step, spec, placement.device)
+
     def distance(rate: Rate, ratio: float) -> float:
         other_share = abs(math.log(rate.num_sharing / placement.num_sharing))
-        return abs(math.log(ratio)) + other_share + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
+        num_others = sum(getattr(rate, name) != value for name, value in settings.items())
+        ties = OTHER_WORKERS * (rate.num_workers != placement.num_workers) + OTHER_SETTING * num_others
+        return abs(math.log(ratio)) + other_share + ties
 
     nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
     seconds = _num_passed(step, spec, counts) * ratio / nearest.images_per_second
     cost = _cost(seconds, nearest, placement)
     same_hardware = (nearest.num_workers, nearest.num_sharing) == (placement.num_workers, placement.num_sharing)
-    if same_hardware and (nearest.backbone, nearest.crop_size) == (backbone, size):
+    others = _other_settings(nearest, settings)
+    if same_hardware and not others and (nearest.backbone, nearest.crop_size) == (backbone, size):
         return Estimate(seconds, "measured", cost)
     workers = "" if nearest.num_workers == placement.num_workers else f" with {counted(nearest.num_workers, 'worker')}"
     shared = "a GPU" if placement.device == "cuda" else "at a time"
     runs = "" if nearest.num_sharing == placement.num_sharing else f", {counted(nearest.num_sharing, 'run')} {shared}"
-    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}{runs}", cost)
+    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}{runs}{others}", cost)
+
+
+def _other_settings(rate: Rate, settings: dict[str, Any]) -> str:
+    """Return the recorded settings of a rate that differ from these, in words that follow others; empty if none does."""
+    recorded = {name: getattr(rate, name) for name, value in settings.items() if getattr(rate, name) not in (None, value)}
+    return "".join(f", {name} {value or 'null'}" for name, value in recorded.items())
 
 
 def total(estimates: Sequence[Estimate], num_parallel: int = 1) -> Estimate:

@@ -102,6 +102,31 @@ def test_runs_that_share_the_cores_have_rates_of_their_own(spec: RunSpec, tmp_pa
     assert step_estimate("train", spec, COUNTS, rates[1:], eight).basis == "from bn_inception at 224 pixels, 1 run at a time"
 
 
+@pytest.mark.parametrize(
+    ("device", "setting", "values", "others"),
+    [
+        ("cpu", "recall_every_epochs", (1, None), ("null", "1")),
+        ("cuda", "precision", ("float32", "auto"), ("bfloat16", "float32")),
+    ],
+)
+def test_trainings_with_other_precision_or_curve_have_rates_of_their_own(
+    spec: RunSpec, tmp_path: Path, device: str, setting: str, values: tuple[object, ...], others: tuple[str, ...]
+) -> None:
+    """A curve of every epoch took 1.5 times as long in a plan without, and the last rate replaced the other."""
+    record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
+    runs = [spec.model_copy(update={"training": spec.training.model_copy(update={setting: value})}) for value in values]
+    facts = [{"device": device, "num_workers": 1, "cost": {"wall_seconds": seconds}} for seconds in (3_000.0, 1_000.0)]
+    for run, of_run in zip(runs, facts, strict=True):
+        note_rate(tmp_path, "train", run, record, of_run)
+        note_rate(tmp_path, "embed", run, record, of_run)
+    rates, here = read_rates(tmp_path), Placement(device, 1, 1)
+    assert [rate.step for rate in rates].count("embed") == 1
+    for run, seconds, other in zip(runs, (3_000, 1_000), others, strict=True):
+        assert step_estimate("train", run, COUNTS, rates, here) == Estimate(pytest.approx(seconds, rel=1e-3), "measured")
+        of_other = [rate for rate in rates if rate.step == "train" and rate != rates[0 if seconds == 3_000 else 2]]
+        assert step_estimate("train", run, COUNTS, of_other, here).basis == f"from bn_inception at 224 pixels, {setting} {other}"
+
+
 def test_a_rate_of_a_shared_gpu_in_an_older_file_is_read() -> None:
     assert rate(device="cuda", runs_per_gpu=18).num_sharing == 18
 
@@ -153,7 +178,7 @@ def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: P
     note_rate(tmp_path, "train", spec, record.model_copy(update={"counts": {"train": 16, "test": 16}}), facts(1.0))  # a smoke run
     with (tmp_path / RATES_FILE).open("a") as file:
         file.write('{"step": "tra')
-    assert read_rates(tmp_path) == [rate(cores=2.0)]
+    assert read_rates(tmp_path) == [rate(cores=2.0, precision="float32", recall_every_epochs=0)]
     assert read_rates(tmp_path / "nowhere") == []
 
 
