@@ -30,6 +30,7 @@ from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fine_tuning_settings, fitted_settings
 from tasks.runs.specs import DatasetSpec, Params, check_raw_places, comparison_runs, load_params
 from tasks.wording import counted
+from tasks.yaml_text import yaml_text
 
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport, Finding
@@ -196,5 +197,5 @@ def write_dataset(
 
 def _lines(block: dict[str, Any]) -> list[str]:
     """Return a block's entries, one per line, with nested values in braces."""
-    flow: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "width": MAX_FILE_BYTES, "allow_unicode": True}
-    return [f"  {yaml.safe_dump({key: value}, **flow).strip()[1:-1]}" for key, value in block.items()]
+    flow: dict[str, Any] = {"default_flow_style": True, "width": MAX_FILE_BYTES}
+    return [f"  {yaml_text({key: value}, **flow).strip()[1:-1]}" for key, value in block.items()]

@@ -6,7 +6,6 @@ A file has the settings that override the row's own, and their origin. Runs with
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from dml_core.config import Config, parse, read_yaml
@@ -16,6 +15,7 @@ from dml_core.search_space import Search
 from tasks.files import write_whole
 from tasks.runs import protocols
 from tasks.wording import counted
+from tasks.yaml_text import yaml_text
 
 TUNED = "tuned"  # name of the variant and of the folder
 STANDING = "project/standing"  # name of the standing comparison's table
@@ -129,7 +129,7 @@ def write_tuned(tuned: TunedFile) -> Path:
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     with write_errors(f"{path}:", "run dml where flows/tables is writable"):
-        write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140, default_flow_style=None))
+        write_whole(path, title + yaml_text(values, width=140, default_flow_style=None))
     return path
 
 

@@ -21,8 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml_core.config import merge, read_yaml
 from dml_core.errors import StoreError
 from tasks.environment import Project
@@ -34,6 +32,7 @@ from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
 from tasks.tables.result import FailedRun
 from tasks.wording import Say
+from tasks.yaml_text import yaml_text
 
 COPIED = ("params.yaml", "dvc.yaml", "dvc.lock")
 DROPPED = ("PREFECT_", "MLFLOW_", "DML_STATE", "DML_STORE")  # prefixes of variables that name the project's own places
@@ -71,7 +70,7 @@ def workspace(project: Project, keep: Callable[[], bool], changed: Mapping[str, 
         if (project.root / file).is_file():
             shutil.copy(project.root / file, root / file)
     if changed:
-        (root / "params.yaml").write_text(yaml.safe_dump(merge(read_yaml(root / "params.yaml"), changed), sort_keys=False))
+        (root / "params.yaml").write_text(yaml_text(merge(read_yaml(root / "params.yaml"), changed)), encoding="utf-8")
     (root / "data").symlink_to(project.root / "data")
     store = _store_address(project, root)
     copy = Project(root, state, store, f"sqlite:///{state / 'mlflow.db'}")

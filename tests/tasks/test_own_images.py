@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -93,6 +94,17 @@ def test_blocks_are_put_in_and_every_other_byte_stays(project: Project, tmp_path
     add_images(project, "more", draw_classes(project.root / "images"))
     assert load_params(project.params_file).datasets["more"].raw == "images"
     assert list(load_params(project.params_file).comparison.datasets) == ["synthetic", "fashion-mnist", "birds", "more"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["1e5", "12e03", "08", "0o17", "0x1f", ".5", "+.5", "1.5e3", ".inf", "1_000", "1:30", "on", "null", "~", "2026-12-01", "#x", "a: b"],
+)
+def test_a_folder_named_as_a_yaml_value_is_one(folder: str, project: Project) -> None:
+    """`1e5` was written without quotes, and the parameters were refused with the name of a temporary file."""
+    add_images(project, "birds", draw_classes(project.root / folder, num_images=2))
+    assert load_params(project.params_file).datasets["birds"].raw == folder
+    assert yaml.safe_load(project.params_file.read_text())["datasets"]["birds"]["raw"] == folder, "for other programs"
 
 
 def test_a_file_that_is_a_link_stays_one(project: Project, tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_an_option_that_is_null_and_an_unknown_commit_are_read_back(tables: Path
     without_head = {"model": {"head": {"kind": "bn_neck", "embedding_dim": None}}}
     tried = (Tried(params={}), Tried(params={"model.head.embedding_dim": None}, scores=(0.5,)))
     found = FOUND.model_copy(update={"training": without_head, "tried": tried, "commit": None, "confirmation": None, "failed": "x"})
+    found = found.model_copy(update={"fingerprint": "1234567e89012345"})  # a number in YAML 1.2
     write_tuned(found)
     assert read_tuned(TABLE, ROW, DATASET) == found
 
