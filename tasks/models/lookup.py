@@ -152,15 +152,19 @@ def _network_of_checkpoint(training: Path, project: Project | None) -> Path:
     """Return the folder of the network in a training's checkpoint, whose run a project knows.
 
     Raises:
-        ConfigError: no run has it, or its run has other weights by now: another machine may train the same run, and this one again.
+        ConfigError: there is no checkpoint, no run has it, or its run has other weights by now: another machine may train the same run, and
+            this one again.
+        StoreError: it is damaged, or another run's.
     """
+    checkpoint = load_checkpoint(training, training.name)
+    if checkpoint is None:
+        raise ConfigError(f"{training / CHECKPOINT_FILE}: no such file; expected {MODEL_FORMS}")
     project = project or find_project(training, Path.cwd())
     if open_store(project).folder(f"train/{training.name}").resolve() != training:
         project = find_project(training, project.root)
     network = network_of(project, training.name)
-    own, checkpoint = load_network(network, read_description(network)).state_dict(), load_checkpoint(training)
-    states = [] if checkpoint is None else [weights_of(checkpoint, epoch)[0] for epoch in ("last", *checkpoint.get("kept", {}))]
-    weights = map(network_weights, states)
+    own = load_network(network, read_description(network)).state_dict()
+    weights = [network_weights(weights_of(checkpoint, epoch)[0]) for epoch in ("last", *checkpoint.get("kept", {}))]
     if not any(all(torch.equal(value, state[name]) for name, value in own.items()) for state in weights):
         raise ConfigError(
             f"{training}: its run was trained again since, or elsewhere, and {network} has other weights; name the run for these, or "

@@ -20,7 +20,7 @@ from dml_core.config import merge
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.epochs import RECALL
-from dml_core.errors import ConfigError, DataError, StoreError, TrackingError
+from dml_core.errors import ConfigError, DataError, DmlError, StoreError, TrackingError
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.writing import Batch, add_items, build_index
@@ -45,6 +45,7 @@ from tasks.runs.tuned import STANDING
 from tasks.storage import Store
 from tasks.tables.result import MeasuredRun
 from tests.conftest import ROOT
+from tests.damage import DAMAGE
 from tests.tasks.models.conftest import PARAMS, make_run
 
 
@@ -201,6 +202,28 @@ def test_a_checkpoint_s_path_means_its_weights(project: Project, tmp_path: Path,
         assert torch.equal(value, checkpoint["system"][f"model.{name}"]), name
     own = Path(project.store) / "train" / theirs.parent.name
     assert load_model(resolve_model(str(own), project)).weights_sha256 != load_model(network).weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("cut", "the checkpoint is damaged"),
+        ("remove", "no such file; expected a run as"),
+        ("another run's", "the checkpoint is another run's"),
+    ],
+)
+def test_a_checkpoint_s_path_that_gives_no_weights_is_told_from_other_weights(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str
+) -> None:
+    own = trained_again(project, tmp_path, monkeypatch)
+    resolve_model("own/good/0", own)
+    path, other = (Path(own.store) / "train" / find_run(own, f"own/{name}/0").trained / "checkpoint.pt" for name in ("good", "untrained"))
+    if how in DAMAGE:
+        DAMAGE[how](path)
+    else:
+        shutil.copy(other, path)
+    with pytest.raises(DmlError, match=rf"checkpoint\.pt: {says}"):
+        resolve_model(str(path), own)
 
 
 def test_a_table_s_network_is_found_without_mlflow(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
