@@ -33,7 +33,6 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.models import lookup
-from tasks.models import trained_runs as trained_runs_module
 from tasks.models.listing import list_models
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.trained_runs import run_of, trained_runs
@@ -43,7 +42,10 @@ from tasks.runs.identity import train_step
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store
-from tasks.tables.result import MeasuredRun
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
+from tasks.tables.result import MeasuredRun, result_path
+from tasks.tables.runs import runs_of
 from tests.conftest import ROOT
 from tests.damage import DAMAGE
 from tests.tasks.models.conftest import PARAMS, make_run
@@ -226,22 +228,23 @@ def test_a_checkpoint_s_path_that_gives_no_weights_is_told_from_other_weights(
         resolve_model(str(path), own)
 
 
-def test_a_table_s_network_is_found_without_mlflow(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_s_network_is_found_without_mlflow(project: Project, tmp_path: Path) -> None:
     """Its identity is listed by `dml models TABLE`; the run is of no standing comparison."""
-    run = find_run(project, "own/good/1")
-    assert run_of(project, run.trained) == run
-    monkeypatch.setattr(trained_runs_module, "trained_runs", lambda _: [])
-    monkeypatch.setattr(trained_runs_module, "table_names", lambda: ["project/claims", "project/glyphs", STANDING])
-    monkeypatch.setattr(trained_runs_module, "trained_runs_of_table", lambda _, name: {"project/glyphs": [run]}[name])
-    assert run_of(project, run.trained) is None, "no table was measured"
-    result = project.state / "tables" / "project" / "glyphs.json"
-    result.parent.mkdir(parents=True)
-    result.touch()
-    try:
-        assert run_of(project, run.trained) == run
-        assert load_model(resolve_model(run.trained, project)).title == "own / good / seed 1"
-    finally:
-        shutil.rmtree(project.state / "tables")
+    table, dataset = "project/fashion_mnist", "fashion-mnist"
+    comparison = PARAMS["comparison"] | {"datasets": {dataset: {}}, "default_datasets": [dataset]}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"datasets": {dataset: PARAMS["datasets"]["own"]}, "comparison": comparison}))
+    own = replace(project, root=tmp_path, state=tmp_path / "state", store=str(tmp_path / "store"))
+    shutil.copytree(project.packed("own"), own.packed(dataset))
+    (spec,) = runs_of(table, load_table(table), Choice(("untrained",), (dataset,), seeds=(1,)))[dataset]
+    made = make_run(own, spec)
+    identity = made.checkpoint.identity
+    assert run_of(own, identity) is None, "no table was measured"
+    add_runs(own, table, [MeasuredRun.of(spec, made.scores, made.dataset.digest)], (), None)
+    result_path(own, "project/claims").write_text("damaged")  # which is looked at before
+    run = run_of(own, identity)
+    assert run is not None
+    assert (run.spec, run.trained, run.scored) == (spec, identity, made.scores.identity)
+    assert load_model(resolve_model(identity, own)).title == spec.title
 
 
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
