@@ -10,6 +10,7 @@ Shapes: N images, D embedding dimensions, H and W in pixels.
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -276,10 +277,13 @@ def save_network(
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder next to its destination and rename it, so that it appears whole or not at all. An existing folder is replaced.
 
+    A link stays one; the folder that it leads to is written.
+
     Raises:
         StoreError: the folder cannot be written.
     """
     with write_errors(f"{folder}:", "free or change the place"):
+        folder = Path(os.path.realpath(folder))
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
             beside = Path(made) / "new"

@@ -181,6 +181,21 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("target", ["a disk/networks", "a disk/not there yet"])
+def test_a_link_to_a_folder_stays_one(tmp_path: Path, target: str) -> None:
+    """It was refused as no folder."""
+    (tmp_path / "a disk/networks").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(target)
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    for _ in range(2):
+        save_network(tmp_path / "link", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+        assert (tmp_path / "link").is_symlink()
+        assert load_model(tmp_path / target, "cpu").embed(PIXELS).shape[0] == len(PIXELS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a disk", "link"]
+    assert {path.name for path in (tmp_path / "a disk").iterdir()} == {"networks", Path(target).name}
+
+
 def test_an_empty_weights_file_is_one_line(tmp_path: Path) -> None:
     network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
     state = {f"model.{name}": value for name, value in network.state_dict().items()}

@@ -188,12 +188,20 @@ def _parts(
             raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions beside some of {num_dimensions}, which do not compare")
         num_dimensions = points.raw.shape[1]
         for item in batch.items:
-            if not isinstance(item, Item) or not isinstance(item.name, str) or not isinstance(item.class_name, str | None):
-                raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name and class are text")
+            if not isinstance(item, Item) or not _is_text(item.name) or not (item.class_name is None or _is_text(item.class_name)):
+                raise ConfigError(f"{item!r} is no item of an index: expected an Item whose name and class are text in UTF-8")
         check_names(folder, (item.name for item in batch.items), present, names)
         yield centred(points, np.zeros(num_dimensions)), as_table(batch.items)
     if not names:
         raise ConfigError(f"{folder}: {if_empty}; name a folder, a list or embeddings with one image at least")
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is text that UTF-8 can encode, as the names of most files are."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _parts_of(index: Index, remaining_N: NDArray[np.bool_] | None = None) -> Iterator[Part]:

@@ -1,5 +1,6 @@
 """An index used from a notebook: folders as text, numpy's integers, one name, and mistakes that end in one line."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,13 @@ def test_a_folder_may_be_text_and_k_an_integer_of_numpy(tmp_path: Path) -> None:
     assert add_items(folder, [Batch(ROWS[:1], items(["ab"]))], "m").num_items == 12
 
 
-@pytest.mark.parametrize("wrong", [items([1, 2]), ["a", "b"]], ids=["names that are numbers", "text"])
+@pytest.mark.parametrize(
+    "wrong",
+    [items([1, 2]), ["a", "b"], items(["a", os.fsdecode(b"caf\xe9.jpg")]), [Item("a"), Item("b", "caf\udce9")]],
+    ids=["names that are numbers", "text", "a file name in Latin-1", "a class in Latin-1"],
+)
 def test_what_is_no_item_is_refused_by_name_and_leaves_no_index(tmp_path: Path, wrong: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^.* is no item of an index: expected an Item whose name and class are text$"):
+    with pytest.raises(ConfigError, match=r"^.* is no item of an index: expected an Item whose name and class are text in UTF-8$"):
         build_index(tmp_path, [Batch(ROWS[:2], wrong)], "m")
     with pytest.raises(ConfigError, match=r"^metric 'dot': expected one of cosine, euclidean$"):
         build_index(tmp_path, [Batch(ROWS[:2], items(["a", "b"]))], "m", "dot")  # type: ignore[arg-type]
