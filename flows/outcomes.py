@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dml_core.errors import DmlError, TrainingError, first_line, printable
+from tasks.environment import without_secrets
 from tasks.runs.costs import Cost, costs_of
 from tasks.runs.records import MetricRecord, ScoreRecord, StepRecord, read_scores
 from tasks.runs.specs import RunSpec
@@ -89,7 +90,8 @@ class Failure:
     def of(cls, spec: RunSpec, error: Exception) -> "Failure":
         """Return the failure of a run whose step raised this error."""
         foreseen = isinstance(error, DmlError) and not error.unforeseen
-        return cls(spec, printable(first_line(error).removeprefix(f"{spec.title}: ")), None if foreseen else error)
+        reason = without_secrets(first_line(error)).removeprefix(f"{spec.title}: ")  # stored, and shown on pages
+        return cls(spec, printable(reason), None if foreseen else error)
 
     @property
     def line(self) -> str:

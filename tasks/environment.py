@@ -32,7 +32,7 @@ SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 10.0
 RAY_FOLDER_BYTES = 39  # of the path of Ray's temporary folder: Ray adds 68, and paths of sockets have at most 107
 SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
-_USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_ADDRESS = re.compile(r"://(?:[^/@\s'\"]+@)?([^?\s'\"]*)(?:\?[^\s'\"]+(?<![),.;:]))?")
 _PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:((?:(?!://)[^@\s])+)@")
 
 
@@ -280,11 +280,11 @@ def _proxy(scheme: str, host: str) -> SplitResult | None:
 
 
 def without_secrets(text: str) -> str:
-    """Remove the secrets of this environment and the users in addresses from foreign text (a library's error, a traceback).
+    """Remove the secrets of this environment and the users and queries of addresses from a text (an error, a traceback).
 
-    Secrets are the values of variables named as such, and passwords in addresses that variables hold.
+    Secrets are the values of variables named as such, and passwords in addresses that variables hold. Queries sign presigned addresses.
     """
-    text = _USER_OF_ADDRESS.sub("", text)
+    text = _ADDRESS.sub(r"://\1", text)
     hidden = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
     passwords = {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
     for password in passwords:

@@ -11,6 +11,7 @@ from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.confidence import interval_over_units
 from dml_core.models.config import READ_BY_KIND, HeadConfig
 from dml_core.training.config import TrainingConfig
+from tasks.environment import shown
 from tasks.tracking.child_run import plain_name
 from tasks.tracking.registered import LoggedNetwork
 from tasks.tracking.tags import Tag
@@ -48,7 +49,7 @@ def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, rea
         trained=network.tags.get(Tag.TRAINED, NOT_KNOWN),
         commit=network.tags.get("dml.git_commit", NOT_KNOWN),
         size=_size(training.model.head),
-        start=STARTS.get(weights, f"`{weights}`"),
+        start=STARTS.get(weights, f"`{shown(weights)}`"),
         licence=DATA_LICENCES.get(reader or "", NOT_KNOWN),
         held_out=", ".join(f"{name} {value}" for name, value in held_out.items()) or "nothing",
         metrics=[(name, metrics[name]) for name in table_columns(metrics)],

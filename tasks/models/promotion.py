@@ -28,7 +28,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, EmbeddingShard, recall_by_class
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, least_deviation
 from tasks.data import dataset_if_intact
-from tasks.environment import Project
+from tasks.environment import Project, shown
 from tasks.models.card import model_card
 from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
@@ -202,7 +202,8 @@ def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork
         run = find_run(project, text)
         network = None if run.scored is None else registry.logged(Tag.IDENTITY, run.scored, run.spec.dataset)
     if network is None:
-        raise ConfigError(f"{text}: MLflow at {registry.uri} has no such run with a network; dml reproduce publishes it, or dml sync")
+        where = f"MLflow at {shown(registry.uri)}"
+        raise ConfigError(f"{text}: {where} has no such run with a network; dml reproduce publishes it, or dml sync")
     return network
 
 

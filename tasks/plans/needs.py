@@ -11,7 +11,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
 from dml_core.training.config import TrainingConfig
 from tasks.checks import check_before, check_parts, class_names, is_prepared, is_prepared_or_damaged, prepared_folder
-from tasks.environment import Project
+from tasks.environment import Project, shown
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
@@ -68,8 +68,9 @@ def weights_need(backbone: BackboneConfig) -> Need | None:
         except ConfigError as error:
             return Need(what, str(error), stops=True)
     if "://" in weights:
-        path = hub_folder() / f"{backbone.weights_sha256}-{PurePosixPath(weights).name}"
-        do = f"a run downloads them from {weights}; without a network put the file at {path}"
+        address = shown(weights)
+        path = hub_folder() / f"{backbone.weights_sha256}-{PurePosixPath(address).name[-100:]}"  # as `dml_core.models.backbones.weights`
+        do = f"a run downloads them from {address}; without a network put the file at {path}"
         return None if path.is_file() else Need(what, do, stops=False)
     if weights in ("none", "imagenet") or Path(weights).is_file():
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.errors import SavedNetworkError, TrainingError
+from dml_core.errors import ConfigError, SavedNetworkError, TrainingError
 from flows.chain import finish
 from flows.cli.run import _print_outcome
 from flows.outcomes import Failure, Outcome, RunsFailedError
@@ -133,9 +133,10 @@ def test_a_single_run_says_that_its_record_waits_for_mlflow(is_in_mlflow: bool, 
         (RuntimeError("\n\x1b[2J out of memory\nTraceback"), "\\x1b[2J out of memory"),
         (RuntimeError("\n"), "RuntimeError"),
         (ValueError(), "ValueError"),
+        (ConfigError("weights 'https://a:b@c/d?X-Amz-Signature=e' cannot be downloaded"), "weights 'https://c/d' cannot be downloaded"),
     ],
 )
-def test_a_failure_s_reason_is_one_printable_line(error: Exception, reason: str) -> None:
+def test_a_failure_s_reason_is_one_printable_line_without_secrets(error: Exception, reason: str) -> None:
     assert Failure.of(RUNS[0], error).reason == reason
 
 

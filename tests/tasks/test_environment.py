@@ -95,6 +95,9 @@ def test_a_text_of_others_is_shown_without_the_secrets_of_the_environment(monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:12/3@host")
     said = "no answer of http://user:{}host/api, step 12/30"
     assert without_secrets(said.format("12/3@")) == said.format("***@"), "a password too short to be hidden in any text"
+    signed = "weights 'https://{}bucket/w.pth{}' are others (https://{}bucket/a{}); https://bucket/b{}; is it http://host/c? yes"
+    query = "?X-Amz-Credential=AKIA&X-Amz-Signature=0a1b"
+    assert without_secrets(signed.format("a:b@", query, "", query, query)) == signed.format(*[""] * 5)
     plain = "step 1 of 10: token-of-no-secret, mail@example.org, https://example.org/@page"
     assert without_secrets(plain) == plain
 

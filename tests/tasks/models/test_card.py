@@ -79,9 +79,16 @@ def test_scores_on_other_classes_and_kept_epochs_are_called_so() -> None:
     assert "- weights of the best_validation epoch\n" in text
 
 
-@pytest.mark.parametrize(("weights", "start"), [("imagenet", "the published ImageNet weights"), ("bird.pt", "`bird.pt`")])
+@pytest.mark.parametrize(
+    ("weights", "start"),
+    [("imagenet", "the published ImageNet weights"), ("bird.pt", "`bird.pt`"), ("https://a:b@c/d?e=f", "`https://c/d`")],
+)
 def test_weights_that_it_started_from_have_no_known_licence(weights: str, start: str) -> None:
-    backbone, transform = {"name": "resnet50", "weights": weights}, {**TRAINING["transform"], "scaling": "rgb-imagenet"}
+    sha256 = "a" * 64 if "://" in weights else None
+    backbone, transform = (
+        {"name": "resnet50", "weights": weights, "weights_sha256": sha256},
+        {**TRAINING["transform"], "scaling": "rgb-imagenet"},
+    )
     text = card(with_training(model={**TRAINING["model"], "backbone": backbone}, transform=transform))
     assert f"3 epochs, from {start}\n" in text
     assert "- licence of the weights that it started from: not known\n" in text

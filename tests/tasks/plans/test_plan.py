@@ -18,7 +18,9 @@ from dml_core.config import merge, read_yaml
 from dml_core.data.registry import materialise
 from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE
 from dml_core.errors import ConfigError, DataError
+from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
+from dml_core.models.backbones.weights import DOWNLOADERS, _local_file
 from flows.cli import main
 from flows.cli.app import app
 from flows.request import REQUEST, requested_runs
@@ -229,6 +231,23 @@ def test_weights_that_are_not_here(project: Project, tmp_path: Path, monkeypatch
     gone = weights_need(backbone.model_copy(update={"weights": "somewhere/net.pt"}))
     assert gone is not None
     assert gone.stops
+
+
+def test_weights_of_a_presigned_address_are_planned_without_its_secrets_where_a_run_stores_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan showed the signature, and the file's place was another one, so that it was missing forever."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    content, name = b"weights", f"{'long' * 50}.pth"
+    address = f"https://user:word@bucket/{name}?X-Amz-Credential=a/b&X-Amz-Signature=c/d"
+    backbone = BackboneConfig(name="resnet18", weights=address, weights_sha256=hashlib.sha256(content).hexdigest())
+    need = weights_need(backbone)
+    assert need is not None
+    assert need.do.startswith(f"a run downloads them from https://bucket/{name}; without a network put the file at {tmp_path}/")
+    assert not re.search("word|X-Amz", str(need))
+    monkeypatch.setitem(DOWNLOADERS, "https", lambda _, path: path.write_bytes(content))
+    assert str(_local_file(address, backbone.weights_sha256)) in need.do
+    assert weights_need(backbone) is None
 
 
 def test_a_plan_says_which_converted_file_the_released_heated_up_softmax_needs(project: Project, tmp_path: Path) -> None:
