@@ -82,9 +82,10 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         precision=precision,  # type: ignore[arg-type]
         weights_sha256=own.weights_sha256,
     )
-    out = out.absolute()
+    measured: Measured | None = None
 
     def write(folder: Path) -> None:
+        nonlocal measured
         images = _calibration(run, own) if precision == "int8" else None
         write_graph(folder, load_network(network, description), description.transform, graph, images)
         write_description(folder, description.model_copy(update={"graph": graph}))
@@ -92,8 +93,9 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         measured = _measure(run, own, load_model(folder, "cpu"), graph, *sizes)
         (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured), indent=1) + "\n")
 
-    write_folder(out, write)
-    return Measured(**json.loads((out / MEASURED_FILE).read_text()))
+    write_folder(out.absolute(), write)
+    assert measured is not None
+    return measured
 
 
 def _check_place(out: Path) -> None:

@@ -74,13 +74,13 @@ def test_the_results_are_shown_to_this_machine_alone_and_a_browser_opens_at_a_te
         server = psutil.Process(started.pid)
         try:
             assert "dml-repro/fashion-mnist" in experiments(port)
-            alive = [server, *server.children(recursive=True)]
-            processes = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]  # MLflow's helper ends early
-            listening = {
-                entry.laddr.ip for process in processes for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN
-            }
+            listening, words = set(), list[str]()
+            for process in (server, *server.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # MLflow's helper ends early
+                    words += process.cmdline()
+                    listening |= {entry.laddr.ip for entry in process.net_connections("inet") if entry.status == psutil.CONN_LISTEN}
             assert listening == {"127.0.0.1"}
-            assert not [word for process in processes for word in process.cmdline() if str(database) in word]
+            assert not [word for word in words if str(database) in word]
             if stdout == output:
                 until = time.monotonic() + 60
                 while not (tmp_path / "opened.txt").exists() and time.monotonic() < until:

@@ -541,3 +541,9 @@ def test_other_numbers_of_workers_are_refused(given: object) -> None:
         ConfigError, match=r"test: num_workers: expected an integer of at least 1, or a minimum and a maximum such as \[1, 4\]"
     ):
         parse(ScaleSpec, {"num_workers": given}, "test")
+
+
+@pytest.mark.parametrize("length", [253, 300])
+def test_a_raw_folder_with_a_long_name_is_no_crash(tmp_path: Path, length: int) -> None:
+    """The name of the file by which `dvc add` would track it is longer than a file system allows."""
+    assert load(tmp_path, datasets={"synthetic": {"raw": "x" * length}}).datasets["synthetic"].raw == "x" * length

@@ -30,7 +30,7 @@ SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1)
 
 LONG, STEPS = 10, 20  # few but long steps: over many steps rounding differences would grow
 GENTLE = {
-    "model": {"backbone": {"width": 32}},
+    "model": {"backbone": {"width": 96}},
     "sampler": {"batch_size": 64},
     "optimiser": {"learning_rate": 0.001, "groups": {"loss": {"learning_rate": 0.01}}},
 }
