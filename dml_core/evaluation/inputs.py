@@ -97,7 +97,10 @@ def shard_codes(
             raise EvaluationError(f"{name}: expected a list of EmbeddingShard(load, labels), whose `load` is a function")
     if not gallery or (queries is not None and not queries):
         raise EvaluationError("the gallery or the queries have no shard; give one at least")
-    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *(queries or ())]])
+    labels = [checked_labels(shard.labels) for shard in [*gallery, *(queries or ())]]
+    if not all(map(len, labels)):
+        raise EvaluationError("a shard of the gallery or of the queries has no sample; leave it out")
+    names, codes = label_codes(labels)
     return names, codes[: len(gallery)], codes if queries is None else codes[len(gallery) :]
 
 

@@ -91,7 +91,8 @@ def _draw_halves(
     all_axes: Any, points_N3: Floats, labels_N: NDArray[np.int64], directions_C3: Floats, colours: list[Any], is_unit: bool
 ) -> None:
     """Draw the half-spaces on both sides of the plane of largest scatter through the origin, each seen from its own side."""
-    frame_33 = np.linalg.svd(points_N3[:: max(1, len(points_N3) // 5000)], full_matrices=True)[2]
+    sample_S3 = points_N3[:: max(1, len(points_N3) // 5000)]
+    frame_33 = np.linalg.svd(sample_S3, full_matrices=len(sample_S3) < 3)[2]  # full, it has also a matrix (S, S)
     across, up, toward = frame_33
     radius = 1.0 if is_unit else float(np.linalg.norm(points_N3, axis=1).max())
     turn = np.linspace(0, 2 * np.pi, 361)

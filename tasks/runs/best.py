@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dml_core.evaluation.statistics.comparing import Scores
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 VALIDATION = "validation_recall@1"  # score of a run: Recall@1 on its held-out training classes
 RULE = "the variant with the highest mean Recall@1 on held-out training classes, and of its seeds the one with the highest"
@@ -18,22 +19,24 @@ NO_BEST = (
 
 @dataclass(frozen=True)
 class Best:
-    """Best run of a comparison by RULE, with its variant's mean and its own validation Recall@1 (fractions)."""
+    """Best run of a comparison by RULE, with its variant's mean and its own validation Recall@1 (fractions), and the variants left out."""
 
     variant: str
     seed: int
     mean: float
     score: float
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return (
-            f"best run: {self.variant}, seed {self.seed}: {RULE} "
-            f"(validation Recall@1 by cosine: mean {100 * self.mean:.1f}, this seed {100 * self.score:.1f})"
-        )
+        scores = f"validation Recall@1 by cosine: mean {100 * self.mean:.1f}, this seed {100 * self.score:.1f}"
+        others = f"; left out, with fewer than {MIN_SEEDS} seeds: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"best run: {self.variant}, seed {self.seed}: {RULE} ({scores}{others})"
 
 
 def best_run(scores: Scores) -> Best | None:
     """Return the best run; None if no run has a validation score. Ties go to the first variant by name, and to the lowest seed.
+
+    If any variant has MIN_SEEDS seeds, those with fewer are left out: of many variants one with a single, lucky seed would win too often.
 
     Args:
         scores: variant -> seed -> validation Recall@1, of the runs that have one.
@@ -41,9 +44,10 @@ def best_run(scores: Scores) -> Best | None:
     means = {variant: sum(by_seed[seed] for seed in sorted(by_seed)) / len(by_seed) for variant, by_seed in scores.items() if by_seed}
     if not means:
         return None
-    variant = min(means, key=lambda name: (-means[name], name))
+    enough = [variant for variant in means if len(scores[variant]) >= MIN_SEEDS] or [*means]
+    variant = min(enough, key=lambda name: (-means[name], name))
     seed = best_seed(scores[variant], scores[variant])
-    return Best(variant, seed, means[variant], scores[variant][seed])
+    return Best(variant, seed, means[variant], scores[variant][seed], tuple(sorted(means.keys() - {*enough})))
 
 
 def best_seed(seeds: Iterable[int], scores: Mapping[int, float]) -> int:

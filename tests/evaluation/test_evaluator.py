@@ -237,6 +237,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: evaluate(GOOD, LABELS, RETRIEVAL, np.eye(3, dtype=np.float32), LABELS[:3]),
         "^embeddings of 3 and 4 dimensions cannot be compared$",
     ),
+    "empty shard": (
+        lambda: evaluate_shards([EmbeddingShard(lambda: GOOD, LABELS), EmbeddingShard(lambda: GOOD[:0], LABELS[:0])], RETRIEVAL),
+        "^a shard of the gallery or of the queries has no sample; leave it out$",
+    ),
     "half a query set": (
         lambda: evaluate(GOOD, LABELS, RETRIEVAL, query_labels=LABELS),
         "^query embeddings and query labels go together; give both or neither$",
