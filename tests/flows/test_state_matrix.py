@@ -188,8 +188,8 @@ class Reader:
         return self.sync()
 
     def unused(self) -> dict[Any, Any]:
-        """Find unused steps, as `dml gc` does. Every step that is unused in the damaged state was unused before."""
-        return {step.key: True for step in gc.find_unused(self.project, days=-1.0)[0]}
+        """Find unused steps, as `dml gc` does. Every step that is unused in the damaged state was unused before; a lock is no step."""
+        return {step.key: True for step in gc.find_unused(self.project, days=-1.0)[0] if not step.folder.name.startswith(".")}
 
     def models(self) -> dict[Any, Any]:
         """Read the scores, as `dml models` and `dml look` do."""
