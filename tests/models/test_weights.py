@@ -128,7 +128,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         type(self).num_requests += 1
         content = self.other.get(self.path, self.content)
-        self.send_response(200 if self.path == "/lenet.pth" or self.path in self.other else 404)
+        self.send_response(200 if self.path.partition("?")[0] == "/lenet.pth" or self.path in self.other else 404)
         self.end_headers()
         self.wfile.write(content)
 
@@ -202,6 +202,30 @@ def test_an_address_that_does_not_answer_is_refused(path, said, address):
     weights = f"{address}{path}" if path else "http://127.0.0.1:1/lenet.pth"
     with pytest.raises(ConfigError, match=said):
         build_backbone(BackboneConfig(name="lenet", weights=weights, weights_sha256="0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "said"),
+    [
+        ("/lenet.pth", None, "damaged or others"),
+        ("/other.pth", None, "404"),
+        ("/lenet.pth", b"text", "not a state dict"),
+        ("/lenet.pth", {"a": torch.ones(1)}, "do not fit"),
+    ],
+)
+def test_no_error_shows_a_password_or_the_signature_of_an_address(path, content, said, address, monkeypatch):
+    if isinstance(content, dict):
+        saved = io.BytesIO()
+        torch.save(content, saved)
+        content = saved.getvalue()
+    monkeypatch.setattr(_Server, "content", content or _Server.content)
+    sha256 = hashlib.sha256(content).hexdigest() if content else "0" * 64
+    with pytest.raises(ConfigError, match=said) as raised:
+        build_backbone(BackboneConfig(name="lenet", weights=f"{address}{path}?X-Amz-Signature=planted", weights_sha256=sha256))
+    assert f"'{address}{path}'" in str(raised.value)
+    assert "planted" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"'http://127\.0\.0\.1:1/w\.pth' cannot be downloaded"):
+        build_backbone(BackboneConfig(name="lenet", weights="http://ann:planted@127.0.0.1:1/w.pth", weights_sha256=sha256))
 
 
 @pytest.mark.parametrize("weights", ["http://ü..x/w.pth", "http://[::1/w.pth", "http://host:port/w.pth", "https://"])

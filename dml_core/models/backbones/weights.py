@@ -44,7 +44,7 @@ def start_from(
     if config.weights == "none":
         return
     if config.weights != "imagenet":
-        state = read_state_dict(_local_file(config.weights, config.weights_sha256), f"backbone weights '{config.weights}'")
+        state = read_state_dict(_local_file(config.weights, config.weights_sha256), f"backbone weights '{_shown(config.weights)}'")
     elif imagenet is not None:
         state = imagenet()
     else:
@@ -53,7 +53,7 @@ def start_from(
     state = {key: value for key, value in state.items() if not key.startswith(left_out)}
     # BN-Inception's older file has vectors as matrices of one row.
     state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
-    check_fit(own, state, config.weights)
+    check_fit(own, state, _shown(config.weights))
     network.load_state_dict(own | state)
 
 
@@ -135,8 +135,15 @@ def _download(address: str, sha256: str) -> Path:
             part.replace(path)
     except OSError as error:
         reason = error.strerror or first_line(error)
-        raise ConfigError(f"backbone weights '{address}' cannot be stored in {path.parent} ({reason}); TORCH_HOME names another") from None
+        raise ConfigError(
+            f"backbone weights '{_shown(address)}' cannot be stored in {path.parent} ({reason}); TORCH_HOME names another"
+        ) from None
     return path
+
+
+def _shown(weights: str) -> str:
+    """Return a file's path, or an address without user and query, which may hold a password or sign it."""
+    return re.sub(r"(?<=://)[^/@]*@|\?.*", "", weights) if "://" in weights else weights
 
 
 @contextmanager
@@ -151,7 +158,9 @@ def downloaded(address: str, folder: Path) -> Iterator[Path]:
 
 def _check_hash(path: Path, sha256: str, source: str) -> None:
     if (actual := file_sha256(path)) != sha256:
-        raise ConfigError(f"backbone weights '{source}' have SHA-256 {actual}, weights_sha256 is {sha256}: they are damaged or others")
+        raise ConfigError(
+            f"backbone weights '{_shown(source)}' have SHA-256 {actual}, weights_sha256 is {sha256}: they are damaged or others"
+        )
 
 
 def _fetch_http(address: str, path: Path) -> None:
@@ -159,7 +168,7 @@ def _fetch_http(address: str, path: Path) -> None:
         with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file)
     except (HTTPException, OSError, ValueError) as error:  # ValueError: not an address, such as one with an umlaut
-        raise ConfigError(f"backbone weights '{address}' cannot be downloaded ({error}); check it or set weights: <file>") from None
+        raise ConfigError(f"backbone weights '{_shown(address)}' cannot be downloaded ({error}); check it or set weights: <file>") from None
 
 
 DOWNLOADERS: dict[str, Callable[[str, Path], None]] = {"http": _fetch_http, "https": _fetch_http}
