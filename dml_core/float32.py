@@ -1,15 +1,15 @@
-"""Full float32 arithmetic: for half-precision values, and on GPUs, where torch's convolutions round their inputs to TF32's 10 bits."""
+"""Full float32 arithmetic: for half-precision values, and where a process lets torch round float32 to TF32's 10 or bfloat16's 7 bits."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 _lock = threading.Lock()
-_before: tuple[str, str, str]  # the process's own settings, saved while any thread is inside `without_tf32`
+_before: "_Precision"  # the process's own settings, saved while any thread is inside `without_tf32`
 _inside = 0  # number of callers inside, over all threads
 
 
@@ -20,13 +20,12 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute float32 without TF32, in every thread; restore the process's settings when the last caller leaves."""
+    """Compute float32 without TF32 and bfloat16, in every thread; restore the process's settings when the last caller leaves."""
     global _before, _inside
     with _lock:
         if _inside == 0:
-            conv, rnn, matmul = _settings()
-            _before = conv.fp32_precision, rnn.fp32_precision, matmul.fp32_precision
-            _set("ieee", "ieee", "ieee")
+            _before = _read()
+            _write(_Precision("highest", ("ieee",) * len(_places())))
         _inside += 1
     try:
         yield
@@ -34,17 +33,34 @@ def without_tf32() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                _set(*_before)
+                _write(_before)
 
 
-def _settings() -> tuple[Any, Any, Any]:
-    """Return torch's newer settings; the older ones cannot be read in every process that has used the newer."""
-    return torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+class _Precision(NamedTuple):
+    """Settings of a process: torch's older one of products, None if it cannot be read, and the newer ones of `_places`."""
+
+    of_products: str | None
+    of_places: tuple[str, ...]
 
 
-def _set(conv: str, rnn: str, matmul: str) -> None:
-    """Write the older settings too: torch reads them when exporting a network, and raises an error if they disagree."""
+def _places() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    cuda, cpu = backends.cudnn, backends.mkldnn
+    return cuda.conv, cuda.rnn, backends.cuda.matmul, cpu.conv, cpu.rnn, cpu.matmul
+
+
+def _read() -> _Precision:
+    try:
+        of_products = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the process has used the newer settings, which it contradicts
+        of_products = None
+    return _Precision(of_products, tuple(place.fp32_precision for place in _places()))
+
+
+def _write(precision: _Precision) -> None:
+    """Write the older settings too: torch reads them when it exports or compiles a network, and raises an error if they disagree."""
+    conv, rnn, products, *_ = precision.of_places
     torch.backends.cudnn.allow_tf32 = conv == rnn == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = matmul == "tf32"
-    for setting, precision in zip(_settings(), (conv, rnn, matmul), strict=True):
-        setting.fp32_precision = precision
+    torch.set_float32_matmul_precision(precision.of_products or ("high" if products == "tf32" else "highest"))
+    for place, value in zip(_places(), precision.of_places, strict=True):
+        place.fp32_precision = value

@@ -19,22 +19,36 @@ from tests.conftest import small_training
 CPU = torch.device("cpu")
 
 
+FULL = ("ieee",) * 4
+
+
 def tf32():
-    return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    backends = torch.backends
+    return tuple(
+        place.fp32_precision for place in (backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.matmul, backends.mkldnn.conv)
+    )
 
 
-@pytest.fixture(params=["as torch has it", "older settings", "newer settings"])
+@pytest.fixture(params=["as torch has it", "older settings", "bfloat16 on CPUs", "newer settings"])
 def allowed(request):
     """TF32 settings of a process, set in each of torch's two ways; torch refuses to read the older ones if the newer were used."""
     before = tf32()
     if request.param == "older settings":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    elif request.param == "bfloat16 on CPUs":
+        torch.set_float32_matmul_precision("medium")
     elif request.param == "newer settings":
         torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "tf32"
+    readable = request.param != "newer settings"
+    expected = readable and torch.get_float32_matmul_precision()
     yield tf32()
-    if request.param == "older settings":
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's default
-    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = before
+    if readable:
+        assert torch.get_float32_matmul_precision() == expected
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision, _ = (
+        before
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "auto"])
@@ -48,7 +62,7 @@ def test_training_in_float32_has_no_tf32_and_leaves_the_process_as_it_was(precis
         CPU,
         report=lambda _: seen.add(tf32()),
     )
-    assert seen == {("ieee", "ieee") if precision == "float32" else allowed}
+    assert seen == {FULL if precision == "float32" else allowed}
     assert tf32() == allowed
 
 
@@ -63,7 +77,7 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
             return torch.zeros(len(images), 2)
 
     embedding.extract(Model(), TransformConfig(), {"test": PackedDataset(packed, "test")}, tmp_path, CPU)
-    assert seen == {("ieee", "ieee")}
+    assert seen == {FULL}
     assert tf32() == allowed
     assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
 
@@ -76,7 +90,7 @@ def test_epochs_are_scored_and_centres_initialised_without_tf32(allowed, packed)
     assert HeldOutRecall(ScoredImages(CPU), images, config.transform)(system.model)
     with closing(Loader(images, 0, CPU)) as loader:
         training_outputs(system, images, config, loader)
-    assert seen == {("ieee", "ieee")}
+    assert seen == {FULL}
     assert tf32() == allowed
 
 
@@ -86,7 +100,7 @@ def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert tf32() == ("ieee", "ieee")
+    assert tf32() == FULL
     second.__exit__(None, None, None)
     assert tf32() == allowed
 
