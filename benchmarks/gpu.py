@@ -68,7 +68,7 @@ from dml_core.evaluation.config import EvaluationConfig, KMeansConfig
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, score_queries
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
@@ -266,7 +266,7 @@ def farthest(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float
 
 
 def check_step(device: torch.device) -> str:
-    with without_tf32():
+    with full_float32():
         return "; ".join(
             farthest(one_step(small_system(device, loss), device), one_step(small_system(CPU, loss), CPU), 1e-4)
             for loss in ("normalised_softmax", "contrastive", "triplet_semi_hard")
@@ -282,7 +282,7 @@ def check_compiled(device: torch.device, compiler: str) -> str:
     compiled = small_system(device)
     compiled.model.compile(backend=compiler)
     compiled.loss.compile(backend=compiler)
-    with without_tf32():
+    with full_float32():
         return farthest(one_step(compiled, device), one_step(small_system(device), device), 1e-4)
 
 
@@ -294,7 +294,7 @@ def check_two_processes(device: torch.device) -> str:
         except ProcessRaisedException as error:
             raise RuntimeError(str(error).strip().splitlines()[-1]) from None
         found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    with without_tf32():
+    with full_float32():
         expected = one_step(small_system(device), device)
     gradients = [{name: value for name, value in rank.items() if name != "loss"} for rank in found]
     return farthest(gradients[0], {n: v for n, v in expected.items() if n != "loss"}, 1e-4) + f", {farthest(gradients[1], gradients[0], 0)}"
@@ -307,7 +307,7 @@ def two_processes_worker(rank: int, folder: Path, device: torch.device) -> None:
     parallel = DistributedDataParallel(system, broadcast_buffers=False)
     images, labels_N = check_batch()
     sizes = shard_sizes(len(labels_N), 2)
-    with without_tf32():
+    with full_float32():
         output = parallel(torch.split(images, sizes)[rank].to(device), labels_N.to(device), sizes, torch.Generator().manual_seed(0))
         output.total.backward()
     torch.save({n: p.grad.cpu() for n, p in system.named_parameters() if p.grad is not None}, folder / f"{rank}.pt")
@@ -621,7 +621,7 @@ def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, 
 
 def brute_force(embeddings_ND: np.ndarray, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
     """Compute Recall@K with float32 products and topk, in blocks of queries."""
-    with without_tf32():
+    with full_float32():
         vectors_ND, labels = torch.from_numpy(embeddings_ND).to(device), torch.from_numpy(labels_N).to(device)
         most = min(max(RECALL_AT), len(labels_N) - 1)
         hits = torch.zeros(most, device=device)

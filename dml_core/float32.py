@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _lock = threading.Lock()
-_before: "_Precision"  # the process's own settings, saved while any thread is inside `without_tf32`
+_before: "_Precision"  # the process's own settings, saved while any thread is inside `full_float32`
 _inside = 0  # number of callers inside, over all threads
 
 
@@ -19,8 +19,11 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Compute float32 without TF32 and bfloat16, in every thread; restore the process's settings when the last caller leaves."""
+def full_float32() -> Iterator[None]:
+    """Compute float32 in full: without TF32 and bfloat16 in every thread, without autocast in this one.
+
+    The process's settings are restored when the last caller leaves.
+    """
     global _before, _inside
     with _lock:
         if _inside == 0:
@@ -28,7 +31,8 @@ def without_tf32() -> Iterator[None]:
             _write(_Precision("highest", ("ieee",) * len(_places())))
         _inside += 1
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         with _lock:
             _inside -= 1

@@ -32,7 +32,7 @@ from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError, first_line
 from dml_core.files import file_sha256, read_regular, replace_folder, write_errors
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder, network_weights
 from dml_core.network_description import (
@@ -205,7 +205,7 @@ def _on_device(network: Embedder, scaling: Scaling, device: str | torch.device |
         raise ConfigError(f"device '{device}' cannot be used ({first_line(error)}); name one that is here, as 'cpu'") from None
 
     def forward(pixels: Tensor) -> NDArray[np.float32]:
-        with torch.no_grad(), without_tf32():
+        with torch.no_grad(), full_float32():
             return network.embed(scale(pixels.to(chosen), scaling)).float().cpu().numpy()
 
     return forward
@@ -219,7 +219,8 @@ def load_network(folder: Path, description: NetworkDescription) -> Embedder:
     """
     check_file(folder, description)
     backbone = description.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})  # a stranger's would be downloaded
-    network = Embedder(description.model.model_copy(update={"backbone": backbone}), description.num_classes)
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn
+        network = Embedder(description.model.model_copy(update={"backbone": backbone}), description.num_classes).float()
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001 - torch may raise anything for bad bytes

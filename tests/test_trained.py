@@ -92,7 +92,7 @@ def test_boxes_are_those_of_their_images() -> None:
     np.testing.assert_allclose(found[3], PIXELS[3, :6, :6].mean(axis=(0, 1)), rtol=1e-6)
 
 
-def test_embeddings_are_made_without_tf32_and_the_process_s_setting_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_are_made_in_full_float32_and_the_process_s_setting_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
     state = {f"model.{name}": value for name, value in network.state_dict().items()}
     save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
@@ -107,6 +107,25 @@ def test_embeddings_are_made_without_tf32_and_the_process_s_setting_stays(tmp_pa
     load_model(tmp_path / "network", "cpu").embed(PIXELS[0])
     assert during == [("ieee", "ieee")]
     assert precisions() == before != ("ieee", "ieee")
+
+
+@pytest.mark.parametrize("caller", ["autocast", "float64 by default"])
+def test_the_state_of_the_caller_s_process_changes_no_embedding_and_loading_draws_no_random_number(caller: str, tmp_path: Path) -> None:
+    network = Embedder(parse(ModelConfig, {"backbone": {"name": "lenet"}}, "test"), 2)
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    save_network(tmp_path / "network", {"model": {"backbone": {"name": "lenet"}}, "transform": {}}, 2, state)
+    expected, drawn = load_model(tmp_path / "network", "cpu").embed(PIXELS), torch.get_rng_state()
+    if caller == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = load_model(tmp_path / "network", "cpu").embed(PIXELS)
+    else:
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = load_model(tmp_path / "network", "cpu").embed(PIXELS)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found, expected)
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dml_core.evaluation.config import KMeansConfig
 from dml_core.evaluation.kmeans_init import CPU, first_clusters
 from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
 from dml_core.evaluation.threads import is_large, one_thread
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 
 PRODUCTS_ON_GPU = 2**26  # at once: 256 MB
 SEED_STEP = 2**32  # between the seeds of one call's runs: above any seed of an experiment
@@ -46,7 +46,7 @@ def kmeans(
         return groups_N, 0.0
     seeds = (seed + run * SEED_STEP for run in range(config.num_runs))
     runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s, device), config.num_iterations, device) for s in seeds)
-    with one_thread(not is_large(points_ND.size * num_clusters)), without_tf32():
+    with one_thread(not is_large(points_ND.size * num_clusters)), full_float32():
         return min(runs, key=lambda run: run[1])
 
 

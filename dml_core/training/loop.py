@@ -31,7 +31,7 @@ from dml_core.data.views.samplers import check_sampler, epoch_batches, first_bat
 from dml_core.data.views.transform_config import check_training_crop
 from dml_core.epochs import RECALL, KeptEpoch
 from dml_core.errors import ConfigError, TrainingError
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
@@ -220,8 +220,9 @@ def fit(
     if config.num_epochs > 0:
         check_training_crop(config.transform)
     identity = _derived_identity(config, dataset, seed) if identity is None else identity
-    arithmetic = without_tf32() if config.precision == "float32" else contextlib.nullcontext()
-    with arithmetic, contextlib.closing(Loader(dataset, num_loader_workers, device)) as loader:
+    arithmetic = full_float32() if config.precision == "float32" else contextlib.nullcontext()
+    loading = contextlib.closing(Loader(dataset, num_loader_workers, device))
+    with arithmetic, torch.autocast(device.type, enabled=False), loading as loader:  # a caller's autocast is not the run's
         failures = Failures()
         with patient():  # weights may be downloaded, and a checkpoint may be large
             system = build_system(config, len(dataset.class_names), seed, device)

@@ -9,7 +9,7 @@ from torch import Tensor
 from dml_core.data.store.packed import Indices, PackedDataset
 from dml_core.data.views.batches import Loader, TestView, View
 from dml_core.data.views.samplers import first_batch_size
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.parallel.workers import Failures, TrainingSystem, failing_together, rank, sum_over_workers, world_size
 from dml_core.training.pulse import beat
@@ -63,7 +63,7 @@ def _warm_up_batchnorm(system: TrainingSystem, dataset: PackedDataset, config: T
 
 
 @torch.no_grad()
-@without_tf32()
+@full_float32()
 def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
     """Return the loss's inputs for every training image, plain view, in dataset order, (N, D), on every worker; all must call it.
 

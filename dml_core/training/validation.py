@@ -30,7 +30,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import Points, as_points
 from dml_core.evaluation.retrieval.sweep import Shard, score_queries
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.parallel.workers import failing_together, rank, sum_over_workers, world_size
@@ -207,7 +207,7 @@ class HeldOutRecall:
         mine = batches[rank() :: world_size()]
         was_training, device = model.training, self.images.device
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=device)
-        with failing_together(), torch.no_grad(), without_tf32():  # as embeddings are extracted for the final scores
+        with failing_together(), torch.no_grad(), full_float32():  # as embeddings are extracted for the final scores
             model.eval()
             loaded = self.images.batches(dataset, [rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):

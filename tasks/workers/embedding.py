@@ -15,7 +15,7 @@ from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.device_decoding import check_decoder
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.files import write_errors
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel.workers import rank, wait_for_all, world_size
 from dml_core.training.pulse import beat
@@ -27,7 +27,7 @@ MAX_SHARD_ROWS = 65_536
 
 
 @torch.no_grad()
-@without_tf32()
+@full_float32()
 def extract(
     model: Embedder,
     transform: TransformConfig,

@@ -9,7 +9,8 @@ import torch
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.float32 import without_tf32
+from dml_core.float32 import full_float32
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.loop import build_system, fit
 from dml_core.training.preparing import training_outputs
 from dml_core.training.validation import HeldOutRecall, ScoredImages
@@ -66,7 +67,19 @@ def test_training_in_float32_has_no_tf32_and_leaves_the_process_as_it_was(precis
     assert tf32() == allowed
 
 
-def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "auto", "bfloat16"])
+def test_the_caller_s_autocast_changes_no_bit_of_a_training(precision, packed, tmp_path):
+    def weights(folder):
+        fit(small_training(num_epochs=1, precision=precision), PackedDataset(packed, "train"), 0, folder, CPU, report=lambda _: None)
+        return load_checkpoint(folder)["system"]
+
+    expected = weights(tmp_path / "outside")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = weights(tmp_path / "inside")
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_embeddings_are_made_in_full_float32(allowed, packed, tmp_path):
     seen = set()
 
     class Model(torch.nn.Module):
@@ -82,7 +95,7 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
     assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
 
 
-def test_epochs_are_scored_and_centres_initialised_without_tf32(allowed, packed):
+def test_epochs_are_scored_and_centres_initialised_in_full_float32(allowed, packed):
     """As the final embeddings are made, whatever the precision of the training."""
     config, seen = small_training(precision="bfloat16"), set()
     system, images = build_system(config, 4, 0, CPU), PackedDataset(packed, "train")
@@ -96,7 +109,7 @@ def test_epochs_are_scored_and_centres_initialised_without_tf32(allowed, packed)
 
 def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
     """One thread may begin while the other is active and end after it; neither uses TF32 until its end."""
-    first, second = without_tf32(), without_tf32()
+    first, second = full_float32(), full_float32()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -108,7 +121,7 @@ def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_a_network_can_be_exported_within_and_afterwards(trained_before, allowed):
     """Torch reads its older settings during the export, and refuses if they and the newer ones differ."""
-    with without_tf32():
+    with full_float32():
         if not trained_before:
             torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
