@@ -118,8 +118,8 @@ FAULTS = {
     ),
     "test classes are trained on": Fault(
         "tasks/workers/work.py",
-        'dataset = open_role(packed, "train", validation, encoded)',
-        'dataset = open_role(packed, "test", validation, encoded)',
+        'dataset = open_role(packed, "train", validation, source)',
+        'dataset = open_role(packed, "test", validation, source)',
         "the loss differs from step ",
     ),
     "BatchNorm is in training mode": Fault(
