@@ -5,6 +5,7 @@ edited comment does not retrain anything; a changed constant, operator, default 
 """
 
 import ast
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ ANNOTATION_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_pa
 DEFAULTS = frozenset({"default", "default_factory"})  # in `Annotated[float, Field(default=0.35)]`
 STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)  # and what contains some
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_parsing = threading.Lock()  # Python before 3.11.8 and 3.12.2 may raise a SystemError if two threads parse at once
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def read_source(source: str, package: str = "") -> SourceCode:
     Raises:
         SyntaxError: the source is not Python.
     """
-    tree = ast.parse(source)
+    with _parsing:
+        tree = ast.parse(source)
     return SourceCode(repr(_form(tree)), tuple(_imports(tree, package)))
 
 

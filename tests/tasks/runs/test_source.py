@@ -1,5 +1,9 @@
 """Effect of a source file's edit on the steps that use it: formatting is ignored, behaviour counts."""
 
+import gc
+import threading
+import time
+
 import pytest
 
 from tasks.runs.source import read_source
@@ -130,3 +134,29 @@ def test_every_file_of_the_project_has_a_form_and_no_two_the_same() -> None:
     files = [path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
     forms = {read_source(path.read_text()).normal_form for path in files}
     assert len(files) == len(forms) > 100
+
+
+def test_threads_parse_at_once_although_python_s_parser_cannot() -> None:
+    """A run was FAILED by "AST constructor recursion depth mismatch" (Python 3.11.7): a thread was switched within another's parsing."""
+    source = "\n".join(f"x{place} = [y * {place} for y in (1, 2, 3) if y > {place}]" for place in range(200))
+    read = []
+
+    def parse_at(depth: int) -> None:
+        if depth > 0:
+            parse_at(depth - 1)
+        else:
+            read.extend(read_source(source) for _ in range(10))
+
+    def switch(_phase: str, _info: dict[str, int]) -> None:
+        time.sleep(1e-4)
+
+    threads = [threading.Thread(target=parse_at, args=(10 * place,)) for place in range(4)]
+    gc.callbacks.append(switch)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(switch)
+    assert len(read) == 40
