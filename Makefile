@@ -37,11 +37,12 @@ mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identi
 mutants-sample: .venv/.done ## mutation testing of a fixed sample, slow tests too: make mutants-sample FILES=tasks/models/card.py
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 nice -n 10 python tests/mutants.py $(FILES)
 
-check: .venv/.done ## lint, format, types and import rules
+check: .venv/.done ## lint, format, types, import rules, sizes of functions, modules and folders
 	@ruff check .
 	@ruff format --check .
 	@mypy
 	@lint-imports
+	@pytest --quiet -p no:xdist tests/architecture/test_sizes.py tests/architecture/test_architecture.py -k "not import_rules"
 
 audit: .venv/.done ## look for known vulnerabilities of the locked packages; needs a network, and fails if a package cannot be audited
 	@pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
