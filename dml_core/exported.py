@@ -76,7 +76,7 @@ def write_graph(
         OSError: the folder cannot be written.
     """
     if graph.precision == "int8" and graph.format != "onnx":
-        raise ConfigError("--precision int8 is of ONNX: torch has its quantiser in a package of its own; use --format onnx")
+        raise ConfigError("--precision int8 is of ONNX: torch's quantiser is in another package; use --format onnx")
     if graph.format == "onnx":
         require("onnx", "onnxscript", *(("onnxruntime",) if graph.precision == "int8" else ()))
     path = folder / graph.name

@@ -246,7 +246,7 @@ def prepare(services: Services, dataset: str) -> DatasetRecord:
 
 @task(**_STEP_OPTIONS)
 def train(identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock) -> CheckpointRecord:
-    """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or anew from the initial weights."""
+    """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, else from the initial weights."""
     key, store = f"train/{identity}", services.store
 
     def work(group: WorkerGroup) -> CheckpointRecord:
@@ -285,7 +285,7 @@ def embed(
     def work(group: WorkerGroup) -> EmbeddingRecord:
         services.display.step(spec.title, "embedding")
         store.clear(key)
-        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.anew, waits=True) as meter:
+        with services.meter.step("embed", identity, _predicted("embed", spec, dataset, services), lock.is_forced, waits=True) as meter:
             with of_same_data(dataset, partial(store.clear, key)):
                 facts = group.run(_job("embed", spec, dataset, checkpoint.key, key, services, lock), lambda _: None, meter.workers)
             files = describe_folder(store.pull(key))
@@ -314,7 +314,7 @@ def evaluate(
 
     def work(_: object) -> ScoreRecord:
         services.display.step(spec.title, "evaluating")
-        with services.meter.step("evaluate", identity, is_forced=lock.anew) as meter:
+        with services.meter.step("evaluate", identity, is_forced=lock.is_forced) as meter:
             # scikit-learn, matplotlib: only if something is scored
             from tasks.scores.drawing import Drawing, titled
             from tasks.scores.evaluation import evaluate_run, limit_threads

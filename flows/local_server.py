@@ -1,6 +1,6 @@
 """The Prefect server of one flow, on a machine where no server is named.
 
-Prefect would start it by itself, but only after the flow's process has loaded the whole server, and its database is created by running all
+Prefect would start it, but only after the flow's process has loaded the whole server, and its database is created by running all
 of Prefect's migrations. Here it is the command's first process, so that it loads on one core while the flow's libraries load on another.
 It has a temporary folder with a copy of this user's empty database (`flows.local_database`).
 """

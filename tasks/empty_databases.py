@@ -25,7 +25,7 @@ def read_empty_database(name: str) -> bytes | None:
 
 
 def keep_empty_database(name: str, database: Path) -> None:
-    """Keep a database that has just been created and holds nothing of a project, for `read_empty_database`."""
+    """Keep a database that has just been created and holds no project's records, for `read_empty_database`."""
     with suppress(sqlite3.Error, *UNAVAILABLE):  # the next project creates its own
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             data = connection.serialize()

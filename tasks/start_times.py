@@ -23,7 +23,7 @@ _TIMES = dict[str, dict[str, float]]
 class StartTimes:
     """Announces starts, measures them, and reports how long the slow ones have taken. Thread-safe.
 
-    Times are optional: if the file cannot be read or written, nothing is announced or recorded, and the start goes on. `say` receives
+    Times are optional: if the file cannot be read or written, nothing is announced or recorded, and the start continues. `say` receives
     lines about starts that take longer than the last ones.
     """
 

@@ -27,7 +27,7 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
             small = Image.fromarray(decode_upright(data).permute(1, 2, 0).numpy())
             small.thumbnail((num_pixels, num_pixels))
     except Exception:  # noqa: BLE001 - Pillow raises errors of a dozen kinds where a file is damaged
-        raise DataError(f"{name}: not an image, damaged, or too large to be one; mend it or leave it out") from None
+        raise DataError(f"{name}: not an image, damaged, or too large to be one; repair it or leave it out") from None
     file = io.BytesIO()
     small.save(file, "WEBP", quality=QUALITY, lossless=max(small.size) <= PLAIN_PIXELS)
     return file.getvalue()

@@ -185,7 +185,7 @@ def _parts(
             raise EvaluationError(f"{len(batch.embeddings)} embeddings for {len(batch.items)} images; one is needed for each")
         points = as_points(checked_embeddings(batch.embeddings), metric)
         if num_dimensions not in (None, points.raw.shape[1]):
-            raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions beside some of {num_dimensions}, which do not compare")
+            raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions among some of {num_dimensions}, which cannot be compared")
         num_dimensions = points.raw.shape[1]
         for item in batch.items:
             if not isinstance(item, Item) or not _is_text(item.name) or not (item.class_name is None or _is_text(item.class_name)):

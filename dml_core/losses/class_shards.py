@@ -74,7 +74,7 @@ def logsumexp(logits_NC: Tensor, shard: ClassShard | None) -> Tensor:
 
 
 def own_logits(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
-    """Return each sample's logit of its own class, (N,); exactly one worker holds that class."""
+    """Return each sample's logit of its class, (N,); exactly one worker holds that class."""
     column_N1, is_here_N1 = own_columns(labels_N, shard)
     found_N = logits_NC.gather(1, column_N1).squeeze(1)
     return found_N if shard is None else _SumOverWorkers.apply(found_N.where(is_here_N1.squeeze(1), 0.0))

@@ -100,7 +100,7 @@ def unit_rows(rows_ND: NDArray[Any]) -> Floats:
     wide_ND = rows_ND.astype(np.float64)
     norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
     if not norms_N1.all():
-        raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; mend the network")
+        raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; repair the network")
     return wide_ND / norms_N1
 
 

@@ -16,7 +16,7 @@ class Progress:
 
     Attributes:
         metrics: during an epoch the last step's loss on rank 0's images, at its end the epoch's means over all workers.
-        note: a line for the user, that a checkpoint is rejected and training begins anew; the other fields of such a message are
+        note: a line for the user, that a checkpoint is rejected and training starts from the beginning; its other fields are
             meaningless.
     """
 

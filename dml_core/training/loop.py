@@ -604,4 +604,4 @@ def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> No
 def _check_kept(run: _Run) -> None:
     for kind in run.config.keep_epochs:
         if kind not in run.kept:
-            raise TrainingError(f"no epoch's {RECALL[kind]} could be told (its embeddings are not finite): lower the learning rate")
+            raise TrainingError(f"no epoch's {RECALL[kind]} could be computed (its embeddings are not finite): lower the learning rate")

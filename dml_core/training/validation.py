@@ -71,7 +71,7 @@ def scorers(
         tested = on_test(math.inf, RECALL["oracle"])
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
         if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
-            raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told, as no class that it is scored on has two images")
+            raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be chosen, as no class that it is scored on has two images")
     if config.recall_every_epochs is None:
         return held_out, tested, None
     of_training = HeldOutRecall(images, open_role(folder, "train", config.validation, source), config.transform, metric=CURVE["train"])

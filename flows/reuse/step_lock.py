@@ -32,7 +32,7 @@ class StepLock:
     Args:
         step: the step's Prefect task; its result is stored under the identity `of`.
         title: title of the run, for messages.
-        anew: run the step even if it is finished.
+        is_forced: run the step even if it is finished.
 
     Attributes:
         of: the step.
@@ -40,10 +40,10 @@ class StepLock:
         taken_over: whether another process had finished the step before this one got the lock.
     """
 
-    def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
+    def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, is_forced: bool) -> None:
         self._step, self._title, self._services = step, title, services
-        self.of, self.anew = of, anew
-        self.from_start = anew
+        self.of, self.is_forced = of, is_forced
+        self.from_start = is_forced
         self._lock = FileLock(services.store.step_lock(step.name, of.identity))
         self.taken_over = False
 
@@ -90,7 +90,7 @@ class StepLock:
     def _do(self, work: Callable[[], AnyRecord], inputs: Sequence[StepRecord]) -> AnyRecord:
         try:
             finished: Any = None
-            if not self.anew:  # damage was reported when the step was submitted
+            if not self.is_forced:  # damage was reported when the step was submitted
                 finished = finished_record(self._step.name, self.of.identity, self._services.store, self._title, inputs, warn=False)
             self.taken_over = finished is not None
             record = work() if finished is None else finished

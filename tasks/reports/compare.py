@@ -173,7 +173,7 @@ def _rows(summaries: Summaries, comparison: Comparison | None, older_code: Mappi
         if compared and variant in compared.best_set:
             name, first = f"**{name}**", f"**{first}**"
         name += " (other code)" if variant in older_code else ""
-        rows.append([name, first, *others, *([compared.beside(variant)] if compared else [])])
+        rows.append([name, first, *others, *([compared.difference_text(variant)] if compared else [])])
     return rows
 
 

@@ -192,7 +192,7 @@ class Meter:
 
         Args:
             predicted_seconds: estimate of its working time.
-            is_forced: drop the cost of earlier attempts, because nothing of them is used.
+            is_forced: drop the cost of earlier attempts, because their work is not used.
             waits: the step waits for free workers first.
         """
         path = journal_file(self._state, kind, identity)

@@ -8,7 +8,7 @@ A step has a second hash, its *settings*: the same without the source files. Ste
 finds what older code made (`tasks.runs.finished`).
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
-are not followed or counted: a run depends on the file of its own entry, not on the other choices. An entry module in another package is an
+are not followed or counted: a run depends on the file of its entry, not on the other choices. An entry module in another package is an
 error, since an edit of it would go unnoticed.
 """
 

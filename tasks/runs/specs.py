@@ -563,7 +563,7 @@ def idle_evaluation(runs: Sequence[RunSpec]) -> dict[str, str]:
 def _why_not_applied(params: Params, dataset: str, runs: Iterable[RunSpec], setting: str) -> dict[str, str | None]:
     """Return variant of the runs -> why a setting has no effect there, or None; empty if it is no setting of their training.
 
-    Beside trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
+    If there are trained variants, untrained ones are left out unless the setting is of the network or of its images: they read no other.
     """
     given, reasons = _nested(setting), dict[str, str | None]()
     trainings = {run.variant: run.training for run in runs} if "comparison" in given else {}

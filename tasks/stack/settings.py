@@ -244,7 +244,7 @@ def _choose(path: Path, file: StackFile, own_s3: str | None, run: Path) -> tuple
 
 
 def free_ports(host: str) -> Iterator[int]:
-    """Yield free ports in a random order, each once, that the system gives to no program by itself where there are such.
+    """Yield free ports in a random order, each once, that the system gives to no program unasked, if there are any.
 
     Others could be given to Ray's workers before a server starts, or while it is started again.
     """

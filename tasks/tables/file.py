@@ -270,7 +270,7 @@ class TableFile(Config):
                 raise ValueError(f"columns of dataset '{block.dataset}' have different tuned_on")
             searched = self.tuned_on(block.dataset)
             if searched not in self.datasets or self.tuned_on(searched) != searched:
-                raise ValueError(f"tuned_on: '{searched}' must be a dataset of the table with searches of its own")
+                raise ValueError(f"tuned_on: '{searched}' must be a dataset of the table that has its own searches")
         for name, row in self.rows.items():
             self._check_row(name, row)
         if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):

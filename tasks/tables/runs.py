@@ -355,7 +355,7 @@ def run_together(names: Iterable[str], say: Callable[[str], None] = lambda line:
     if plain in (tables, {}):
         return tables
     for name in tables.keys() - plain.keys():
-        say(f"{name}: omitted: it requests resources of its own, so it runs alone: dml reproduce {name}")
+        say(f"{name}: omitted: it requests its own resources, so it runs alone: dml reproduce {name}")
     return plain
 
 

@@ -237,6 +237,6 @@ def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None 
     for variant, metrics in summarise_published(runs).items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
-        differences = [compared.beside(variant)] if compared is not None else []
+        differences = [compared.difference_text(variant)] if compared is not None else []
         rows.append([variant, str(num_seeds), *cells, *differences])
     return rows

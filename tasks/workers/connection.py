@@ -75,9 +75,9 @@ def connect(attempts: int = 2) -> None:
 def _needed_processes() -> Iterator[None]:
     """Let Ray start without its dashboard, autoscaler and log monitor, which serve nothing here and delay its start and its end.
 
-    Its agents get free ports: they would wait three seconds for a usual one that another Ray of this machine has. The raylet is told all of
+    Its agents get free ports: they would wait three seconds for a usual one that another Ray of this machine has. The raylet gets all of
     them: it would wait 15 seconds until its agents have started, which takes longer on a busy machine, and end (ray-project/ray#65983).
-    Until Ray is stopped this process holds them: of a hundred starts one ended because a server of Ray's own had been given one meanwhile.
+    Until Ray is stopped this process holds them: of a hundred starts one ended because one of Ray's servers had been given one meanwhile.
 
     This overrides what is private to Ray 2.60: tests/tasks/workers/test_group.py names the processes.
     """

@@ -357,7 +357,7 @@ class WorkerGroup:
             self._ask("make_way")
 
     def _fitting_size(self) -> int:
-        """Return the number of workers of a group that starts now; an elastic run is placed anew, with as many as fit."""
+        """Return the number of workers of a group that starts now; an elastic run is placed again, with as many as fit."""
         if not self._scale.is_elastic:
             return self._placement.num_workers
         until = time.monotonic() + FREE_SECONDS  # the resources of a group that just ended are free in a moment

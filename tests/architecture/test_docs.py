@@ -1,5 +1,6 @@
 """The documentation: links, commands, paths and words in its pages, and lists and values that they repeat from the code."""
 
+import ast
 import os
 import re
 import shlex
@@ -152,6 +153,20 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
 def test_words_are_plain(page: Path) -> None:
     text = CODE.sub("", prose(page))
     assert [found[0] for found in re.finditer(rf"\b(?:{'|'.join(MANNERISMS)})\b", text, re.IGNORECASE)] == []
+
+
+@pytest.mark.parametrize("folder", ["dml_core", "tasks", "flows"])
+def test_words_of_the_program_are_plain(folder: str) -> None:
+    """Of messages, docstrings and help, not of comments."""
+    words = re.compile(rf"\b(?:{'|'.join(MANNERISMS)})\b", re.IGNORECASE)
+    texts = {
+        (name(path), node.lineno): node.value
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert len(texts) > 1000
+    assert {place: found for place, text in texts.items() if (found := [word[0] for word in words.finditer(text)])} == {}
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=name)

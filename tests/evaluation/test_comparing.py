@@ -55,7 +55,7 @@ def test_the_set_of_the_best_by_hand() -> None:
     expected = {"a": (2 - 2.484, 2 + 2.484), "b": (-2 - 2.484, -2 + 2.484), "c": (-10 - 0.497, 0)}  # c - a; c - b would give -10.3
     for name, interval in expected.items():
         assert found.to_best[name] == pytest.approx(interval, abs=2e-3)
-    assert [found.beside(name) for name in "abc"] == ["-0.5 to +4.5", "-4.5 to +0.5", "-10.5 to +0.0"]
+    assert [found.difference_text(name) for name in "abc"] == ["-0.5 to +4.5", "-4.5 to +0.5", "-10.5 to +0.0"]
     alone = compared({"a": HAND["a"], "c": HAND["c"]})
     assert alone.best_set == {"a"}
     assert alone.to_best["a"][0] == 0.0
@@ -71,7 +71,7 @@ def test_a_system_that_was_not_compared_with_the_best_has_no_lower_end() -> None
     found = compared({"middle": middle, "low": {0: 40.0, 1: 42.2, 2: 43.8}, "high": {3: 60.0, 4: 62.2, 5: 63.8}})
     assert found.best_set == {"high"}
     assert found.to_best["low"] == (None, 0.0)
-    assert [found.beside(name) for name in ("high", "middle", "low")] == ["+0.0 to +10.5", "-10.5 to +0.0", "at most +0.0"]
+    assert [found.difference_text(name) for name in ("high", "middle", "low")] == ["+0.0 to +10.5", "-10.5 to +0.0", "at most +0.0"]
 
 
 def test_a_named_reference_is_corrected_for_its_own_comparisons_alone() -> None:
@@ -80,7 +80,7 @@ def test_a_named_reference_is_corrected_for_its_own_comparisons_alone() -> None:
     assert [pair.system for pair in found.against] == ["a", "b"]
     assert [pair.p_adjusted for pair in found.against] == pytest.approx([2 * (pair.p_value or 0) for pair in found.against])
     # t(2) at 0.05 / 4 is 6.205: 10 ± 6.205 * 0.2 / sqrt 3 and 8 ± 6.205 * 0.9165 / sqrt 3
-    assert [found.beside(name) for name in "abc"] == ["+10.0 ± 0.7", "+8.0 ± 3.3", "reference"]
+    assert [found.difference_text(name) for name in "abc"] == ["+10.0 ± 0.7", "+8.0 ± 3.3", "reference"]
     assert "Compared with c: 2 better. 3 seeds." in found.sentence
     assert compared(HAND, reference="absent").reference == "a"
 

@@ -209,7 +209,7 @@ def test_embeddings_of_any_float_type_give_the_numbers_of_what_they_hold(dtype: 
 
 
 GOOD, LABELS = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])
-ZERO_ROWS = r"^zero embeddings, which have no cosine, in 4 of 4 rows \(0, 1, 2, 3\); use metric euclidean or mend the network$"
+ZERO_ROWS = r"^zero embeddings, which have no cosine, in 4 of 4 rows \(0, 1, 2, 3\); use metric euclidean, or repair the network$"
 MIXED_LABELS = r"^some labels are integers and others strings \(gallery and queries\?\); give all the same type$"
 NOTHING_FOUND = "^no query has another sample of its class in the gallery, so nothing can be found; check the labels$"
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {

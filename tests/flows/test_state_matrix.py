@@ -284,7 +284,7 @@ def run_steps(place: Place) -> None:
     scored = identity.evaluate_step(SPEC, embedded.identity)
     records: list[StepRecord] = []
     for step, of, more in ((chain.train, trained, ("published",)), (chain.embed, embedded, ()), (chain.evaluate, scored, ())):
-        lock = StepLock(step, of, SPEC.title, place.services, anew=True)
+        lock = StepLock(step, of, SPEC.title, place.services, is_forced=True)
         record = step.fn(of.identity, SPEC, place.dataset, *records, *more, services=place.services, lock=lock)
         lock.release()
         records.append(record)

@@ -40,8 +40,8 @@ class Asking:
         monkeypatch.setattr(step_lock, "finished_record", lambda *_, **__: self.kept[0] if self.kept else None)
         monkeypatch.setattr(step_lock, "record_provenance", lambda *_: None)
 
-    def lock(self, anew: bool = False) -> StepLock:
-        self.locks.append(StepLock(SimpleNamespace(name="train"), OF, "d / v / seed 0", self.services, anew))
+    def lock(self, is_forced: bool = False) -> StepLock:
+        self.locks.append(StepLock(SimpleNamespace(name="train"), OF, "d / v / seed 0", self.services, is_forced))
         return self.locks[-1]
 
     def work(self, _: object = None) -> StepRecord:
@@ -110,10 +110,10 @@ def test_what_was_finished_before_the_turn_came_is_taken_and_forced_is_run_all_t
     assert lock.run_once(asking.work, no_slots) == RECORD
     assert (asking.num_runs, lock.taken_over) == (0, True)
     lock.release()
-    forced = asking.lock(anew=True)
+    forced = asking.lock(is_forced=True)
     forced.run_once(asking.work, no_slots)
     assert (asking.num_runs, forced.taken_over) == (1, False)
-    thread, _ = waiting(asking, asking.lock(anew=True))  # two forced requests wait for each other
+    thread, _ = waiting(asking, asking.lock(is_forced=True))  # two forced requests wait for each other
     assert asking.num_runs == 1
     forced.release()
     thread.join()

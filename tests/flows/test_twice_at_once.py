@@ -343,7 +343,7 @@ class Run(threading.Thread):
             (chain.embed, embedded, ()),
             (chain.evaluate, evaluate_step(spec, embedded.identity), ()),
         ):
-            lock = StepLock(step, of, spec.title, services, anew=False)
+            lock = StepLock(step, of, spec.title, services, is_forced=False)
             record = step.fn(of.identity, spec, dataset, *records, *more, services=services, lock=lock)
             write_whole(self.kept / of.identity, json.dumps({"metadata": {}, "result": SealedJSON().dumps(record).decode()}))
             lock.release()

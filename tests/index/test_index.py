@@ -338,7 +338,7 @@ def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
         remove_items(folder, [f"{number}.png" for number in range(20)])
     with pytest.raises(ConfigError, match=r"has an item named 0\.png already"):
         add_items(folder, batches(rows(3)), MODEL)
-    with pytest.raises(ConfigError, match="beside some of 16"):
+    with pytest.raises(ConfigError, match="among some of 16"):
         add_items(folder, [Batch(rows(2, 8), [Item("a"), Item("b")])], MODEL)
     with pytest.raises(ConfigError, match="nothing to add"):
         add_items(folder, [], MODEL)

@@ -198,13 +198,13 @@ def test_an_epoch_that_was_not_kept_is_not_found(packed: Path, undisturbed: Path
 
 def test_a_run_of_which_no_epoch_could_be_scored_says_so_each_time(packed: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(TrainingError, match="no epoch's oracle_recall_at_1 could be told"):
+        with pytest.raises(TrainingError, match="no epoch's oracle_recall_at_1 could be computed"):
             kept_by(Scripted(*[None] * 5), packed, tmp_path)
 
 
 def test_classes_of_one_image_each_tell_no_epoch_from_another(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldOutRecall, "can_score", False)
-    with pytest.raises(ConfigError, match="'oracle' epoch cannot be told, as no class that it is scored on has two images"):
+    with pytest.raises(ConfigError, match="'oracle' epoch cannot be chosen, as no class that it is scored on has two images"):
         scorers(packed, KEEPING, ScoredImages(CPU))
     assert scorers(packed, PLAIN, ScoredImages(CPU)) == (None, None, None)
 

@@ -58,7 +58,7 @@ def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
     if metric == "euclidean":
         return Points(embeddings_ND, np.ones(len(embeddings_ND)), metric)
     norms_N = np.sqrt(np.einsum("nd,nd->n", embeddings_ND, embeddings_ND, dtype=np.float64))
-    refuse_rows(norms_N < SMALLEST_NORM, "zero embeddings, which have no cosine,", "use metric euclidean or mend the network")
+    refuse_rows(norms_N < SMALLEST_NORM, "zero embeddings, which have no cosine,", "use metric euclidean, or repair the network")
     return Points(embeddings_ND, norms_N, metric)
 
 

@@ -154,10 +154,10 @@ class Comparison:
 
     @property
     def heading(self) -> str:
-        """Heading of the column of `beside`."""
+        """Heading of the column of `difference_text`."""
         return f"difference to {self.reference} (95 %, simultaneous)" if self.is_named else "difference to the best (95 %, simultaneous)"
 
-    def beside(self, system: str) -> str:
+    def difference_text(self, system: str) -> str:
         """Return the difference to the reference, or to the best of the others, with its simultaneous interval."""
         if self.is_named:
             if system == self.reference:

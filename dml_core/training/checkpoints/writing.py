@@ -72,7 +72,7 @@ class Writer:
             self._begun.append(self._pool.submit(work))
 
     def finish(self) -> None:
-        """Wait until everything is written; the heartbeat is told that this may take long."""
+        """Wait until everything is written; with the heartbeat's patience, as this may take long."""
         with patient():
             while self._begun:
                 self._begun.pop(0).result()

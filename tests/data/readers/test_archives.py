@@ -66,7 +66,7 @@ def url(handler: type[Handler]) -> Iterator[str]:
 
 def test_download_goes_on_where_it_stopped(url: str, handler: type[Handler], tmp_path: Path) -> None:
     handler.breaks_after = 100_000
-    with pytest.raises(DataError, match="run it again to go on"):
+    with pytest.raises(DataError, match="rerun the command to resume"):
         download(url, tmp_path / "file")
     assert not (tmp_path / "file").exists()
     handler.breaks_after = None

@@ -175,7 +175,7 @@ def test_a_table_that_requests_resources_is_neither_run_nor_planned_with_others(
     plan = ["plan", *tables, "-d", "cub200", "--row", "softtriple"]
     assert "omitted" not in CliRunner().invoke(app, plan).stderr
     result = CliRunner().invoke(app, [*plan, "--row", "discriminative"])
-    assert f"{timed}: omitted: it requests resources of its own, so it runs alone: dml reproduce {timed}" in result.stderr
+    assert f"{timed}: omitted: it requests its own resources, so it runs alone: dml reproduce {timed}" in result.stderr
     assert timed not in result.stdout
 
 

@@ -224,7 +224,7 @@ def test_a_page_names_the_dataset_of_the_search_if_it_is_another(tmp_path: Path)
                 {"dataset": "glyphs-2000", "tuned_on": "synthetic", "metrics": ("nmi",)},
                 {"dataset": "synthetic", "metrics": ("nmi",)},
             ),
-            "tuned_on: 'glyphs-2000' must be a dataset of the table with searches of its own",
+            "tuned_on: 'glyphs-2000' must be a dataset of the table that has its own searches",
         ),
         (
             (

@@ -67,7 +67,7 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
         dataset = DatasetRecord(name="d", folder=str(tmp_path), digest="0", counts={}, source="synthetic")
         services: Any = SimpleNamespace(store=Store(str(tmp_path), tmp_path / "cache"), meter=Meter(tmp_path))
         services.check_going_on, services.display = lambda: None, SimpleNamespace(step=lambda *_: None)
-        lock: Any = SimpleNamespace(anew=False, run_once=lambda work, *_: work(True))
+        lock: Any = SimpleNamespace(is_forced=False, run_once=lambda work, *_: work(True))
         chain.evaluate.fn(title, spec, dataset, checkpoint, embeddings, services, lock)
         if title == "first":
             first_ended.set()

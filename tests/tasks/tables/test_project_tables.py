@@ -152,7 +152,7 @@ def test_a_table_that_requests_resources_runs_with_a_command_of_its_own() -> Non
     assert at_scale(PARAMS, {plain: theirs}).scale == PARAMS.scale
     lines: list[str] = []
     assert run_together([plain, timed], lines.append) == {plain: theirs}
-    assert lines == [f"{timed}: omitted: it requests resources of its own, so it runs alone: dml reproduce {timed}"]
+    assert lines == [f"{timed}: omitted: it requests its own resources, so it runs alone: dml reproduce {timed}"]
     assert run_together([timed]) == {timed: ours}
     assert run_together([plain]) == {plain: theirs}
     assert at_scale(PARAMS, {}) == PARAMS

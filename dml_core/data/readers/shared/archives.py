@@ -73,9 +73,9 @@ def download(url: str, path: Path, progress: Progress | None = None) -> None:
                 partial.replace(path)  # complete: the program was killed before it renamed the file
                 return
             partial.unlink()  # the remote file is shorter than the part received, so it is a different file
-        raise DataError(f"{url}: download failed after {done} bytes ({error}); run it again to go on") from None
+        raise DataError(f"{url}: download failed after {done} bytes ({error}); rerun the command to resume") from None
     if done < total:
-        raise DataError(f"{url}: ended after {done} of {total} bytes; run it again to go on")
+        raise DataError(f"{url}: ended after {done} of {total} bytes; rerun the command to resume")
     partial.replace(path)
 
 
