@@ -1,4 +1,4 @@
-"""Where a project's runs are kept and published: its store, MLflow, and the commit they are tagged with."""
+"""Places where a project's runs are kept and published: its store, MLflow, and the commit they are tagged with."""
 
 from functools import cache, cached_property
 from typing import TYPE_CHECKING

@@ -57,7 +57,7 @@ class Tuned:
 
     @property
     def place(self) -> str:
-        """Where the settings are, or which stay there, in one line."""
+        """Line that names the file of the settings, or those that stay."""
         if self.kept is None:
             return f"settings: {self.path}"
         return f"not written: {self.path} keeps the settings that an earlier search confirmed ({self.kept.says}); remove it to drop them"

@@ -1,4 +1,4 @@
-"""What DVC recorded of the stages that it ran: `dvc.lock`."""
+"""DVC's record of the stages that it ran: `dvc.lock`."""
 
 import hashlib
 import json

@@ -64,7 +64,7 @@ class Store:
 
     @property
     def is_for_nodes(self) -> bool:
-        """Whether it is a folder that other machines have to reach: those of a Ray cluster, by its address."""
+        """True for a folder that other machines have to reach: those of a Ray cluster, by its address."""
         address = ray_cluster()
         return not (self.is_remote or address is None or address.startswith(("127.", "localhost", "auto")))
 

@@ -68,7 +68,7 @@ class MetricLoss(nn.Module):
 
     @property
     def needs(self) -> Needs:
-        """What the loss needs of its batches: with `needs.sampler` "k_by_n", several images of each of several classes."""
+        """Requirements of the loss on its batches: with `needs.sampler` "k_by_n", several images of each of several classes."""
         return self.loss.needs
 
     def start_epoch(self, epoch: int, num_epochs: int) -> None:

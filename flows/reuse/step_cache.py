@@ -1,4 +1,4 @@
-"""How Prefect keeps a step's result: the record of its files, as sealed JSON (`tasks.sealed`); of a failure nothing."""
+"""Prefect's copy of a step's result: the record of its files, as sealed JSON (`tasks.sealed`); of a failure nothing."""
 
 from pathlib import Path
 from typing import Any

@@ -73,7 +73,7 @@ class Rate(Record):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured: a later rate with the same key replaces it."""
+        """Kind of the measurement: a later rate with the same key replaces it."""
         hardware = self.device, self.num_workers, self.num_sharing
         return self.step, self.backbone, self.crop_size, *hardware, self.precision, self.recall_every_epochs
 

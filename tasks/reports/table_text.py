@@ -102,7 +102,7 @@ def claim_lines(table: ShownTable) -> list[str]:
     lines = [claim_line(claim) for claim in table.claims if claim.seeds]
     others = len(table.claims) - len(lines)
     if others:
-        lines.append(f"{counted(others, 'claim')} undecided: runs or scores missing")
+        lines.append(f"{counted(others, 'claim')} not decided: runs or scores missing")
     return lines
 
 

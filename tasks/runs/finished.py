@@ -123,7 +123,7 @@ def finished_scores(folder: Path, *, trained: str, embedded: str, scored: str) -
 
 
 class Provenance(Record):
-    """How a finished step was made: its identity, source file -> hash of what the file did, and the step that it read.
+    """Origin of a finished step: its identity, source file -> hash of what the file did, and the step that it read.
 
     `reads` is the identity of the previous step; None for training, and in records from before it was recorded.
     """

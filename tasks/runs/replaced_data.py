@@ -1,4 +1,4 @@
-"""What replacing a prepared dataset's images does to runs: flows that use it would lose those that are not finished, and classes may move.
+"""Effects on runs of replacing a prepared dataset's images: flows that use it would lose those that are not finished, and classes may move.
 
 The locks of such flows are next to the packed data, which the copies of `dml verify` share with their project.
 """

@@ -1,4 +1,4 @@
-"""What a machine adds to a run's result: its processor or GPU, threads, Python and the versions of the libraries that compute."""
+"""The machine's part in a run's result: its processor or GPU, threads, Python and the versions of the libraries that compute."""
 
 import os
 import platform

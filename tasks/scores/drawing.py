@@ -22,7 +22,7 @@ def titled(subject: str, metrics: Mapping[str, float], recall_at: Sequence[int])
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a run's figures show.
+    """Contents of a run's figures.
 
     Attributes:
         title: heading (`titled`).

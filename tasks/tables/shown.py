@@ -148,7 +148,7 @@ class ShownLine(Record):
 
     @property
     def other_code(self) -> str:
-        """That other code than the page's made the runs, or how many of them; empty if it made none."""
+        """Note that other code than the page's made the runs, or some of them; empty if it made none."""
         number = sum(run.has_other_code for run in self.runs)
         return f"{'' if number == len(self.runs) else f'{number} of {len(self.runs)} runs '}made by other code" if number else ""
 
@@ -172,7 +172,7 @@ class ShownLine(Record):
 
     @property
     def repeated(self) -> str:
-        """That the line has the settings of another one, on all datasets or on some, and is not compared there; empty if it has not."""
+        """Note that the line has the settings of another one, on all datasets or on some, and is not compared there; else empty."""
         variants = [cell.same_as for cell in self.cells if cell is not None]
         same = next((variant for variant in variants if variant is not None), None)
         return "" if same is None else f"settings of {same}{' on some datasets' if None in variants else ''}: not compared"
@@ -229,7 +229,7 @@ class JudgedClaim(Record):
         difference, half_width: mean of value - reference, and half of its 95 % interval, not corrected for other claims; None for no seed,
             and for fewer than three.
         p_value: of the paired t test; p_holm: corrected over the table's claims.
-        why: reason why the claim is undecided.
+        why: reason why the claim is not decided.
     """
 
     says: str
@@ -292,7 +292,7 @@ class Counted(Record):
     Attributes:
         rows: number of rows measured there, at least in part.
         verdicts: verdict -> number of cells, at the judged epoch; of a row's lines with the same settings the first.
-        claims: judgement -> number of claims, without undecided ones.
+        claims: judgement -> number of claims, without those not decided.
     """
 
     rows: int = 0
@@ -381,7 +381,7 @@ class ShownTable(Record):
 
     @property
     def in_part(self) -> str:
-        """How many of the measured rows lack a dataset, in words that follow their number; empty for none."""
+        """Number of the measured rows that lack a dataset, in words that follow their number; empty for none."""
         num_partly = sum(row.status == "partly measured" for row in self.rows)
         return f", {num_partly} of them in part" if num_partly else ""
 

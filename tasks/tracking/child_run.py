@@ -81,7 +81,7 @@ class PublishedRun:
 
     @property
     def has_place(self) -> bool:
-        """Whether its variant and seed can be read: a user can edit and delete tags in MLflow."""
+        """True if its variant and seed can be read: a user can edit and delete tags in MLflow."""
         return bool(self.tags.get(Tag.VARIANT)) and self.tags.get(Tag.SEED, "").isdecimal()
 
     def has_scores(self, metrics: Mapping[str, float]) -> bool:

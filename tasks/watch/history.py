@@ -44,7 +44,7 @@ class RowHistory:
 
     @property
     def answer(self) -> str:
-        """Whether the row is still reproduced, and if not, since when and what changed."""
+        """Answer to whether the row is still reproduced, and if not, since when and what changed."""
         last = self.runs[-1]
         if not self.is_bad:
             is_reproduced = last.verdict.verdict in REPRODUCED

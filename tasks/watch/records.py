@@ -98,7 +98,7 @@ class Evidence(Record):
 
 
 class Acceptance(Record):
-    """Who accepted rows of a reference, why and when, before others of its rows were accepted again; fields as in `Reference`."""
+    """Acceptance of a reference's rows (by whom, why, when), before others of its rows were accepted again; fields as in `Reference`."""
 
     rows: tuple[str, ...]
     who: str

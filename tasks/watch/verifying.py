@@ -45,7 +45,7 @@ COLLECT_SECONDS = 3.0  # of a budget, for the evidence of a run
 
 @checked_dataclass(frozen=True)
 class VerifyRequest:
-    """What to verify; by default every row of every accepted reference, with one seed each."""
+    """Rows and seeds to verify; by default every row of every accepted reference, with one seed each."""
 
     names: tuple[str, ...] = Field(default=(), description="Datasets of the comparison, or tables; by default all that are accepted.")
     rows: tuple[str, ...] = Field(default=(), description="Only these rows.")

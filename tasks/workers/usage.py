@@ -1,4 +1,4 @@
-"""What one worker uses for a job: processor time with its loaders, memory, bytes, time and energy of its GPU; and what it returns."""
+"""Resources of one worker for a job: processor time with its loaders, memory, bytes, time and energy of its GPU; and what it returns."""
 
 import ctypes
 import time

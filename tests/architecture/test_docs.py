@@ -16,6 +16,7 @@ import yaml
 from markdown.extensions.toc import slugify
 from playwright.sync_api import sync_playwright
 
+from dml_core.evaluation.metric_info import METRICS
 from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import MEASUREMENTS
 from flows.cli.app import FirstByDefault, load_verb
@@ -188,6 +189,10 @@ def test_the_generated_pages_are_those_of_the_code(page: str) -> None:
 def test_every_measurement_is_named() -> None:
     named = set(re.findall(r"`(\w+)`", (DOCS / "reference/metrics.md").read_text()))
     assert set(MEASUREMENTS) <= named
+
+
+def test_every_metric_is_described() -> None:
+    assert set(METRICS) <= set(re.findall(r"`([\w@]+)`", (DOCS / "reference/metrics.md").read_text()))
 
 
 def test_every_loss_is_listed() -> None:

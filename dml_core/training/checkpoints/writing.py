@@ -24,7 +24,7 @@ class InterruptedRunError(Exception):
 
 @dataclass(frozen=True)
 class Saving:
-    """When a run saves its state within epochs.
+    """Times at which a run saves its state within epochs.
 
     Attributes:
         every_steps: steps between checkpoints; None for none by steps.

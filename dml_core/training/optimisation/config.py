@@ -57,7 +57,7 @@ class OptimiserConfig(Config):
 
 
 class AverageConfig(Config):
-    """Which steps are averaged, with which weights.
+    """Steps that are averaged, and their weights.
 
     Attributes:
         decay: weight of the old average at each step; the average covers about 1 / (1 - decay) steps.

@@ -107,7 +107,7 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     page = as_markdown(shown(*runs, file=file, failed=(failed,)))
     assert "- holds: Ours is above 0.5. (R@1 on cub200: 61 vs 50, difference +11 ± 2.48, 3 seeds, p = 0.0055 (Holm))" in page
     assert "- refuted: Ours is below 0.5." in page
-    assert "- 1 claim undecided: runs or scores missing" in page
+    assert "- 1 claim not decided: runs or scores missing" in page
     assert "as_published, 3 seeds, 1 of 3 runs made by other code" in page
     assert "- Ours, as_published: made by other code: dml_core/losses/a.py." in page
     assert "\n- Ours: FAILED, as_released, sop, seed 1: no memory | left\n" in page
