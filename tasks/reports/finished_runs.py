@@ -125,14 +125,14 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
 
 
 def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
-    """Return the run if its scores and embeddings are in the store, else None; if its scores are damaged, with a warning."""
+    """Return the run by the first of its identities whose scores and embeddings are in the store, or None; damaged scores are warned of."""
     for run in run_identities(project.state, spec, dataset):
         scores = store.pull(f"evaluate/{run.scored}")
         try:
             metrics = finished_scores(scores, trained=run.trained, embedded=run.embedded, scored=run.scored)
         except StoreError as error:  # other runs are still shown
             logger.warning("%s", error)
-            return None
+            continue
         if metrics is not None and (store.is_remote or (store.folder(f"embed/{run.embedded}") / MANIFEST_FILE).is_file()):
             return FinishedRun(spec, run.scored, not run.older_code, metrics, scores, f"embed/{run.embedded}")
     return None

@@ -132,6 +132,9 @@ def test_runs_made_by_older_code_are_found_and_marked(own: Made, monkeypatch: py
     found = choose(*own, "photos/softmax").shown[0]
     assert not found.is_current
     assert found.scores == Path(own[0].store) / "evaluate" / found.identity
+    _, scored_again = folders(own, spec)
+    write_whole(scored_again / "metrics.json", b"{")  # damaged
+    assert choose(*own, "photos/softmax").shown[0] == found, "as in tables"
 
 
 def test_a_run_whose_network_was_trained_again_is_missing_until_it_is_scored(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
