@@ -48,7 +48,8 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tasks.workers.embedding import extract

@@ -20,7 +20,7 @@ from flows.chain import STEPS_AT_ONCE, prepare
 from flows.cli.session import open_project
 from flows.services import Services
 from flows.tune import Scores
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.runs.tuned import TunedFile, read_tuned, tuned_path
 from tasks.tables.file import load_table
 from tasks.tuning.halving import CONFIRMATION_PAIRS, NUM_SEARCH_PAIRS

@@ -18,8 +18,9 @@ from tasks.reports.compare import REPORT_FILE, write_report
 from tasks.reports.table_pages import TablePage, write_site
 from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
+from tasks.runs.params.comparison import is_whole, row_name
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import Params, RunSpec, is_whole, row_name
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.tables.file import load_table
 from tasks.tables.present import table_today

@@ -29,8 +29,9 @@ from tasks.data import read_dataset, read_packed
 from tasks.environment import Project, open_project, shown
 from tasks.plans.needs import search_notes
 from tasks.runs.finished import Code, made_by_older_code
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, load_params
+from tasks.runs.specs import Params, RunSpec
 from tasks.tables.file import load_table
 from tasks.tables.judging import compared_columns, compared_epoch
 from tasks.tables.runs import paper_protocol

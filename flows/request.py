@@ -21,21 +21,13 @@ from tasks.checks import check_before, check_parts, is_prepared_or_damaged
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
 from tasks.runs.finished import Code
+from tasks.runs.params.file import dropped_options, load_params
+from tasks.runs.params.requested import idle_evaluation, limited_overrides, setting_notes, standing_runs, unsearched_notes
+from tasks.runs.params.without_effect import idle_notes, unreached_notes
 from tasks.runs.protocols import Variant
 from tasks.runs.replaced_data import users
-from tasks.runs.specs import (
-    Params,
-    RunSpec,
-    dropped_options,
-    idle_evaluation,
-    limited_overrides,
-    load_params,
-    setting_notes,
-    standing_runs,
-    unsearched_notes,
-)
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
-from tasks.runs.without_effect import idle_notes, unreached_notes
 from tasks.tables.choice import Choice
 from tasks.tables.file import chosen_tables, load_table, table_names
 from tasks.tables.runs import at_scale, chosen_runs, run_together

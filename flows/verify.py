@@ -10,7 +10,7 @@ from dml_core.errors import DmlError
 from flows.reports import artifact_key
 from flows.services import ensure_limit, if_server_answers, slots
 from tasks.environment import open_project, prefect_server
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.watch.storage import ACCEPTED
 from tasks.watch.summary import as_markdown, first_sentence
 from tasks.watch.verifying import VerifyRequest

@@ -32,9 +32,10 @@ from tasks.files import check_output, hash_of_states, last_change, write_whole
 from tasks.locks import alone
 from tasks.mirror import copy_objects
 from tasks.processes import kill_with_descendants
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
 from tasks.runs.replaced_data import check_before_packing, check_unused, warning_of_moved_classes
-from tasks.runs.specs import DatasetSpec, Params, load_params
+from tasks.runs.specs import DatasetSpec, Params
 
 if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import Finding

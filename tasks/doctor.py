@@ -29,7 +29,7 @@ from dml_core.errors import DmlError, StoreError, TrackingError, first_line
 from tasks.environment import STACK_ENV, Project, answers, login, overridden, prefect_server, ray_cluster, shown, stack_environment
 from tasks.files import files_set_aside
 from tasks.git import code_commit, trust_command
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.runs.surroundings import MISSING, version_of
 from tasks.stack.prefect_api import prefect_session
 from tasks.storage import Store, open_store

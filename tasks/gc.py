@@ -31,8 +31,9 @@ from tasks.project_copies import DAY_SECONDS, FOLDER, ended_copies
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import forget_provenance, run_identities, steps_before
 from tasks.runs.identity import STEP_VERSION, identity_in
+from tasks.runs.params.comparison import runnable_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import RunReport
-from tasks.runs.specs import load_params, runnable_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import Store, open_store

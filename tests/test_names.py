@@ -23,8 +23,9 @@ from tasks.data import prepare_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.runs import protocols
+from tasks.runs.params.comparison import row_name
+from tasks.runs.params.file import load_params
 from tasks.runs.protocols import Protocol
-from tasks.runs.specs import load_params, row_name
 from tasks.runs.tuned import tuned_path
 from tasks.tables.file import TableFile, load_table
 from tests.conftest import ROOT

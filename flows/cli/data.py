@@ -25,7 +25,9 @@ from tasks.environment import Project
 from tasks.own_images.add import add_images, views_of
 from tasks.own_images.published import add_published
 from tasks.own_images.settings import pretrained_backbone
-from tasks.runs.specs import FROZEN, DatasetSpec, load_params, standing_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.params.requested import standing_runs
+from tasks.runs.specs import FROZEN, DatasetSpec
 from tasks.wording import counted
 
 if TYPE_CHECKING:  # importing it loads torch

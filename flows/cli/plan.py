@@ -56,7 +56,7 @@ def plan(
     from tasks.plans.resources import resources_of
     from tasks.plans.results import unmeasured_runs
     from tasks.plans.times import total
-    from tasks.runs.specs import load_params
+    from tasks.runs.params.file import load_params
     from tasks.tables.file import chosen_tables
     from tasks.tables.runs import at_scale, run_together, runs_of_tables
     from tasks.tables.seeds_auto import FIRST_SEEDS

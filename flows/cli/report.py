@@ -10,7 +10,8 @@ import typer
 from flows.cli.app import app, examples
 from flows.cli.options import PriceFile, SameOverrides, check_folder
 from flows.cli.session import open_project, print_lines, say
-from tasks.runs.specs import load_params, result_settings
+from tasks.runs.params.file import load_params
+from tasks.runs.params.set_options import result_settings
 from tasks.tables.file import chosen_tables, table_names
 from tasks.wording import counted
 

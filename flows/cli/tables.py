@@ -38,7 +38,7 @@ def list_tables(
     project = open_project()
     from tasks.plans.plan import LocalState
     from tasks.plans.progress import table_states
-    from tasks.runs.specs import load_params
+    from tasks.runs.params.file import load_params
 
     states = table_states(LocalState(project, load_params(project.params_file)), _of_paper(paper))
     if as_json:
@@ -122,7 +122,7 @@ def show(
     project = open_project()
     from tasks.plans.results import load_result
     from tasks.reports.table_text import STAND_IN, TERMINAL, UNRESOLVED, claim_lines, conclusion_lines, count_lines, lines, remark_lines
-    from tasks.runs.specs import load_params
+    from tasks.runs.params.file import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
     from tasks.tables.view import shown_table

@@ -22,7 +22,8 @@ from flows.cli.options import SameOverrides
 from flows.cli.session import open_project, print_lines, say
 from tasks.environment import Project, shown
 from tasks.runs.comparable import commonest, present_digest, standing_today
-from tasks.runs.specs import comparison_title, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import comparison_title
 from tasks.storage import open_store
 from tasks.tracking.child_run import page_query, view_link
 from tasks.tracking.outbox import OUTBOX

@@ -35,7 +35,7 @@ def tune(
     """
     project = open_project()
     from tasks.checks import check_places
-    from tasks.runs.without_effect import unreached_notes
+    from tasks.runs.params.without_effect import unreached_notes
     from tasks.tuning.search import checked_searches
 
     say(f"dml tune: checking {', '.join(rows)}")
@@ -71,7 +71,7 @@ def _print_tuned(tuned: "Tuned", params: "Params") -> None:
 
 def _command(search: "Search", params: "Params") -> str:
     """Return the command that runs the settings found, after what has to be set in params.yaml for it."""
-    from tasks.runs.specs import row_name
+    from tasks.runs.params.comparison import row_name
     from tasks.runs.tuned import STANDING, TUNED
 
     if search.table != STANDING:

@@ -25,8 +25,9 @@ from tasks.plans.results import standing_seeds
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.finished import intact_record, parse_run_name
 from tasks.runs.identity import NETWORK_IDENTITY
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import StepRecord, hash_of_files
-from tasks.runs.specs import comparison_runs, load_params
 from tasks.sealed import read_bytes
 from tasks.storage import open_store
 from tasks.tracking.versions import FETCHED, REGISTRY_PREFIX

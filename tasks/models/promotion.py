@@ -33,7 +33,8 @@ from tasks.models.card import model_card
 from tasks.models.lookup import find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.identity import NETWORK_IDENTITY
-from tasks.runs.specs import FROZEN, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import FROZEN
 from tasks.tracking.registered import BEST, LoggedNetwork, Registry
 from tasks.tracking.tags import Tag
 from tasks.tracking.versions import REGISTRY_PREFIX, Version, registered_name

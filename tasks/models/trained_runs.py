@@ -10,8 +10,10 @@ from tasks.environment import Project
 from tasks.plans.results import load_result, runs_today, standing_seeds
 from tasks.runs.finished import finished_identities, finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, network_identity, train_step
+from tasks.runs.params.comparison import runnable_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, load_params, runnable_runs
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store, open_store
 from tasks.tables.file import load_table, table_names

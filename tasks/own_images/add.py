@@ -28,7 +28,9 @@ from tasks.environment import Project
 from tasks.locks import alone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fine_tuning_settings, fitted_settings
-from tasks.runs.specs import DatasetSpec, Params, check_raw_places, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import check_raw_places, load_params
+from tasks.runs.specs import DatasetSpec, Params
 from tasks.wording import counted
 from tasks.yaml_text import yaml_text
 

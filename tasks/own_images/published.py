@@ -10,7 +10,8 @@ from dml_core.errors import DataError
 from dml_core.files import write_errors
 from tasks.environment import Project
 from tasks.own_images.add import Added, as_linked, as_raw, check_new_name, write_dataset
-from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
+from tasks.runs.params.file import check_raw_places, load_params
+from tasks.runs.specs import DatasetSpec
 
 
 def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> Added:

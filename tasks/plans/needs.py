@@ -12,8 +12,9 @@ from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folde
 from dml_core.training.config import TrainingConfig
 from tasks.checks import check_before, check_parts, class_names, is_prepared, is_prepared_or_damaged, prepared_folder
 from tasks.environment import Project, shown
+from tasks.runs.params.comparison import comparison_runs, row_name
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table

@@ -21,9 +21,11 @@ from tasks.plans.plan import LocalState
 from tasks.runs.comparable import present_digest
 from tasks.runs.costs import costs_of
 from tasks.runs.finished import intact_record, run_identities
+from tasks.runs.params.comparison import runnable_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
-from tasks.runs.specs import SEEDS, Params, RunSpec, load_params, runnable_runs
+from tasks.runs.specs import SEEDS, Params, RunSpec
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 from tasks.storage import open_store

@@ -18,8 +18,9 @@ from tasks.plans.results import standing_seeds
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.finished import finished_scores, parse_run_name, run_identities
+from tasks.runs.params.comparison import comparison_runs, runnable_runs
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title, runnable_runs
+from tasks.runs.specs import Params, RunSpec, comparison_title
 from tasks.scores import sides
 from tasks.storage import Store, open_store
 from tasks.wording import reproduce_command

@@ -30,7 +30,7 @@ from tasks.reports.finished_runs import SelectedRuns, open_sides
 from tasks.reports.kit import render
 from tasks.reports.pictures import PictureCache, load_picture, picture_files
 from tasks.reports.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Images, Method, evaluate_finished
-from tasks.runs.specs import row_name
+from tasks.runs.params.comparison import row_name
 from tasks.wording import Say
 
 INDEX, ITEMS, COMPARISON, PLOTLY = "index.html", "items.js", "comparison.js", "plotly.min.js"

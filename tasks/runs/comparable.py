@@ -16,7 +16,8 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.files import json_sha256
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
-from tasks.runs.specs import Params, RunSpec, runnable_runs
+from tasks.runs.params.comparison import runnable_runs
+from tasks.runs.specs import Params, RunSpec
 
 # Settings that do not change the results of the last epoch's weights, and those of where a score is computed.
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}

@@ -28,11 +28,11 @@ def surroundings(device: str, threads: int) -> dict[str, Any]:
     import torch
 
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    instructions = torch.backends.cpu.get_cpu_capability() + (f", oneDNN {limit}" if limit else "")
+    kernels = [torch.backends.cpu.get_cpu_capability(), *([f"oneDNN {limit}"] if limit else []), *_kernels_of_numpy()]
     return {
         "python": platform.python_version(),
         "packages": versions(),
-        "processor": f"{processor()} ({instructions})",
+        "processor": f"{processor()} ({', '.join(kernels)})",
         "device": "cpu" if device == "cpu" else gpu(),
         "threads": threads,
     }
@@ -56,6 +56,15 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _kernels_of_numpy() -> list[str]:
+    """Return the kernels that NumPy's OpenBLAS has chosen: two processors of one name, as AMD's of 2022 and 2024, may have others."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    own = f"{Path(np.__file__).parent}."  # a wheel's libraries are in numpy.libs
+    return [f"OpenBLAS {library['architecture']}" for library in threadpool_info() if library["filepath"].startswith(own)]
 
 
 def gpu() -> str:

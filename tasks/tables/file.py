@@ -20,8 +20,10 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.metric_info import HEADLINES, table_columns
 from dml_core.search_space import Search
 from tasks.environment import find_project
+from tasks.runs.params.comparison import row_name, variants_on
+from tasks.runs.params.file import load_params
 from tasks.runs.protocols import TABLES, Variant, content_of
-from tasks.runs.specs import Params, load_params, row_name, variants_on
+from tasks.runs.specs import Params
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
 
@@ -381,15 +383,10 @@ def _parsed_table(name: str, path: Path, content: bytes) -> TableFile:
 def standing_table(params: Params) -> TableFile:
     """Return the standing comparison of `params.yaml` as a table: each variant is a row, each dataset a block of columns."""
     comparison = params.comparison
-    first = f"recall@{params.evaluation.recall_at[0]}"
-    metrics = (first, *HEADLINES[1:]) if params.evaluation.clustering else (first, HEADLINES[1])
+    metrics = (f"recall@{params.evaluation.recall_at[0]}", *HEADLINES[1 : 3 if params.evaluation.clustering else 2])
     columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
-    run_somewhere = {variant for dataset in comparison.datasets for variant in variants_on(params, dataset)}
-    rows = {
-        row_name(variant): Row(label=variant, kind="own", variants=(STANDING_VARIANT,))
-        for variant in comparison.variants
-        if variant in run_somewhere
-    }
+    present = {variant for dataset in comparison.datasets for variant in variants_on(params, dataset)}
+    rows = {row_name(name): Row(label=name, kind="own", variants=(STANDING_VARIANT,)) for name in comparison.variants if name in present}
     return TableFile(
         title="The standing comparison",
         states="Every loss on one network, one budget and one augmentation, on the datasets of the comparison in params.yaml.",

@@ -9,9 +9,10 @@ from dml_core.models.backbones.published import PUBLISHED
 from tasks.environment import Project
 from tasks.runs.comparable import Today, commonest, occurrences, present_digest, spec_settings
 from tasks.runs.identity import step_identities
+from tasks.runs.params.comparison import comparison_runs, row_name
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice, Track
 from tasks.tables.file import TableFile

@@ -11,9 +11,10 @@ from dml_core.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity, spec_settings
 from tasks.runs.costs import Cost
+from tasks.runs.params.comparison import row_name
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import MetricRecord, Record
-from tasks.runs.specs import RunSpec, row_name, run_label
+from tasks.runs.specs import RunSpec, run_label
 from tasks.runs.tuned import TUNED
 from tasks.sealed import DamagedError, read_or_set_aside, read_sealed, write_sealed
 from tasks.tables.file import STANDING_VARIANT

@@ -15,9 +15,11 @@ from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.overrides import override, parse_overridden
 from dml_core.training.config import TrainingConfig
 from tasks.runs.identity import train_step
+from tasks.runs.params.comparison import check_seeds
+from tasks.runs.params.file import check_same_classes
 from tasks.runs.protocols import COMMON, Protocol, Variant, load_protocol
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_same_classes, check_seeds
+from tasks.runs.specs import Params, RunSpec, ScaleSpec
 from tasks.runs.tuned import STANDING, TUNED, TunedFile, read_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, TableFile, load_table

@@ -25,8 +25,10 @@ from tasks.checks import check_parts, check_settings, prepared_folder
 from tasks.data import has_new_raw_files
 from tasks.environment import Project
 from tasks.runs.identity import source_digest, step_identities
+from tasks.runs.params.comparison import comparison_runs, row_name
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import SEEDS, RunSpec, ScaleSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
+from tasks.runs.specs import SEEDS, RunSpec, ScaleSpec, Trial, tuning_comparison
 from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.tuned import STANDING, Tried, TunedFile, read_before, tune_command
 from tasks.tables.choice import Choice

@@ -13,7 +13,7 @@ from dml_core.losses.registry import PML_PREFIX, parse_loss_options
 from dml_core.overrides import nested, parse_overridden
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
-from tasks.runs.without_effect import OPTIONS, why_idle
+from tasks.runs.params.without_effect import OPTIONS, why_idle
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import LossConfig

@@ -14,7 +14,8 @@ from tasks.locks import alone
 from tasks.plans.results import load_result
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
-from tasks.runs.specs import BY_DEFAULT, Params, RunSpec, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import BY_DEFAULT, Params, RunSpec
 from tasks.storage import open_store
 from tasks.watch.bands import NIGHTS_PER_MONTH, seeds_needed, shared_level
 from tasks.watch.evidence import collect, is_same_code

@@ -23,7 +23,7 @@ class Environment(Record):
     Attributes:
         commit: commit of the project, with "-dirty" if code or settings differ (`tasks.git.code_commit`).
         packages: versions of the installed libraries that compute (torch, torchvision, numpy, faiss, pillow and others).
-        processor: model of the processor and the instruction sets that torch uses.
+        processor: model of the processor, and the instruction sets and kernels that torch and NumPy use.
         device: "cpu", or name of the GPU with its driver.
         threads: threads of one worker.
         deterministic: whether torch's deterministic algorithms were used.

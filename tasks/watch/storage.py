@@ -20,7 +20,8 @@ from dml_core.files import json_sha256, read_regular
 from tasks.environment import Project
 from tasks.files import write_output
 from tasks.runs.comparable import without_added
-from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_or_set_aside, write_sealed
 from tasks.tables.choice import Choice

@@ -65,7 +65,7 @@ def first_difference(accepted: Evidence, new: Evidence) -> str | None:
             return what
     step = next((step for step, pair in enumerate(zip(accepted.losses, new.losses, strict=False)) if pair[0] != pair[1]), None)
     if step is not None:
-        return f"the loss differs from {_step(step, new)} on: {accepted.losses[step]:.9g} -> {new.losses[step]:.9g}"
+        return f"the loss differs from {_step(step, new)} on: {_change(accepted.losses[step], new.losses[step])}"
     if len(accepted.losses) != len(new.losses):
         return f"the number of steps differs: {len(accepted.losses)} -> {len(new.losses)}"
     if accepted.weights != new.weights:
@@ -73,7 +73,7 @@ def first_difference(accepted: Evidence, new: Evidence) -> str | None:
     for name in sorted(accepted.scores.keys() | new.scores.keys()):
         old_score, score = accepted.scores.get(name), new.scores.get(name)
         if old_score != score:
-            return f"{SCORING}: {name} {_number(old_score)} -> {_number(score)}"
+            return f"{SCORING}: {name} {_change(old_score, score)}"
     return None
 
 
@@ -112,8 +112,10 @@ def _step(step: int, evidence: Evidence) -> str:
     return f"step {step % num_steps + 1} of {'the last epoch' if is_last else f'epoch {step // num_steps + 1}'}"
 
 
-def _number(score: float | None) -> str:
-    return "none" if score is None else f"{score:.9g}"
+def _change(old: float | None, new: float | None) -> str:
+    """Return both numbers, with all digits if the first nine are the same."""
+    short, whole = (["none" if score is None else f"{score:{form}}" for score in (old, new)] for form in (".9g", ".17g"))
+    return " -> ".join(short if short[0] != short[1] else whole)
 
 
 def _short(value: object) -> str:

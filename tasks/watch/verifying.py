@@ -23,8 +23,10 @@ from tasks.git import code_commit
 from tasks.plans.times import placement_here
 from tasks.runs.costs import has_begun
 from tasks.runs.identity import step_identities
+from tasks.runs.params.comparison import check_seeds
+from tasks.runs.params.file import load_params
 from tasks.runs.replaced_data import users
-from tasks.runs.specs import Params, RunSpec, check_seeds, load_params
+from tasks.runs.specs import Params, RunSpec
 from tasks.tables.file import load_table, table_names
 from tasks.tables.runs import at_scale, run_together
 from tasks.watch.accepting import candidate_evidence, find_candidates, note_few_seeds

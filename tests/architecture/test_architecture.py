@@ -20,7 +20,8 @@ from dml_core.measurements.registry import MEASUREMENTS, measurement, parse_meas
 from dml_core.models.backbones.registry import BACKBONES
 from flows.cli.app import VERBS
 from tasks.runs.identity import STEP_MODULES, source_files
-from tasks.runs.specs import ComparisonSpec, Params, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import ComparisonSpec, Params
 from tests.architecture.readme_results import PAGE, readme_with
 from tests.conftest import ROOT
 

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.watch.evidence import settings_hash
 from tasks.watch.receipts import RECEIPTS, read_receipt
 from tasks.watch.records import Receipt

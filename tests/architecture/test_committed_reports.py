@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tasks.reports import compare
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import comparison_runs, comparison_title, load_params
+from tasks.runs.specs import comparison_title
 from tests.conftest import ROOT
 
 DATASETS = ("synthetic", "fashion-mnist")

@@ -13,7 +13,6 @@ FUNCTION_LINES, MODULE_LINES, FOLDER_NAMES = 60, 400, 14
 EXCEPTIONS = {
     "dml_core/training/loop.py": "the training loop is read top to bottom",
     "dml_core/training/loop.py:fit": "the documented parameters are half of it",
-    "tasks/runs/specs.py": "all of params.yaml as types",
     "dml_core": "a file for each part of the library that users import",
     "dml_core/losses": "a file for each loss",
     "dml_core/measurements": "a file for each measurement",

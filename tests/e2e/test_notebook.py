@@ -12,7 +12,8 @@ from nbclient import NotebookClient
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from tasks.environment import Project
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tests.conftest import ROOT
 from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
 

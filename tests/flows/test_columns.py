@@ -28,7 +28,8 @@ from tasks.doctor import Finding
 from tasks.models import listing, searching
 from tasks.plans.progress import Measured
 from tasks.reports.kit import markdown_table
-from tasks.runs.specs import load_params, variants_on
+from tasks.runs.params.comparison import variants_on
+from tasks.runs.params.file import load_params
 from tasks.tables import view
 from tasks.tables.file import load_table, table_names
 from tasks.tracking import versions as registry

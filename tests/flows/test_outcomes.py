@@ -13,8 +13,10 @@ from flows.chain import finish
 from flows.cli.run import _print_outcome
 from flows.outcomes import Failure, Outcome, RunsFailedError
 from tasks.environment import Project
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import CheckpointRecord, EmbeddingRecord, MetricRecord, ScoreRecord, StepRecord, describe_folder
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tests.conftest import ROOT
 

@@ -21,8 +21,10 @@ from tasks.plans.results import load_result
 from tasks.reports import table_pages
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.costs import Meter
+from tasks.runs.params.comparison import comparison_runs, variants_on
+from tasks.runs.params.file import load_params
 from tasks.runs.records import ComparisonReport, MetricRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params, variants_on
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import TableResult

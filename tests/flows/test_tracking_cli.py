@@ -7,7 +7,8 @@ import pytest
 
 from flows.cli import tracking
 from tasks.runs.comparable import spec_settings
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.tracking.child_run import PublishedRun
 from tasks.tracking.tags import Tag
 from tests.conftest import ROOT

@@ -19,8 +19,9 @@ from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.runs.identity import step_identities, train_step
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, ScaleSpec, load_params
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.runs.tuned import TunedFile, read_tuned, write_tuned
 from tasks.storage import Store
 from tasks.tuning.proposals import Trial

@@ -34,8 +34,10 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.runs.identity import embed_step, evaluate_step, train_step
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord, StepRecord
-from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import write_sealed
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tracking.outbox import keep_report

@@ -14,8 +14,9 @@ from flows.reports import Report, report_standing
 from flows.reuse import written_reports
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")

@@ -25,7 +25,9 @@ from tasks.checks import check_before, check_parts, check_places, check_settings
 from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.runs.identity import train_step
-from tasks.runs.specs import ScaleSpec, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import ScaleSpec
 from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
 PARAMS = read_yaml(ROOT / "params.yaml")

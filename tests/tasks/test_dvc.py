@@ -37,8 +37,9 @@ from tasks.environment import find_project
 from tasks.files import hash_of_states
 from tasks.processes import kill_with_descendants
 from tasks.runs.identity import source_files
+from tasks.runs.params.file import load_params
 from tasks.runs.replaced_data import use_packed
-from tasks.runs.specs import DatasetSpec, load_params
+from tasks.runs.specs import DatasetSpec
 from tests.conftest import ROOT
 from tests.damage import flip
 from tests.e2e.conftest import Project, make_project

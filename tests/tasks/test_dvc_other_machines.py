@@ -12,7 +12,7 @@ from dml_core.errors import DataError
 from tasks import environment
 from tasks.data import changed_datasets, run_dvc, update_dataset
 from tasks.dvc_lock import digests, dvc_digest, or_pull, packed_digest
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tests.e2e.conftest import make_project
 
 

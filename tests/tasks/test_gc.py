@@ -24,7 +24,7 @@ from tasks.plans.results import load_result
 from tasks.runs.costs import journal_file
 from tasks.runs.finished import record_provenance, steps_before
 from tasks.runs.identity import StepIdentity, identity_in, step_identities, train_step
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names

@@ -39,7 +39,9 @@ from tasks.own_images.add import add_images
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.published import add_published
 from tasks.own_images.settings import fine_tuning_settings, fitted_settings, pretrained_backbone
-from tasks.runs.specs import Params, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import Params
 from tests.conftest import ROOT
 
 

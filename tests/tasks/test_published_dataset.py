@@ -17,7 +17,7 @@ from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError
 from flows.cli import main
 from tasks.data import dataset_spec
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tests.conftest import ROOT
 
 DRAWN = Synthetic(num_classes=4, images_per_class=3, image_size=16)

@@ -29,6 +29,8 @@ from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
 from tasks.runs.finished import read_finished, record_provenance
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
+from tasks.runs.params.comparison import comparison_runs, row_name
+from tasks.runs.params.file import load_params
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -40,7 +42,7 @@ from tasks.runs.records import (
     describe_folder,
     read_scores,
 )  # fmt: skip
-from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, or_set_aside
 from tasks.storage import Store

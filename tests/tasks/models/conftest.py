@@ -15,8 +15,10 @@ from dml_core.training.validation import ScoredImages, scorers
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.identity import embed_step, evaluate_step, train_step
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import CheckpointRecord, EmbeddingRecord, RunReport, ScoreRecord, describe_folder, read_scores
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.storage import Store

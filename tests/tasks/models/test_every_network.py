@@ -29,7 +29,9 @@ from dml_core.models.embedder import Embedder
 from dml_core.network_description import DESCRIPTION_FILE, FORMAT, GraphFile, NetworkDescription, read_description, write_description
 from dml_core.trained import load_model, load_network, save_network
 from tasks.environment import Project
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import paper_tables

@@ -20,8 +20,9 @@ from tasks.models.listing import list_models
 from tasks.runs import identity
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import train_step
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import ScoreRecord
-from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
 from tests.damage import DAMAGE
 from tests.tasks.models.conftest import make_run

@@ -39,7 +39,8 @@ from tasks.models.trained_runs import run_of, trained_runs
 from tasks.plans.results import add_runs
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.identity import train_step
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.tuned import STANDING
 from tasks.storage import Store
 from tasks.tables.choice import Choice

@@ -36,8 +36,10 @@ from tasks.models.lookup import find_run, resolve_model
 from tasks.models.promotion import gain_by_class, level_of, promote
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.embeddings import load_embeddings
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import RunReport
-from tasks.runs.specs import Params, comparison_runs, load_params
+from tasks.runs.specs import Params
 from tasks.storage import Store
 from tasks.tracking.child_run import SUPERSEDED
 from tasks.tracking.registered import Registry

@@ -21,7 +21,8 @@ from tasks.models.export import MEASURED_FILE, export
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.promotion import promote
 from tasks.runs.embeddings import load_embeddings
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.storage import Store
 from tasks.tracking.tracker import Tracker
 from tests.tasks.models.conftest import make_run

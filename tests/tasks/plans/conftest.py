@@ -12,7 +12,8 @@ from tasks.data import prepare_dataset
 from tasks.environment import Project, find_project
 from tasks.plans.plan import LocalState
 from tasks.runs.identity import step_identities
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.tables.file import load_table
 from tests.conftest import ROOT
 

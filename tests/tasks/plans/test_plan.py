@@ -30,7 +30,7 @@ from tasks.environment import Project, find_project
 from tasks.plans.needs import check_searched, check_tables, dataset_need, weights_need
 from tasks.plans.plan import PlannedRun, plan_tables
 from tasks.plans.times import RATES_FILE
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.sealed import seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table

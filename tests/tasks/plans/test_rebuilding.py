@@ -19,8 +19,10 @@ from tasks.runs import identity
 from tasks.runs.costs import FACT, Cost
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import embed_step, evaluate_step, train_step
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.sealed import NewerFormatError, seal, unseal
 from tasks.tables.choice import Choice

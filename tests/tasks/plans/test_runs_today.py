@@ -15,7 +15,9 @@ from tasks.models.listing import list_models
 from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs
 from tasks.runs.identity import network_identity, step_identities
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.result import FailedRun, MeasuredRun

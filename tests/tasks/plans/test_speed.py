@@ -9,7 +9,9 @@ import torch
 from dml_core.models.embedder import Embedder
 from tasks.plans import speed
 from tasks.plans.speed import comparison_times, measured_rates
-from tasks.runs.specs import RunSpec, ScaleSpec, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.workers.placement import Placement
 from tests.conftest import ROOT
 

@@ -11,7 +11,8 @@ from tasks.environment import Project
 from tasks.reports.finished_runs import choose
 from tasks.reports.run_pages import write_look
 from tasks.reports.table_pages import TablePage, write_site
-from tasks.runs.specs import Params, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import Params
 from tasks.tables import file, view
 from tests.conftest import ROOT
 from tests.tasks.reports.made_up_runs import make_project

@@ -16,7 +16,9 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.runs.identity import step_identities
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import Params, RunSpec
 from tasks.scores.drawing import Drawing, titled
 from tasks.scores.evaluation import evaluate_run
 from tests.conftest import MODEL, SETTINGS

@@ -11,7 +11,8 @@ from PIL import Image
 from dml_core.config import parse
 from dml_core.figures.curves import plot_training_curves
 from tasks.environment import Project
-from tasks.runs.specs import Params, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import Params
 from tasks.tables.file import TableFile
 from tasks.tables.present import spec_today
 from tasks.tables.result import FailedRun, MeasuredRun, TableResult, TableRun, save_result

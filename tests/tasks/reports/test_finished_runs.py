@@ -18,8 +18,9 @@ from tasks.runs import identity
 from tasks.runs.best import VALIDATION
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import step_identities
+from tasks.runs.params.comparison import comparison_runs
 from tasks.runs.records import CheckpointRecord, EmbeddingRecord, MetricRecord, ScoreRecord, describe_folder, hash_of_files
-from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.tables.result import MeasuredRun
 from tests.tasks.reports.made_up_runs import SEEDS, TRIPLET, make_project

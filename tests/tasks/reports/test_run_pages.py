@@ -21,7 +21,8 @@ from tasks.reports.finished_runs import choose
 from tasks.reports.run_pages import write_look
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.identity import step_identities
-from tasks.runs.specs import Params, comparison_runs
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.specs import Params
 from tests.tasks.reports.conftest import Element, quiet, read
 from tests.tasks.reports.made_up_runs import HOSTILE, SEEDS, TRIPLET, make_project
 

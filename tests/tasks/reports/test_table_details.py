@@ -6,8 +6,9 @@ from tasks.environment import Project
 from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.reports.table_pages import write_site
+from tasks.runs.params.file import load_params
+from tasks.runs.params.requested import standing_runs
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.sealed import read_sealed
 from tasks.storage import Store

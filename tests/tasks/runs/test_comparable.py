@@ -25,7 +25,9 @@ from tasks.runs.comparable import (
     settings_identity,
     standing_today,
 )
-from tasks.runs.specs import RunSpec, load_params, variants_on
+from tasks.runs.params.comparison import variants_on
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.watch.storage import protocol_of
 from tests.conftest import ROOT, small_training
 

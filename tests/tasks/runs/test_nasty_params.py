@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from dml_core.config import flatten, merge, read_yaml
 from dml_core.errors import ConfigError
-from tasks.runs.specs import Params, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import Params
 from tests.conftest import ROOT
 
 GOOD = (ROOT / "params.yaml").read_text()

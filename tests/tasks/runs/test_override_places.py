@@ -13,8 +13,9 @@ import yaml
 from dml_core.config import flatten, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.protocols import Variant, load_protocol
-from tasks.runs.specs import comparison_runs, load_params
 from tasks.runs.tuned import TunedFile
 from tasks.tables.file import load_table
 from tasks.tables.runs import row_training

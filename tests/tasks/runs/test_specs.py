@@ -13,20 +13,11 @@ import yaml
 from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
-from tasks.runs.specs import (
-    RunSpec,
-    ScaleSpec,
-    comparison_runs,
-    comparison_title,
-    dropped_options,
-    is_whole,
-    limited_overrides,
-    load_params,
-    result_settings,
-    setting_notes,
-    standing_runs,
-    variants_on,
-)
+from tasks.runs.params.comparison import comparison_runs, is_whole, variants_on
+from tasks.runs.params.file import dropped_options, load_params
+from tasks.runs.params.requested import limited_overrides, setting_notes, standing_runs
+from tasks.runs.params.set_options import result_settings
+from tasks.runs.specs import RunSpec, ScaleSpec, comparison_title
 from tests.conftest import ROOT
 
 PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})

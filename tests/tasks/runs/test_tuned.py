@@ -16,8 +16,11 @@ from tasks.plans.needs import search_notes
 from tasks.reports.pictures import PictureCache
 from tasks.reports.table_details import line_details
 from tasks.runs import protocols
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.params.requested import unsearched_notes
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import Params, comparison_runs, load_params, unsearched_notes
+from tasks.runs.specs import Params
 from tasks.runs.tuned import STANDING, TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.sealed import read_sealed
 from tasks.storage import Store

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dml_core.errors import ConfigError
+from tasks.runs.params.file import load_params
 from tasks.runs.protocols import load_protocol
-from tasks.runs.specs import load_params
 from tasks.tables import file
 from tasks.tables.choice import Choice
 from tasks.tables.file import PROJECT, chosen_tables, load_table, paper_tables, table_names

@@ -10,7 +10,8 @@ from dml_core.errors import ConfigError
 from tasks.data import read_packed
 from tasks.environment import Project
 from tasks.plans.needs import check_tables
-from tasks.runs.specs import DatasetSpec, Params, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import DatasetSpec, Params
 from tasks.tables import file
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table

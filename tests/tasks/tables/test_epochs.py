@@ -5,9 +5,11 @@ import pytest
 from dml_core.config import merge, parse
 from dml_core.errors import ConfigError
 from tasks.runs.identity import step_identities
+from tasks.runs.params.file import load_params
+from tasks.runs.params.requested import standing_runs
 from tasks.runs.protocols import load_protocol
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec, load_params, standing_runs
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import FailedRun, MeasuredRun, TableResult, TableRun

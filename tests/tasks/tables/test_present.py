@@ -7,8 +7,10 @@ import pytest
 
 from dml_core.data.store.info import read_info
 from tasks.environment import Project
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import DatasetSpec, RunSpec, comparison_runs, load_params
+from tasks.runs.specs import DatasetSpec, RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, standing_table
 from tasks.tables.present import table_today

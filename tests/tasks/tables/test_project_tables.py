@@ -13,7 +13,9 @@ from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system
-from tasks.runs.specs import RunSpec, load_params, variants_on
+from tasks.runs.params.comparison import variants_on
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, paper_tables, standing_table, table_names

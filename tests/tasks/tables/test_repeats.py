@@ -16,8 +16,11 @@ from flows.cli.options import request_of
 from tasks.environment import Project
 from tasks.reports.compare import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
+from tasks.runs.params.requested import standing_runs
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params, standing_runs
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, chosen_tables
 from tasks.tables.judging import judge_claims

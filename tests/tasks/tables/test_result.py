@@ -2,8 +2,10 @@
 
 import pytest
 
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import MetricRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING_VARIANT, load_table
 from tasks.tables.result import FailedRun, MeasuredRun, TableRun

@@ -16,7 +16,8 @@ from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from flows.outcomes import Failure
 from flows.reproduce import _compared
 from flows.resolving import run_until_resolved
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dml_core.config import parse, read_yaml
-from tasks.runs.specs import load_params
+from tasks.runs.params.file import load_params
 from tasks.runs.tuned import TunedFile
 from tasks.tuning.halving import NUM_SEARCH_PAIRS, search
 from tasks.tuning.proposals import Trial

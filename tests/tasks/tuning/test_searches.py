@@ -15,8 +15,9 @@ from dml_core.overrides import nested
 from dml_core.search_space import Search as Range
 from dml_core.training.config import CrossBatchConfig
 from tasks.environment import Project
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import SEEDS, load_params
+from tasks.runs.specs import SEEDS
 from tasks.tables.file import load_table
 from tasks.tables.runs import searched_on
 from tasks.tuning.halving import SearchResult, measure_gain

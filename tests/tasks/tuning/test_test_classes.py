@@ -18,8 +18,9 @@ from dml_core.training.validation import ScoredImages, scorers
 from tasks.checks import check_parts, check_settings
 from tasks.environment import Project
 from tasks.runs import protocols
+from tasks.runs.params.file import load_params
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, load_params
+from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.tuning.search import FIRST_SEED, Search, plan_searches
 from tasks.tuning.training_rows import training_rows
 from tasks.workers.jobs import Job

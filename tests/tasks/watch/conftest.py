@@ -20,8 +20,10 @@ from dml_core.training import loop
 from flows.reuse.step_cache import SealedJSON
 from tasks.environment import Project
 from tasks.files import write_whole
+from tasks.runs.params.comparison import comparison_runs
+from tasks.runs.params.file import load_params
 from tasks.runs.records import ScoreRecord
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.watch import history, verifying
 from tasks.watch.accepting import accept
 from tasks.watch.fresh_runs import Workspace

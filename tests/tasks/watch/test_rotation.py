@@ -15,7 +15,8 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.costs import Cost, Meter
 from tasks.runs.identity import train_step
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.params.file import load_params
+from tasks.runs.specs import RunSpec
 from tasks.tables.alarms import open_alarms
 from tasks.watch import verifying
 from tasks.watch.evidence import settings_hash

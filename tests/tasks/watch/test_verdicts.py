@@ -1,5 +1,7 @@
 """The first difference of two runs of one row and seed, in words."""
 
+import math
+
 import pytest
 
 from tasks.watch.verdicts import first_difference
@@ -23,3 +25,10 @@ def test_the_step_and_the_epoch_are_those_of_the_run_also_where_two_epochs_losse
     new = accepted.model_copy(update={"losses": tuple(loss + 0.5 * (loss >= first) for loss in accepted.losses)})
     assert first_difference(accepted, new) == f"the loss differs from {whole}"
     assert first_difference(accepted.shortened(), new.shortened()) == f"the loss differs from {shortened}"
+
+
+def test_numbers_that_differ_in_the_last_bit_are_shown_with_all_digits() -> None:
+    accepted = evidence("d/v", scores={"csc": 1.4248536613})
+    new = accepted.model_copy(update={"scores": {"csc": math.nextafter(1.4248536613, 2)}})
+    found = str(first_difference(accepted, new)).removeprefix("scoring differs, of equal weights: csc ").split(" -> ")
+    assert [float(number) for number in found] == [accepted.scores["csc"], new.scores["csc"]]

@@ -25,8 +25,9 @@ from tasks.reports.table_pages import HISTORY, SITE
 from tasks.runs import surroundings
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import step_identities
+from tasks.runs.params.file import load_params
 from tasks.runs.replaced_data import use_packed
-from tasks.runs.specs import RunSpec, load_params
+from tasks.runs.specs import RunSpec
 from tasks.tables.alarms import open_alarms
 from tasks.watch import accepting, bands, evidence, fresh_runs, history, verdicts, verifying
 from tasks.watch.accepting import accept
