@@ -61,7 +61,7 @@ def by_set_of_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes:
 
 
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Changes) -> TrainingConfig:
-    monkeypatch.setattr("tasks.runs.specs.read_tuned", lambda *_: SimpleNamespace(training=changes))
+    monkeypatch.setattr("tasks.runs.params.comparison.read_tuned", lambda *_: SimpleNamespace(training=changes))
     return standing(tmp_path, ("variants", VARIANT), {"tuned": True})
 
 

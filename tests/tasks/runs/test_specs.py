@@ -174,7 +174,7 @@ def test_a_setting_of_the_protocol_that_reaches_no_run_is_refused(tmp_path: Path
         asked("fashion-mnist", three)
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.variants\.untrained overrides it"):
         asked("synthetic", three, variants=["untrained"])
-    monkeypatch.setattr("tasks.runs.specs.read_tuned", lambda *_: SimpleNamespace(training={"num_epochs": 9}))
+    monkeypatch.setattr("tasks.runs.params.comparison.read_tuned", lambda *_: SimpleNamespace(training={"num_epochs": 9}))
     with pytest.raises(ConfigError, match=r"has no effect on synthetic: comparison\.datasets\.synthetic\.tuned overrides it"):
         asked("synthetic", three, "comparison.datasets.synthetic.tuned=true", variants=["softmax"])
 
@@ -188,7 +188,7 @@ def test_variants_that_a_setting_of_the_protocol_does_not_reach_are_named(tmp_pa
         params = overridden(tmp_path, *settings)
         return limited_overrides(params, standing_runs(params, ["synthetic"], variants, [0], settings), settings)
 
-    monkeypatch.setattr("tasks.runs.specs.read_tuned", of_softtriple)
+    monkeypatch.setattr("tasks.runs.params.comparison.read_tuned", of_softtriple)
     rate = "comparison.protocol.optimiser.learning_rate=1e-4"
     assert lines(rate, "untrained", "softmax", "softtriple") == [
         f"--set {rate} does not apply to softtriple on synthetic: comparison.datasets.synthetic.tuned overrides it"
