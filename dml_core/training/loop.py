@@ -353,7 +353,8 @@ def autocast_of(precision: str, device: torch.device) -> Callable[[], contextlib
         precision = "bfloat16" if int(num_able) == world_size() else "float32"
     if precision == "float32":
         return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+    # Without its cache, which torch empties only when the outermost context ends: within another one, steps would use old weights.
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 def _has_bfloat16(device: torch.device) -> bool:

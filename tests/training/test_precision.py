@@ -10,6 +10,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.float32 import full_float32
+from dml_core.training import loop
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.loop import build_system, fit
 from dml_core.training.preparing import training_outputs
@@ -65,6 +66,26 @@ def test_training_in_float32_has_no_tf32_and_leaves_the_process_as_it_was(precis
     )
     assert seen == {FULL if precision == "float32" else allowed}
     assert tf32() == allowed
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_each_step_in_bfloat16_uses_the_weights_of_the_step_before(within, packed, tmp_path, monkeypatch):
+    """Torch keeps cast weights until its outermost autocast ends, of the caller or of the whole training: steps used those of the first."""
+    differences = []
+
+    def compute_again(module, given, output):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            differences.append(float((module.forward(*given) - output).abs().max()))
+
+    def build(*given):
+        system = build_system(*given)
+        system.model.backbone.register_forward_hook(compute_again)
+        return system
+
+    monkeypatch.setattr(loop, "build_system", build)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=within):
+        fit(small_training(num_epochs=2, precision="bfloat16"), PackedDataset(packed, "train"), 0, tmp_path, CPU, report=lambda _: None)
+    assert (len(differences), max(differences)) == (10, 0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "auto", "bfloat16"])

@@ -50,8 +50,7 @@ def backward_in_chunks(
         parallel: a `ChunkedSystem`, in DistributedDataParallel if there are several workers.
         images: this worker's shard; `labels_N`, `sizes` and `generator` as in `TrainingSystem.forward`.
         embed_at_once: images per chunk.
-        autocast: precision of the network. Entered again for each pass: it caches cast weights, and those of the pass without a graph would
-            have no gradient.
+        autocast: precision of the network, entered for each pass.
     """
     wrapper = parallel if isinstance(parallel, DistributedDataParallel) else None
     chunked = parallel if wrapper is None else wrapper.module
